@@ -1,0 +1,1 @@
+"""Placement, binding and supervision of ranks; knows machines and processes, never TensorFlow."""

@@ -1,0 +1,1 @@
+"""Large Model Support on stock TensorFlow. Importing this package imports no TensorFlow."""

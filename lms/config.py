@@ -1,0 +1,245 @@
+"""The one configuration of Large Model Support, shared by launcher, workers and user code; imports no TensorFlow.
+
+Every field is declared once, here: its ``LMS_*`` variable, its TOML key (the field's own name), its default and its
+help follow from the declaration.
+"""
+
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Mode = Literal["auto", "native", "graph", "off"]
+Policy = Literal["auto", "budget", "threshold", "all"]
+CtrldStrategy = Literal["chain_rule", "direct_order"]
+Transport = Literal["auto", "device", "host", "file", "numpy"]
+
+ENV_PREFIX = "LMS_"
+
+
+class ConfigError(ValueError):
+    """A field has a value it cannot have; the text says which, and what was needed."""
+
+
+def _option(default: Any, text: str, *, low: float | None = None, env: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "low": low, "env": env})
+
+
+@dataclass(frozen=True)
+class LMSConfig:
+    """What LMS shall do in one process. Sizes are bytes unless the name says otherwise.
+
+    Raises:
+        ConfigError: If a value is outside what its field allows.
+    """
+
+    enabled: bool = _option(False, "switch LMS on", env="LMS_ENABLED")
+    mode: Mode = _option(
+        "auto", "native: IBM's patched TensorFlow; graph: our planned swapping; auto: native if there, else graph"
+    )
+    policy: Policy = _option(
+        "auto", "auto: fit the device's own limit, edit nothing when the step fits; budget: fit budget_bytes; "
+        "threshold: IBM's distance rules; all: least memory"
+    )
+    budget_bytes: int | None = _option(None, "device bytes one step may use (policy budget)", low=1)
+    margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
+    batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
+    min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)
+    exclude_bytes: int = _option(0, "device bytes to leave free for others", low=0)
+    transport: Transport = _option("auto", "where swapped bytes go: device, host, file or numpy")
+    store_dir: str | None = _option(None, "directory on a local disk for a further tier", env="LMS_STORE")
+    stats_file: str | None = _option(None, "write per-step statistics there (CSV)")
+    host_mem_limit_mb: int | None = _option(None, "pinned host memory TensorFlow may take, in MiB", low=1)
+    defrag: bool = _option(False, "defragment device memory (native), or the allocator's own measure")
+    arithmetic_optimization: bool | None = _option(
+        None, "Grappler's arithmetic rewrites; None: off while LMS is on, so that results stay bit-identical"
+    )
+
+    swapout_threshold: int = _option(-1, "v2: swap tensors whose next use is further away, in levels; -1: auto")
+    swapin_groupby: int = _option(-1, "v2: consumers within this many levels share a swap-in; -1: auto")
+    swapin_ahead: int = _option(-1, "v2: start a swap-in this many levels before its consumer; -1: auto")
+    sync_mode: int = _option(0, "v2: 0 none, 1 swap-outs, 2 swap-ins, 3 both wait for their neighbours", low=0)
+    serialization: tuple[str, ...] = _option((), "v2: levels to serialise, such as 1, 3:5, 7")
+    serialization_by_size: float = _option(0.0, "v2: serialise levels whose ops need more GiB than this", low=0)
+
+    n_tensors: int = _option(-1, "v1: how many tensors to swap; -1: all, 0: none", low=-1)
+    lb: int = _option(1, "v1: swap in at least this many levels before the consumer", low=1)
+    ub: int = _option(10000, "v1: swap in at most this many levels before the consumer", low=1)
+    ctrld_strategy: CtrldStrategy = _option("chain_rule", "v1: how the trigger of a swap-in is found")
+    fuse_swapins: bool = _option(False, "v1: close consumers share one swap-in")
+    swap_branches: bool = _option(False, "v1: swap along long forward branches too")
+    branch_threshold: int = _option(0, "v1: a forward branch longer than this is swapped", low=0)
+    debug: bool = _option(False, "log every decision")
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            _check(declared, getattr(self, declared.name))
+        if self.swapout_threshold == 0 or self.swapout_threshold < -1:
+            raise ConfigError(f"swapout_threshold is {self.swapout_threshold}; needed -1 (auto) or at least 1")
+        if self.swapin_ahead == 0 or self.swapin_ahead < -1:
+            raise ConfigError(f"swapin_ahead is {self.swapin_ahead}; needed -1 (auto) or at least 1")
+        if self.swapin_groupby < -1:
+            raise ConfigError(f"swapin_groupby is {self.swapin_groupby}; needed -1 (auto) or at least 0")
+        if self.sync_mode > 3:
+            raise ConfigError(f"sync_mode is {self.sync_mode}; needed 0, 1, 2 or 3")
+        if self.lb > self.ub:
+            raise ConfigError(f"lb is {self.lb} and ub is {self.ub}; needed lb <= ub")
+        if self.margin >= 1:
+            raise ConfigError(f"margin is {self.margin}; needed a fraction below 1")
+        if self.policy == "budget" and self.budget_bytes is None:
+            raise ConfigError("policy is 'budget' without budget_bytes; needed a number of bytes, or policy 'auto'")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], base: "LMSConfig | None" = None) -> "LMSConfig":
+        """Read the ``LMS_*`` variables over ``base``; empty variables count as unset, foreign ones are left alone."""
+        given = {
+            declared.name: _from_text(declared, text)
+            for declared in fields(cls)
+            if (text := environ.get(env_name(declared), ""))
+        }
+        return dataclasses.replace(base or cls(), **given)
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any], base: "LMSConfig | None" = None) -> "LMSConfig":
+        """Read a TOML table over ``base``.
+
+        Raises:
+            ConfigError: For an unknown key (the nearest valid one is named) or a value of the wrong type.
+        """
+        names = [declared.name for declared in fields(cls)]
+        for key in table:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, 1)
+                raise ConfigError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        given = {key: tuple(map(str, value)) if isinstance(value, list) else value for key, value in table.items()}
+        return dataclasses.replace(base or cls(), **given)
+
+    @classmethod
+    def from_toml(cls, path: Path, base: "LMSConfig | None" = None) -> "LMSConfig":
+        """Read a TOML file: its ``[lms]`` table, or the whole file when it has none.
+
+        Raises:
+            ConfigError: If the file cannot be read or is not TOML, with its name and the reason.
+        """
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+        inner = table.get("lms", table)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{path}: lms is {type(inner).__name__}; needed a table")
+        try:
+            return cls.from_mapping(inner, base)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that differ from the defaults, such that ``from_env`` gives this config back."""
+        return {
+            env_name(declared): _to_text(value)
+            for declared in fields(self)
+            if (value := getattr(self, declared.name)) != declared.default
+        }
+
+    def to_toml(self) -> str:
+        """The same as a TOML ``[lms]`` table."""
+        lines = ["[lms]"]
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if value != declared.default:
+                lines.append(f"{declared.name} = {_to_toml(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def env_name(declared: "dataclasses.Field[Any]") -> str:
+    """The environment variable of a field of LMSConfig."""
+    return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
+
+
+_HINTS: dict[str, Any] = {}
+
+
+def _allowed(declared: "dataclasses.Field[Any]") -> tuple[Any, ...]:
+    """The types, or for a Literal the words, that a field may hold."""
+    if not _HINTS:
+        _HINTS.update(typing.get_type_hints(LMSConfig))
+    hint = _HINTS[declared.name]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _words(declared: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    (first, *_) = _allowed(declared)
+    return typing.get_args(first) if typing.get_origin(first) is Literal else ()
+
+
+def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
+    low, words, allowed = declared.metadata["low"], _words(declared), _allowed(declared)
+    if value is None and type(None) in allowed:
+        return
+    if words:
+        if value not in words:
+            raise ConfigError(f"{declared.name} is {value!r}; needed one of {', '.join(words)}")
+        return
+    kind = typing.get_origin(allowed[0]) or allowed[0]
+    good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if kind is float:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    if not good:
+        raise ConfigError(f"{declared.name} is {value!r}; needed {_name(kind)}")
+    if low is not None and value < low:
+        raise ConfigError(f"{declared.name} is {value}; needed at least {low:g}")
+
+
+def _name(kind: type) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of texts"}
+    return names[kind]
+
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
+    kind = typing.get_origin(_allowed(declared)[0]) or _allowed(declared)[0]
+    word = text.strip()
+    try:
+        if kind is bool:
+            if word.lower() not in _TRUE | _FALSE:
+                raise ValueError
+            return word.lower() in _TRUE
+        if kind in (int, float):
+            return kind(word)
+    except ValueError:
+        raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_name(kind)}") from None
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if kind is tuple else text
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_to_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    return str(value)
