@@ -1,0 +1,55 @@
+"""What TensorFlow's op types mean for memory: facts about kernels, as tables.
+
+An op type that is in none of them allocates each output anew, which is the common case and the safe
+assumption.
+"""
+
+ALIAS_TYPES = frozenset(
+    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape
+    Bitcast PlaceholderWithDefault DebugIdentity""".split()
+)
+"""Output i is input i (output 0 is input 0 where there is only one): no allocation, one buffer, one
+lifetime."""
+
+IN_PLACE_TYPES = frozenset(
+    """Abs Acos Add AddN AddV2 Asin Atan BiasAdd BiasAddV1 Ceil ClipByValue Cos Cosh Digamma Div DivNoNan
+    Elu EluGrad Erf Erfc Exp Expm1 Floor FloorDiv FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Inv InvGrad
+    LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv
+    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
+    SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy""".split()
+)
+"""Kernels that ask for ``forward_input_or_allocate_output``: output 0 takes over an input's buffer when the
+sizes agree and nobody else holds the buffer any more."""
+
+OUTSIDE_TYPES = frozenset(
+    """Arg Const HostConst Placeholder ReadVariableOp Variable VariableV2 VarHandleOp VarIsInitializedOp
+    _Arg""".split()
+)
+"""Outputs that live outside the step's own memory: variables, constants and arguments."""
+
+UNSWAPPABLE_TYPES = {
+    "Fill": "cheaper to make than to move",
+    "OnesLike": "cheaper to make than to move",
+    "Range": "cheaper to make than to move",
+    "ZerosLike": "cheaper to make than to move",
+    "IteratorGetNext": "input of the step",
+    "Switch": "control flow",
+    "Merge": "control flow",
+    "Enter": "control flow",
+    "Exit": "control flow",
+    "NextIteration": "control flow",
+    "RefEnter": "control flow",
+    "RefSwitch": "control flow",
+}
+"""Producers whose outputs stay on the device, with the reason."""
+
+COLLECTIVE_PREFIXES = ("Horovod", "Collective", "Nccl")
+"""Ops that talk to other ranks. They and what depends on them are never put in a chain: the order in which
+they run belongs to the communication library, and waiting for them would serialise compute with
+communication."""
+
+
+def is_collective(op_type: str) -> bool:
+    """Whether ops of this type talk to other ranks."""
+    return op_type.startswith(COLLECTIVE_PREFIXES)

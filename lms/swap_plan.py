@@ -1,0 +1,115 @@
+"""What the planner decides and the rewriter applies: one frozen value, byte for byte the same for the same
+input.
+
+Meaning of a plan for the executor, all by ids of :class:`lms.graph.Graph`:
+
+* For each :class:`Swap` one swap-out node reads ``tensor`` (data edge), after op ``after`` (control edge,
+  left out when it is the producer). Ops in ``blocks`` get a control edge from the swap-out: they run once
+  the copy is done.
+* For each :class:`SwapIn` one swap-in node reads the swap-out, after op ``trigger`` (control edge). Every
+  use in ``uses`` reads the swap-in instead of what it read (reshaped where it read an alias of another
+  shape). Ops in ``blocks`` get a control edge from the swap-in.
+* For each :class:`SerialEdge` op ``after`` gets a control edge from op ``before``.
+
+All of these edges go forward in ``order``, in which a swap-out stands right behind ``after`` and a swap-in
+right behind ``trigger``; so no plan can make a cycle, and no swap-in can be read before it was swapped out.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from lms.graph import Use
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """One copy back to the device, shared by all its uses."""
+
+    trigger: int
+    """Op after which the copy may start. Never an op that needs the copy."""
+    uses: tuple[Use, ...]
+    """Who reads the copy, in plan order."""
+    blocks: tuple[int, ...] = ()
+    """Further ops that wait until the copy is done (``sync_mode``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """One tensor that leaves the device once and comes back once or more; its values do not change in
+    between."""
+
+    tensor: int
+    """The tensor that owns the buffer (never an alias)."""
+    nbytes: int
+    after: int
+    """Op after which the copy to the host starts: the producer or a later op."""
+    swap_ins: tuple[SwapIn, ...]
+    """In plan order."""
+    blocks: tuple[int, ...] = ()
+    """Ops that wait until the copy to the host is done, because they need its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SerialEdge:
+    """A control edge that fixes the order of two ops."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A tensor that stays on the device, and why."""
+
+    tensor: int
+    nbytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class SwapPlan:
+    """A whole decision for one graph. Without swaps and edges (:attr:`is_empty`) nothing is to be edited."""
+
+    policy: str
+    order: tuple[int, ...]
+    """All op ids in the order that was planned; ``serial_edges`` enforce what of it matters."""
+    swaps: tuple[Swap, ...]
+    serial_edges: tuple[SerialEdge, ...]
+    rejected: tuple[Rejected, ...]
+    peak_before_bytes: int
+    """Predicted peak of the unedited step, in the original order."""
+    peak_bytes: int
+    """Predicted peak of the edited step."""
+    floor_bytes: int
+    """The least that any plan can reach: the largest working set of one op, with what cannot be swapped."""
+    floor_op: int | None
+    """The op whose working set is the floor."""
+    budget_bytes: int | None = None
+    """What had to be met (margin already taken off), if anything."""
+    notes: tuple[str, ...] = ()
+    """One line each, for people: why nothing is edited, why the budget cannot be met and what would help."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether applying the plan changes nothing."""
+        return not self.swaps and not self.serial_edges
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the predicted peak meets the budget (always, without one)."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes copied to the host in one step."""
+        return sum(swap.nbytes for swap in self.swaps)
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes copied back in one step."""
+        return sum(swap.nbytes * len(swap.swap_ins) for swap in self.swaps)
+
+    @property
+    def rejected_by_reason(self) -> dict[str, int]:
+        """How many tensors each reason kept on the device, most frequent first."""
+        return dict(Counter(rejection.reason for rejection in self.rejected).most_common())
