@@ -1,0 +1,1 @@
+"""Holds ``sitecustomize.py``, which a rank's Python runs at its start; nothing else may live here."""
