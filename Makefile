@@ -1,0 +1,42 @@
+# Every target sets up what it needs first; the second time that takes a moment.
+PYTHON ?= python3
+LMSRUN_VENV ?= .venv
+TENSORFLOW ?= 2.21
+export LMSRUN_VENV TENSORFLOW
+
+BIN := $(LMSRUN_VENV)/bin
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test check lint bench bench-lms clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | sort
+
+setup:  ## .venv with TensorFlow, Horovod (compiled once, then cached) and the tools
+	@$(PYTHON) scripts/setup.py
+
+demo: setup  ## two bound Horovod ranks learn real handwritten digits
+	$(BIN)/lmsrun -np 2 examples/train_digits.py
+
+test: setup  ## all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## style, format, types, oldest Python that can read the code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --target=3.10- --violations lmsrun launch lms scripts
+	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations lms/bootstrap/sitecustomize.py
+
+check: lint test  ## lint, then all tests
+
+bench: setup  ## start-up against horovodrun and mpirun
+	$(BIN)/python bench/startup.py
+
+bench-lms: setup  ## the largest batch with and without Large Model Support
+	$(BIN)/python bench/lms.py
+
+clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)
+	rm -rf $(LMSRUN_VENV) $(LMSRUN_VENV)-setup.log $(LMSRUN_VENV)-setup.lock build dist *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find lmsrun launch lms tests bench examples scripts -name __pycache__ -prune -exec rm -rf {} +
