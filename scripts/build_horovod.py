@@ -1,8 +1,8 @@
 """Build Horovod for the TensorFlow of this interpreter, keep the wheel, and install it.
 
 Horovod's last release (0.28.1) does not compile against TensorFlow 2.14 and later as it is: its XLA ops
-include headers that moved. Those ops are switched off here, which is all that is lost. A wheel enters the cache
-only after it was installed elsewhere and has reduced a tensor.
+include headers that moved. Those ops are switched off here, which is all that is lost. A wheel enters the
+cache only after it was installed elsewhere and has reduced a tensor.
 
 Run it with the interpreter that shall get Horovod: ``.venv/bin/python scripts/build_horovod.py``.
 """
@@ -224,7 +224,7 @@ def progress(title: str, stream_is_tty: bool) -> Iterator[Callable[[int], None]]
 
 
 def run_logged(argv: list[str], environ: Mapping[str, str], log: Path, seen: Callable[[str], None]) -> None:
-    """Run a command, output to ``log``, each line also to ``seen``; the log's errors go into the exception."""
+    """Run a command, output to ``log`` and line by line to ``seen``; the exception has the log's errors."""
     with (
         log.open("a", encoding="utf-8") as out,
         subprocess.Popen(

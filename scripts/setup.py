@@ -1,7 +1,7 @@
-"""Make ``.venv`` with everything lmsrun needs to run, train and be tested; the second time it only checks a stamp.
+"""Make ``.venv`` with all that lmsrun needs to run, train and be tested; later it only checks a stamp.
 
-Needs nothing but a Python of 3.10 or newer. ``TENSORFLOW=2.15.1`` and ``LMSRUN_VENV=.venv-tf215`` give a second
-environment for another TensorFlow.
+Needs nothing but a Python of 3.10 or newer. ``TENSORFLOW=2.15.1`` and ``LMSRUN_VENV=.venv-tf215`` give a
+second environment for another TensorFlow.
 """
 
 import glob
@@ -14,10 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-if sys.version_info < (3, 10):  # before anything that an older Python cannot even read
-    sys.exit(
-        "setup: found Python %d.%d; needed 3.10 or newer. Try: make PYTHON=python3.11" % sys.version_info[:2]
-    )
+if sys.version_info < (3, 10):  # noqa: UP036 - said before an import that an older Python cannot read
+    sys.exit("setup: this Python is too old; needed 3.10 or newer. Try: make PYTHON=python3.11")
 
 from build_horovod import BuildError, locked, run_logged
 
@@ -27,7 +25,7 @@ INPUTS = ("pyproject.toml", "scripts/setup.py", "scripts/build_horovod.py")
 STAMP = ".lmsrun-setup"
 
 Package = tuple[str, str, bool]
-"""(Debian package, how it is recognised, whether nothing works without it). A name with a slash is a glob of files."""
+"""(Debian package, the program or glob of files that shows it is there, whether nothing works without it)"""
 
 SYSTEM_PACKAGES: tuple[Package, ...] = (
     ("g++", "g++", True),
@@ -79,7 +77,7 @@ def install_packages(missing: list[Package], log: Path) -> None:
 
 
 def tensorflow_requirements(version: str, has_gpu: bool) -> list[str]:
-    """``2.21`` means its latest patch release, ``2.15.1`` exactly that one; with a GPU its CUDA libraries too."""
+    """``2.21`` means its latest patch, ``2.15.1`` exactly that one; with a GPU its CUDA libraries too."""
     minor = ".".join(version.split(".")[:2])
     exact = version if version.count(".") >= 2 else f"{version}.*"
     return [f"tensorflow{'[and-cuda]' if has_gpu else ''}=={exact}", f"tf-keras=={minor}.*"]
