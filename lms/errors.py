@@ -1,0 +1,13 @@
+"""Errors of Large Model Support that a user can act on."""
+
+
+class LMSError(RuntimeError):
+    """LMS cannot do what was asked; the text says what was found, what was needed and what to try."""
+
+
+class StoreError(LMSError):
+    """The place that swapped bytes were to go to cannot take them."""
+
+
+class BuildError(LMSError):
+    """The swap ops could not be compiled or loaded; another transport can be used."""

@@ -1,0 +1,92 @@
+"""Swapping on the CPU device: a small C++ op that moves bytes out of TensorFlow's allocator, to memory or to a file."""
+
+import ctypes
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from lms.errors import StoreError
+from lms.transports.base import StoreStats
+from lms.transports.build import build_library, cache_root
+
+_STATS = 10
+MIB = 1 << 20
+
+
+class HostTransport:
+    """Memory of the process up to ``memory_limit_bytes``, then an unlinked file in ``store_dir``.
+
+    Args:
+        environ: Where the cache of built ops is looked up.
+        store_dir: Directory on a local disk; ``None`` is memory alone.
+        memory_limit_bytes: Memory the store may take; ``None`` is no limit, 0 sends everything to the file.
+
+    Raises:
+        BuildError: If the op cannot be compiled or loaded.
+        StoreError: If the file cannot be made in ``store_dir``.
+    """
+
+    note: str | None = None
+
+    def __init__(
+        self, environ: Mapping[str, str], store_dir: Path | None = None, memory_limit_bytes: int | None = None
+    ) -> None:
+        path = build_library(
+            tf.__version__,
+            tf.sysconfig.get_compile_flags(),
+            tf.sysconfig.get_link_flags(),
+            cache_root(environ),
+        )
+        self._ops = tf.load_op_library(str(path))
+        self._calls = ctypes.CDLL(str(path))
+        self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
+        self.name = "host" if store_dir is None else "file"
+        limit = -1 if memory_limit_bytes is None else memory_limit_bytes
+        directory = None if store_dir is None else os.fsencode(store_dir)
+        failed = self._calls.lms_store_configure(ctypes.c_int64(limit), directory)
+        if failed:
+            raise StoreError(f"cannot make a file in {store_dir}: {os.strerror(failed)}; set LMS_STORE to a local directory")
+
+    def require_room(self, nbytes: int) -> None:
+        """See :class:`lms.transports.base.Transport`."""
+        room = self._memory_limit
+        if self._store_dir is not None:
+            room = (room or 0) + shutil.disk_usage(self._store_dir).free + self.stats().file_bytes
+        if room is not None and nbytes > room:
+            where = f"in {self._store_dir}" if self._store_dir else "under the host memory limit"
+            raise StoreError(
+                f"one step swaps {nbytes / MIB:.0f} MiB and {room / MIB:.0f} MiB are free {where}; "
+                "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, or use a smaller batch"
+            )
+
+    def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
+        """See :class:`lms.transports.base.Transport`."""
+        return self._ops.lms_swap_out(input=tensor, name=name)
+
+    def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
+        """See :class:`lms.transports.base.Transport`."""
+        with tf.device(device or None):
+            back = self._ops.lms_swap_in(held=held, name=name)
+        back.set_shape(like.shape)
+        return back
+
+    def stats(self) -> StoreStats:
+        """See :class:`lms.transports.base.Transport`."""
+        values = (ctypes.c_int64 * _STATS)()
+        self._calls.lms_store_stats(values)
+        *counts, ns_out, ns_in = values
+        return StoreStats(*counts, seconds_out=ns_out / 1e9, seconds_in=ns_in / 1e9)
+
+
+@tf.RegisterGradient("LmsSwapOut")
+def _swap_out_gradient(op: Any, gradient: Any) -> Any:
+    return gradient
+
+
+@tf.RegisterGradient("LmsSwapIn")
+def _swap_in_gradient(op: Any, gradient: Any) -> Any:
+    return gradient
