@@ -1,23 +1,20 @@
-"""The one configuration of Large Model Support, shared by launcher, workers and user code; imports no TensorFlow.
+"""The one configuration of Large Model Support, of launcher, workers and user code; imports no TensorFlow.
 
-Every field is declared once, here: its ``LMS_*`` variable, its TOML key (the field's own name), its default and its
-help follow from the declaration.
+Every field is declared once, here: its ``LMS_*`` variable, its TOML key (the field's own name), its default
+and its help follow from the declaration.
 """
 
 import dataclasses
-import difflib
+import importlib
 import sys
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Mode = Literal["auto", "native", "graph", "off"]
 Policy = Literal["auto", "budget", "threshold", "all"]
@@ -45,11 +42,13 @@ class LMSConfig:
 
     enabled: bool = _option(False, "switch LMS on", env="LMS_ENABLED")
     mode: Mode = _option(
-        "auto", "native: IBM's patched TensorFlow; graph: our planned swapping; auto: native if there, else graph"
+        "auto",
+        "native: IBM's patched TensorFlow; graph: our planned swapping; auto: native if there, else graph",
     )
     policy: Policy = _option(
-        "auto", "auto: fit the device's own limit, edit nothing when the step fits; budget: fit budget_bytes; "
-        "threshold: IBM's distance rules; all: least memory"
+        "auto",
+        "auto: fit the device's own limit, edit nothing when the step fits; budget: fit budget_bytes; "
+        "threshold: IBM's distance rules; all: least memory",
     )
     budget_bytes: int | None = _option(None, "device bytes one step may use (policy budget)", low=1)
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
@@ -65,12 +64,18 @@ class LMSConfig:
         None, "Grappler's arithmetic rewrites; None: off while LMS is on, so that results stay bit-identical"
     )
 
-    swapout_threshold: int = _option(-1, "v2: swap tensors whose next use is further away, in levels; -1: auto")
+    swapout_threshold: int = _option(
+        -1, "v2: swap tensors whose next use is further away, in levels; -1: auto"
+    )
     swapin_groupby: int = _option(-1, "v2: consumers within this many levels share a swap-in; -1: auto")
     swapin_ahead: int = _option(-1, "v2: start a swap-in this many levels before its consumer; -1: auto")
-    sync_mode: int = _option(0, "v2: 0 none, 1 swap-outs, 2 swap-ins, 3 both wait for their neighbours", low=0)
+    sync_mode: int = _option(
+        0, "v2: 0 none, 1 swap-outs, 2 swap-ins, 3 both wait for their neighbours", low=0
+    )
     serialization: tuple[str, ...] = _option((), "v2: levels to serialise, such as 1, 3:5, 7")
-    serialization_by_size: float = _option(0.0, "v2: serialise levels whose ops need more GiB than this", low=0)
+    serialization_by_size: float = _option(
+        0.0, "v2: serialise levels whose ops need more GiB than this", low=0
+    )
 
     n_tensors: int = _option(-1, "v1: how many tensors to swap; -1: all, 0: none", low=-1)
     lb: int = _option(1, "v1: swap in at least this many levels before the consumer", low=1)
@@ -85,7 +90,9 @@ class LMSConfig:
         for declared in fields(self):
             _check(declared, getattr(self, declared.name))
         if self.swapout_threshold == 0 or self.swapout_threshold < -1:
-            raise ConfigError(f"swapout_threshold is {self.swapout_threshold}; needed -1 (auto) or at least 1")
+            raise ConfigError(
+                f"swapout_threshold is {self.swapout_threshold}; needed -1 (auto) or at least 1"
+            )
         if self.swapin_ahead == 0 or self.swapin_ahead < -1:
             raise ConfigError(f"swapin_ahead is {self.swapin_ahead}; needed -1 (auto) or at least 1")
         if self.swapin_groupby < -1:
@@ -97,12 +104,14 @@ class LMSConfig:
         if self.margin >= 1:
             raise ConfigError(f"margin is {self.margin}; needed a fraction below 1")
         if self.policy == "budget" and self.budget_bytes is None:
-            raise ConfigError("policy is 'budget' without budget_bytes; needed a number of bytes, or policy 'auto'")
+            raise ConfigError(
+                "policy is 'budget' without budget_bytes; needed a number of bytes, or policy 'auto'"
+            )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], base: "LMSConfig | None" = None) -> "LMSConfig":
-        """Read the ``LMS_*`` variables over ``base``; empty variables count as unset, foreign ones are left alone."""
-        given = {
+        """Read the ``LMS_*`` variables over ``base``; empty ones count as unset, foreign ones are left alone."""
+        given: dict[str, Any] = {
             declared.name: _from_text(declared, text)
             for declared in fields(cls)
             if (text := environ.get(env_name(declared), ""))
@@ -119,20 +128,23 @@ class LMSConfig:
         names = [declared.name for declared in fields(cls)]
         for key in table:
             if key not in names:
-                near = difflib.get_close_matches(key, names, 1)
+                near = importlib.import_module("difflib").get_close_matches(key, names, 1)
                 raise ConfigError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        given = {key: tuple(map(str, value)) if isinstance(value, list) else value for key, value in table.items()}
+        given: dict[str, Any] = {
+            key: tuple(map(str, value)) if isinstance(value, list) else value for key, value in table.items()
+        }
         return dataclasses.replace(base or cls(), **given)
 
     @classmethod
-    def from_toml(cls, path: Path, base: "LMSConfig | None" = None) -> "LMSConfig":
+    def from_toml(cls, path: "Path", base: "LMSConfig | None" = None) -> "LMSConfig":
         """Read a TOML file: its ``[lms]`` table, or the whole file when it has none.
 
         Raises:
             ConfigError: If the file cannot be read or is not TOML, with its name and the reason.
         """
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = toml.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
         except ValueError as error:
@@ -195,7 +207,7 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
             raise ConfigError(f"{declared.name} is {value!r}; needed one of {', '.join(words)}")
         return
     kind = typing.get_origin(allowed[0]) or allowed[0]
-    good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
     if kind is float:
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
     if not good:
@@ -205,12 +217,26 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
 
 
 def _name(kind: type) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of texts"}
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        tuple: "a list of texts",
+    }
     return names[kind]
 
 
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
+_SWITCH = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
@@ -218,12 +244,10 @@ def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
     word = text.strip()
     try:
         if kind is bool:
-            if word.lower() not in _TRUE | _FALSE:
-                raise ValueError
-            return word.lower() in _TRUE
+            return _SWITCH[word.lower()]
         if kind in (int, float):
             return kind(word)
-    except ValueError:
+    except (KeyError, ValueError):
         raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_name(kind)}") from None
     return tuple(part.strip() for part in text.split(",") if part.strip()) if kind is tuple else text
 

@@ -1,0 +1,196 @@
+"""The door: ``lms.enable()`` decides who does the work, at most once, before the first tensor."""
+
+import dataclasses
+import importlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lms.config import LMSConfig
+from lms.errors import LMSError
+
+ActiveMode = Literal["native", "graph", "off"]
+
+HOST_LIMIT_NAMES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB")
+"""TensorFlow reads the first since 1.14, the second before."""
+
+
+class LMSWarning(UserWarning):
+    """LMS is on, but cannot do all of what was asked; the text says why and what to change."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What LMS does in this process."""
+
+    config: LMSConfig
+    active: bool
+    mode: ActiveMode
+    why: str
+    """One line: what is at work, or the reason why nothing is."""
+
+
+@dataclass(frozen=True)
+class _Applied:
+    state: State
+    from_environment: bool
+
+
+_lock = threading.RLock()
+_applied: _Applied | None = None
+
+
+def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
+    """Switch Large Model Support on in this process, at most once.
+
+    Call it right after ``import tensorflow``, before the first tensor. Under ``lmsrun`` this has already
+    happened with the job's configuration; an explicit call before anything was built replaces that one.
+
+    Args:
+        config: What to do; None is what the ``LMS_*`` variables ask for.
+        **overrides: Fields of LMSConfig that replace those of ``config``, as in ``enable(policy="all")``.
+
+    Returns:
+        What is now at work; with mode ``off`` or ``LMS_ENABLED=0`` nothing is, and ``why`` says so.
+
+    Raises:
+        ConfigError: If a field has a value it cannot have.
+        LMSError: If another configuration is already at work, or this TensorFlow cannot do what was asked.
+    """
+    global _applied
+    wanted = _wanted(config, overrides, os.environ)
+    from_environment = config is None and not overrides
+    with _lock:
+        if _applied is not None:
+            if wanted == _applied.state.config or from_environment:
+                return _applied.state
+            _withdraw(_applied, wanted)
+            _applied = None
+        result = _start(wanted)
+        _applied = _Applied(result, from_environment)
+        return result
+
+
+def disable() -> None:
+    """Switch LMS off for every function that is traced from now on; what has been traced keeps its swaps.
+
+    Raises:
+        LMSError: If IBM's TensorFlow has already initialised its devices with LMS on.
+    """
+    global _applied
+    with _lock:
+        if _applied is None:
+            return
+        _stop(_applied.state)
+        _applied = None
+
+
+def state() -> State | None:
+    """What ``enable`` has set up, or None."""
+    return _applied.state if _applied is not None else None
+
+
+def report() -> Any:
+    """What LMS did so far, as a value that prints as a table: peaks, tensors and bytes swapped, refusals.
+
+    Raises:
+        LMSError: If mode graph is not at work.
+    """
+    return _engine("lms.report()").report()
+
+
+def plot(path: str | os.PathLike[str]) -> None:
+    """Draw the memory of the last planned step, before and after, into a PNG or SVG file.
+
+    Raises:
+        LMSError: If mode graph is not at work, or nothing has been planned yet.
+    """
+    _engine("lms.plot()").plot(path)
+
+
+def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> LMSConfig:
+    """What a call asks for: LMS on, unless an override or the environment forbids it."""
+    base = LMSConfig.from_env(environ) if config is None else config
+    forbidden = environ.get("LMS_ENABLED", "") != "" and not LMSConfig.from_env(environ).enabled
+    enabled = overrides.get("enabled", not forbidden)
+    return LMSConfig.from_mapping({**overrides, "enabled": enabled}, base)
+
+
+def _start(config: LMSConfig) -> State:
+    if not config.enabled or config.mode == "off":
+        why = "mode is off" if config.enabled else "LMS_ENABLED switches it off"
+        return State(config, active=False, mode="off", why=why)
+    tensorflow = importlib.import_module("tensorflow")
+    _set_host_limit(config, os.environ)
+    bootstrap = importlib.import_module("lms.bootstrap.sitecustomize")
+    if config.mode != "graph" and bootstrap.has_native(tensorflow):
+        try:
+            bootstrap.enable_native(tensorflow, config.defrag)
+        except RuntimeError as error:
+            raise LMSError(f"{error}; call lms.enable() right after 'import tensorflow'") from error
+        return State(config, active=True, mode="native", why="TensorFlow's own large model support is on")
+    if config.mode == "native":
+        found = f"TensorFlow {tensorflow.__version__} has no tf.config.experimental.set_lms_enabled"
+        raise LMSError(f"{found}; mode native needs IBM's build; try mode auto or graph")
+    if _is_initialised():
+        warnings.warn(
+            "lms.enable() came after TensorFlow's first tensor: functions traced before stay as they are; "
+            "call it right after 'import tensorflow'",
+            LMSWarning,
+            stacklevel=4,
+        )
+    importlib.import_module("lms.hook").install(config)
+    return State(
+        config, active=True, mode="graph", why=f"traced graphs are rewritten, policy {config.policy}"
+    )
+
+
+def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
+    """Make room for another configuration, if only the environment asked for this and nothing was built."""
+    if applied.state.active and (not applied.from_environment or _is_initialised()):
+        raise LMSError(
+            f"LMS is already on with another configuration ({_differences(applied.state.config, wanted)}); "
+            "it is applied once: call lms.disable() first, or enable it before the first tensor"
+        )
+    _stop(applied.state)
+
+
+def _stop(applied: State) -> None:
+    if applied.mode == "graph":
+        importlib.import_module("lms.hook").uninstall()
+    if applied.mode == "native":
+        try:
+            importlib.import_module("tensorflow").config.experimental.set_lms_enabled(False)
+        except RuntimeError as error:
+            raise LMSError(f"native LMS cannot be switched off any more: {error}") from error
+
+
+def _differences(current: LMSConfig, wanted: LMSConfig) -> str:
+    names = [field.name for field in dataclasses.fields(LMSConfig)]
+    changed = [name for name in names if getattr(current, name) != getattr(wanted, name)]
+    return ", ".join(f"{name}: {getattr(current, name)!r}, now {getattr(wanted, name)!r}" for name in changed)
+
+
+def _set_host_limit(config: LMSConfig, environ: "os._Environ[str]") -> None:
+    """TensorFlow reads the variable when it makes its pinned pool, so setting it here is early enough."""
+    if config.host_mem_limit_mb is not None:
+        for name in HOST_LIMIT_NAMES:
+            environ.setdefault(name, str(config.host_mem_limit_mb))
+
+
+def _is_initialised() -> bool:
+    """Whether TensorFlow has made its devices; asking must not make them."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    current = getattr(context, "_context", None)
+    return bool(getattr(current, "_initialized", False))
+
+
+def _engine(what: str) -> Any:
+    if _applied is None or _applied.state.mode != "graph":
+        found = _applied.state.why if _applied is not None else "lms.enable() was not called"
+        raise LMSError(f"{what} describes mode graph, which is not at work: {found}")
+    return importlib.import_module("lms.hook")
