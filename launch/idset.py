@@ -1,20 +1,22 @@
 """Sets of OS indexes (CPUs, NUMA nodes) and the two ways the kernel writes them.
 
-A set is a plain ``frozenset[int]``; ids may be sparse (0 and 8, 250-255) and are never counted or assumed dense.
+A set is a plain ``frozenset[int]``; ids may be sparse (0 and 8, 250-255): never counted, never assumed dense.
 """
 
 from collections.abc import Iterable
 
 IdSet = frozenset[int]
-MAX_ID = 1 << 20
+MAX_ID = 1 << 16
 """No kernel numbers CPUs or nodes this high; a larger id is a damaged or hostile file, not a machine."""
+_HEX = frozenset("0123456789abcdef")
 
 
 def parse_ids(text: str) -> IdSet:
     """Parse the kernel's list format.
 
     Args:
-        text: Such as ``"0-3,8"``, ``"0-30:2/4"`` is not supported (the kernel never prints it); empty means no ids.
+        text: Such as ``"0-3,8"``; empty means no ids. The form with strides (``"0-30:2/4"``), which the
+            kernel reads but never prints, is refused.
 
     Returns:
         The set of ids.
@@ -23,12 +25,13 @@ def parse_ids(text: str) -> IdSet:
         ValueError: If the text is not such a list, a range runs backwards or an id exceeds ``MAX_ID``.
     """
     ids: set[int] = set()
+    budget = MAX_ID  # the same huge range a thousand times over would take for ever
     for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
         first, dash, last = part.partition("-")
         if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
             raise ValueError(f"not an id list: {text.strip()!r} (needed something like '0-3,8')")
         low, high = int(first), int(last) if dash else int(first)
-        if high < low or high > MAX_ID:
+        if high < low or high > MAX_ID or (budget := budget - (high - low)) < 0:
             raise ValueError(f"not a possible id range: {part!r}")
         ids.update(range(low, high + 1))
     return frozenset(ids)
@@ -52,17 +55,17 @@ def parse_mask(text: str) -> IdSet:
         text: Such as ``"00000000,0000ffff"`` (sysfs) or ``"0xff"`` (hwloc).
 
     Raises:
-        ValueError: If a word is not hexadecimal.
+        ValueError: If a word is not hexadecimal, or the mask is infinite or names an id above ``MAX_ID``.
     """
-    words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if words and words[0].startswith("0xf...f"):
+    if text.strip().startswith("0xf...f"):
         raise ValueError("an infinite mask names no finite set")
-    value = 0
-    for word in words:
-        value = (value << 32) | (int(word, 16) if word else 0)
-    ids = set()
-    while value:
-        low = value & -value
-        ids.add(low.bit_length() - 1)
-        value ^= low
-    return frozenset(ids)
+    words = [word.strip().lower().removeprefix("0x") for word in text.strip().split(",")]
+    if not all(map(_HEX.issuperset, words)):
+        raise ValueError(
+            f"not a mask: {text.strip()!r} (needed hexadecimal words such as '00000000,0000ffff')"
+        )
+    digits = "".join(word.rjust(8, "0") for word in words).lstrip("0")
+    if len(digits) * 4 > MAX_ID:
+        raise ValueError(f"a mask of {len(digits)} digits names ids above {MAX_ID}")
+    bits = reversed(bin(int(digits or "0", 16))[2:])
+    return frozenset(index for index, bit in enumerate(bits) if bit == "1")

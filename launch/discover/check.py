@@ -1,0 +1,83 @@
+"""What must hold of any machine, wherever it came from."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from launch.discover.gpus import parse_pci_address, pci_order
+from launch.errors import TopologyError
+from launch.idset import MAX_ID, format_ids
+from launch.topology import Gpu, Machine
+
+
+def check(machine: Machine) -> None:
+    """What must hold of a machine from any source, so that planners need not ask again.
+
+    Raises:
+        TopologyError: With the first thing that does not.
+    """
+    for complaint in _complaints(machine):
+        raise TopologyError(f"the topology contradicts itself: {complaint}")
+
+
+def _complaints(machine: Machine) -> Iterable[str]:
+    nodes = {node.id for node in machine.numa_nodes}
+    packages = {package.id for package in machine.packages}
+    online = [cpu for core in machine.cores for cpu in core.cpus]
+    yield from _repeated("package", (package.id for package in machine.packages))
+    yield from _repeated("NUMA node", (node.id for node in machine.numa_nodes))
+    yield from _repeated("CPU", online, "cores")
+    yield from _repeated("CPU", (cpu for node in machine.numa_nodes for cpu in node.cpus), "NUMA nodes")
+    yield from _repeated("GPU", (gpu.pci_bus_id for gpu in machine.gpus))
+    if not online:
+        yield "no core has an online CPU"
+    if any(not core.cpus for core in machine.cores):
+        yield "a core has no CPU"
+    if max(nodes, default=0) > MAX_ID:
+        yield f"NUMA node {max(nodes)} is no possible id"
+    yield from _unknown("CPU", machine, set(online))
+    for what, named in (
+        ("packages", (node for package in machine.packages for node in package.numa_nodes)),
+        ("cores", (core.numa_node for core in machine.cores)),
+        ("gpus", (gpu.numa_node for gpu in machine.gpus)),
+        ("distances", (other for node in machine.numa_nodes for other, _ in node.distances)),
+        ("allowed", machine.allowed.mems),
+    ):
+        yield from (
+            f"{what} name NUMA node {node}, which is not listed" for node in set(named) - nodes - {None}
+        )
+    holders = (*machine.numa_nodes, *machine.cores)
+    for package in {holder.package for holder in holders} - packages - {None}:
+        yield f"package {package} is named and not listed"
+    yield from _gpu_complaints(machine.gpus)
+
+
+def _repeated(what: str, ids: Iterable[Any], where: str = "") -> Iterable[str]:
+    for one, times in Counter(ids).items():
+        if times > 1:
+            yield f"{what} {one} is listed {times} times" + (f" in {where}" if where else "")
+
+
+def _unknown(what: str, machine: Machine, online: set[int]) -> Iterable[str]:
+    sets = {
+        "packages": (package.cpus for package in machine.packages),
+        "numa_nodes": (node.cpus for node in machine.numa_nodes),
+        "gpus": (gpu.cpus for gpu in machine.gpus),
+        "allowed": (machine.allowed.cpus,),
+    }
+    for where, named in sets.items():
+        stray = frozenset().union(*named) - online
+        if stray:
+            yield f"{where} name {what} {format_ids(stray)}, which no core has"
+
+
+def _gpu_complaints(gpus: tuple[Gpu, ...]) -> Iterable[str]:
+    if [gpu.index for gpu in gpus] != list(range(len(gpus))):
+        yield "the indexes of gpus do not count from 0"
+    for gpu in gpus:
+        if parse_pci_address(gpu.pci_bus_id) != gpu.pci_bus_id:
+            yield f"GPU {gpu.index} has the PCI address {gpu.pci_bus_id!r}; needed one such as '0004:05:00.0'"
+            return
+    addresses = [pci_order(gpu.pci_bus_id) for gpu in gpus]
+    if addresses != sorted(addresses):
+        yield "gpus are not in PCI order"

@@ -1,0 +1,263 @@
+"""GPUs and their place: NVML, else the driver's folder in ``proc/``, else display devices on the PCI bus."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from launch.discover.nvml import NvmlGpu
+from launch.discover.sysfs import NODE, Hardware, read_ids, read_ids_or_mask
+from launch.discover.tree import Tree
+from launch.errors import TopologyError
+from launch.idset import IdSet
+from launch.topology import Gpu, NumaNode
+
+PCI = "sys/bus/pci/devices"
+DRIVER = "proc/driver/nvidia/gpus"
+
+Vendor = Literal["nvidia", "amd"]
+NVIDIA, AMD = "0x10de", "0x1002"
+_CLASSES: Mapping[str, tuple[Vendor, tuple[str, ...]]] = {
+    NVIDIA: ("nvidia", ("0x0300", "0x0302")),
+    AMD: ("amd", ("0x0300", "0x0302", "0x0380", "0x1200")),
+}
+"""PCI base and sub class (VGA, 3D, other display, processing accelerator) of a GPU, by vendor id. AMD's Instinct cards are 0x0380 and 0x1200. A board's own VGA (ASPEED, Matrox) has another vendor."""
+_BOARD_VGA = frozenset({"0x515e", "0x5969", "0x4752"})
+"""ATI ES1000 and Rage XL: the VGA of old server boards, by the same vendor id as AMD's GPUs."""
+_PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What is known of a GPU before it has a place."""
+
+    pci_bus_id: str
+    vendor: Vendor | None
+    name: str | None = None
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    near_cpus: IdSet = frozenset()
+    """NVML's CPU affinity."""
+    memory_node: int | None = None
+    """The NUMA node that the kernel made of the GPU's own memory."""
+
+
+def parse_pci_address(text: str) -> str | None:
+    """Normalise a PCI address to ``dddd:bb:dd.f``, lower case; None for anything else.
+
+    nvidia-smi and NVML print domains of eight digits, sysfs of four (more only above 0xffff).
+    """
+    found = _PCI_ADDRESS.fullmatch(text.strip().lower())
+    return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}.{found[4]}" if found else None
+
+
+def pci_order(pci_bus_id: str) -> tuple[int, ...]:
+    """A sort key: the order in which CUDA numbers GPUs under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    return tuple(int(part, 16) for part in re.split("[:.]", pci_bus_id))
+
+
+def read_driver_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
+    """The GPUs that NVIDIA's driver has a folder for."""
+    return tuple(
+        _read_driver_gpu(tree, f"{DRIVER}/{name}", address)
+        for name in tree.names(DRIVER)
+        if (address := parse_pci_address(name))
+    )
+
+
+def _read_driver_gpu(tree: Tree, folder: str, address: str) -> GpuFacts:
+    about = _fields(tree.read(f"{folder}/information"))
+    # Written by the driver where the GPU's memory is system memory: NVLink on POWER9, Grace Hopper.
+    numa = _fields(tree.read(f"{folder}/numa_status"))
+    node, size = numa.get("Node", ""), numa.get("Size", "")
+    return GpuFacts(
+        address,
+        "nvidia",
+        name=about.get("Model") or None,
+        uuid=uuid if (uuid := about.get("GPU UUID", "")).startswith("GPU-") and "?" not in uuid else None,
+        memory_bytes=int(size, 16) or None if re.fullmatch("(0x)?[0-9a-f]{1,15}", size) else None,
+        memory_node=int(node) if re.fullmatch("[0-9]{1,5}", node) else None,
+    )
+
+
+def _fields(text: str | None) -> dict[str, str]:
+    lines = (line.partition(":") for line in (text or "").splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def read_pci_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
+    """Display devices of NVIDIA or AMD on the PCI bus, whether a driver is loaded or not."""
+    return tuple(
+        gpu
+        for name in tree.names(PCI)
+        if (address := parse_pci_address(name)) and (gpu := _read_pci_gpu(tree, f"{PCI}/{name}", address))
+    )
+
+
+def _read_pci_gpu(tree: Tree, folder: str, address: str) -> GpuFacts | None:
+    vendor, classes = _CLASSES.get(tree.read(f"{folder}/vendor") or "", (None, ()))
+    if not (tree.read(f"{folder}/class") or "").startswith(classes or "none"):
+        return None
+    # A virtual function is a share of a GPU that is in the list itself.
+    if tree.read(f"{folder}/device") in _BOARD_VGA or tree.real(f"{folder}/physfn") is not None:
+        return None
+    unique, vram = tree.read(f"{folder}/unique_id"), tree.read(f"{folder}/mem_info_vram_total") or ""
+    return GpuFacts(
+        address,
+        vendor,
+        name=tree.read(f"{folder}/product_name") or None,
+        uuid=f"GPU-{unique}" if unique else None,
+        memory_bytes=int(vram) if vram.isascii() and vram.isdigit() else None,
+    )
+
+
+def merge_gpus(
+    nvml: Iterable[NvmlGpu], driver: Iterable[GpuFacts], pci: Iterable[GpuFacts]
+) -> tuple[GpuFacts, ...]:
+    """The GPUs of the first source that has any, each filled up with what the later ones know of it."""
+    of_driver = {gpu.pci_bus_id: gpu for gpu in driver}
+    of_nvml = [
+        _fill(_of_nvml(gpu, address), of_driver.get(address))
+        for gpu in nvml
+        if (address := parse_pci_address(gpu.pci_bus_id))
+    ]
+    return tuple(of_nvml or of_driver.values() or pci)
+
+
+def _of_nvml(gpu: NvmlGpu, address: str) -> GpuFacts:
+    return GpuFacts(address, "nvidia", gpu.name, gpu.uuid, gpu.memory_bytes, gpu.near_cpus)
+
+
+def _fill(gpu: GpuFacts, other: GpuFacts | None) -> GpuFacts:
+    if other is None:
+        return gpu
+    return replace(
+        gpu,
+        name=gpu.name or other.name,
+        uuid=gpu.uuid or other.uuid,
+        memory_bytes=gpu.memory_bytes or other.memory_bytes,
+        memory_node=other.memory_node,
+    )
+
+
+def read_gpu_memory_nodes(tree: Tree, gpus: Iterable[GpuFacts], architecture: str) -> frozenset[int]:
+    """NUMA nodes that are a GPU's own memory.
+
+    The driver's ``numa_status`` names them. On a machine with NVIDIA GPUs there are also the nodes that the kernel
+    lists as generic initiators (Grace Hopper's firmware declares each GPU and each possible MIG instance as one in
+    the ACPI SRAT), and on ppc64le, where ``numa_status`` is missing, all nodes without CPUs (only the NVLink GPUs
+    of POWER9 bring such nodes there, numbered down from 255). A node with CPUs stays host memory in any case.
+    """
+    found = list(gpus)
+    named = frozenset(gpu.memory_node for gpu in found if gpu.memory_node is not None)
+    if not any(gpu.vendor == "nvidia" for gpu in found):
+        return named
+    if not named and architecture in ("ppc64le", "ppc64"):
+        online = read_ids(tree, f"{NODE}/online") or frozenset()
+        return online - (read_ids(tree, f"{NODE}/has_cpu") or online)
+    return named | (read_ids(tree, f"{NODE}/has_generic_initiator") or frozenset())
+
+
+def place_gpus(
+    tree: Tree, gpus: Iterable[GpuFacts], hardware: Hardware
+) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Give every GPU its NUMA node, in PCI order.
+
+    Returns:
+        The GPUs, and a warning for each whose node stays unknown.
+    """
+    ordered = sorted(
+        {gpu.pci_bus_id: gpu for gpu in gpus}.values(), key=lambda gpu: pci_order(gpu.pci_bus_id)
+    )
+    placed = tuple(
+        build_gpu(index, gpu, tuple(_read_localities(tree, gpu, hardware.online)), hardware)
+        for index, gpu in enumerate(ordered)
+    )
+    return placed, tuple(
+        f"GPU {gpu.index} ({gpu.pci_bus_id}): its NUMA node is unknown; its rank is not bound to one"
+        for gpu in placed
+        if gpu.numa_node is None
+    )
+
+
+def build_gpu(index: int, gpu: GpuFacts, localities: Iterable[int | IdSet], hardware: Hardware) -> Gpu:
+    """A GPU with its place.
+
+    Args:
+        index: Its position in PCI order.
+        gpu: What is known of it.
+        localities: What its surroundings say, the most trusted first: a node's id, or the CPUs nearby.
+        hardware: The machine.
+    """
+    numa_node, cpus = locate(localities, hardware)
+    return Gpu(
+        index=index,
+        pci_bus_id=gpu.pci_bus_id,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        numa_node=numa_node,
+        cpus=cpus,
+        memory_bytes=gpu.memory_bytes,
+        vendor=gpu.vendor,
+    )
+
+
+def locate(localities: Iterable[int | IdSet], hardware: Hardware) -> tuple[int | None, IdSet]:
+    """The NUMA node with CPUs that a device hangs on, and the CPUs near it.
+
+    The first locality that settles on one node decides; then the only node with CPUs. CPUs on several nodes that
+    are not all of the machine (a package of several nodes) are kept as the answer without a node.
+    """
+    nodes = {node.id: node for node in hardware.numa_nodes}
+    near: IdSet = frozenset()
+    for locality in localities:
+        node = nodes.get(locality) if isinstance(locality, int) else _node_around(locality, hardware)
+        if node is not None and not node.cpus:
+            node = _nearest_with_cpus(node, hardware)
+        if node is not None:
+            return node.id, node.cpus
+        if isinstance(locality, frozenset) and locality < hardware.online and not near:
+            near = locality
+    with_cpus = [node for node in hardware.numa_nodes if node.cpus]
+    return (with_cpus[0].id, with_cpus[0].cpus) if len(with_cpus) == 1 else (None, near)
+
+
+def _node_around(cpus: IdSet, hardware: Hardware) -> NumaNode | None:
+    """The one node that all of the CPUs lie on."""
+    touched = [node for node in hardware.numa_nodes if node.cpus & cpus]
+    return touched[0] if len(touched) == 1 else None
+
+
+def _nearest_with_cpus(node: NumaNode, hardware: Hardware) -> NumaNode | None:
+    """The node with CPUs nearest to one without, unless two are equally near."""
+    distance = dict(node.distances)
+    others = sorted(
+        (distance[other.id], other.id) for other in hardware.numa_nodes if other.cpus and other.id in distance
+    )
+    if not others or (len(others) > 1 and others[0][0] == others[1][0]):
+        return None
+    return next(other for other in hardware.numa_nodes if other.id == others[0][1])
+
+
+def _read_localities(tree: Tree, gpu: GpuFacts, online: IdSet) -> Iterator[int | IdSet]:
+    """What sysfs says of the device, then of the bridges above it, then NVML's affinity."""
+    folder = f"{PCI}/{gpu.pci_bus_id}"
+    while folder:
+        numa_node = tree.read(f"{folder}/numa_node") or ""
+        if numa_node.isascii() and numa_node.isdigit():  # -1 is unknown, not 0
+            yield int(numa_node)
+        try:
+            near = read_ids_or_mask(tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
+        except TopologyError:
+            near = None
+        if near and near & online:
+            yield near & online
+        folder = _bridge_above(tree, folder)
+    if gpu.near_cpus & online:
+        yield gpu.near_cpus & online
+
+
+def _bridge_above(tree: Tree, folder: str) -> str:
+    """The PCI device that a device hangs on, or nothing at the root bus."""
+    parent = (tree.real(folder) or "").rpartition("/")[0]
+    return parent if parse_pci_address(parent.rpartition("/")[2]) else ""
