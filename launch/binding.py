@@ -1,0 +1,187 @@
+"""How a rank is bound: the ladder from strict memory binding down to nothing, each step down said.
+
+    numactl or libnuma:  membind -> preferred-many / preferred -> CPUs only (first touch) -> nothing
+
+Pure: what the host permits comes in as ``BindingTools``, read once by ``launch.binding_tools``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.errors import PlanError
+from launch.hostmem import RankMemory
+from launch.idset import IdSet, format_ids
+from launch.placement import Placement
+from launch.plan import MemPolicy
+from launch.settings import PlanSettings
+
+BindMethod = Literal["numactl", "libnuma", "none"]
+
+LADDER: tuple[MemPolicy, ...] = ("bind", "preferred-many", "preferred")
+SYS_NICE_HINT = "in a container try --cap-add SYS_NICE"
+
+
+@dataclass(frozen=True)
+class BindingTools:
+    """What binds on this host, as found by running it. ``policies`` are the memory policies that were granted."""
+
+    numactl: bool = True
+    libnuma: bool = True
+    cpus: bool = True
+    policies: frozenset[MemPolicy] = frozenset(LADDER)
+    why: str = ""
+    """The refusal that was met, in the tool's own words."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What this host's ranks may use, best first."""
+
+    method: BindMethod
+    policies: tuple[MemPolicy, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How one rank is bound; empty ``cpus``: not at all."""
+
+    method: BindMethod
+    cpus: IdSet = frozenset()
+    policy: MemPolicy = "none"
+    mem_nodes: IdSet = frozenset()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What goes in front of the rank's command; ``--cpunodebind`` would fail on a node without memory."""
+        if self.method != "numactl" or not self.cpus:
+            return ()
+        options = {"bind": "--membind", "preferred": "--preferred", "preferred-many": "--preferred-many"}
+        memory = (f"{options[self.policy]}={format_ids(self.mem_nodes)}",) if self.policy != "none" else ()
+        return ("numactl", f"--physcpubind={format_ids(self.cpus)}", *memory)
+
+
+def choose_ladder(settings: PlanSettings, tools: BindingTools) -> Ladder:
+    """Decide the method and the memory policies that ranks of this host may use.
+
+    Raises:
+        PlanError: If what was asked for by name is not to be had, or ``--numa strict`` cannot bind memory.
+    """
+    if settings.numa == "off":
+        return Ladder("none", ())
+    method = _choose_method(settings, tools)
+    if method == "none":
+        return _step_down(settings, Ladder("none", ()), f"ranks are not bound: {_no_method(tools)}")
+    if settings.mem_policy == "none":
+        return Ladder(method, ())
+    granted = tuple(policy for policy in _wanted(settings) if policy in tools.policies)
+    if not granted:
+        if settings.mem_policy != "auto":
+            raise PlanError(
+                f"--mem-policy {settings.mem_policy} is refused here ({tools.why or 'no memory policy is granted'}); "
+                f"{SYS_NICE_HINT}, or --mem-policy auto"
+            )
+        why = f"memory is not bound, CPUs only: {tools.why or 'no memory policy is granted'}; {SYS_NICE_HINT}"
+        return _step_down(settings, Ladder(method, ()), why)
+    if settings.mem_policy == "auto" and granted[0] != "bind":
+        why = (
+            f"memory is {granted[0]} instead of bound: {tools.why or 'bind is not granted'}; {SYS_NICE_HINT}"
+        )
+        return _step_down(settings, Ladder(method, granted), why)
+    return Ladder(method, granted)
+
+
+def bind_ranks(
+    ladder: Ladder, settings: PlanSettings, placements: Sequence[Placement], memories: Sequence[RankMemory]
+) -> tuple[tuple[Binding, ...], tuple[str, ...]]:
+    """Bind every rank of a host as far as the ladder and its own placement reach.
+
+    Returns:
+        The bindings in order of local rank, and warnings.
+
+    Raises:
+        PlanError: If ``--numa strict`` is set and a rank would be less than bound.
+    """
+    bindings, said = [], list(ladder.warnings)
+    for placement, memory in zip(placements, memories, strict=True):
+        binding, why = _bind_rank(ladder, settings, placement, memory)
+        bindings.append(binding)
+        if why and settings.numa == "strict":
+            raise PlanError(f"--numa strict: rank {placement.local_rank} {why}; try --numa auto")
+        if why:
+            said.append(f"rank {placement.local_rank} {why}")
+    return tuple(bindings), tuple(said)
+
+
+def _bind_rank(
+    ladder: Ladder, settings: PlanSettings, placement: Placement, memory: RankMemory
+) -> tuple[Binding, str | None]:
+    if ladder.method == "none":
+        return Binding("none"), None
+    if not placement.cpus:
+        return Binding("none"), "is not bound: no CPUs are known for it"
+    unbound_memory = Binding(ladder.method, placement.cpus)
+    if not memory.mem_nodes or not ladder.policies:
+        missing = ladder.policies and not memory.mem_nodes
+        return unbound_memory, "is bound to CPUs only: it has no memory node" if missing else None
+    if ladder.policies[0] == "bind" and settings.mem_policy == "auto" and not memory.fits:
+        return _prefer(ladder, placement, memory), (
+            f"prefers node {format_ids(memory.mem_nodes)} instead of being bound to it, "
+            f"because its limit of {memory.limit_mb} MiB may not fit there and a bound rank would be killed"
+        )
+    if ladder.policies[0] == "bind":
+        return Binding(ladder.method, placement.cpus, "bind", memory.mem_nodes), None
+    return _prefer(ladder, placement, memory), None
+
+
+def _prefer(ladder: Ladder, placement: Placement, memory: RankMemory) -> Binding:
+    """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else the rank's own node serves."""
+    one = len(memory.mem_nodes) == 1
+    if not one and "preferred-many" in ladder.policies:
+        return Binding(ladder.method, placement.cpus, "preferred-many", memory.mem_nodes)
+    if "preferred" not in ladder.policies:
+        policy: MemPolicy = "preferred-many" if "preferred-many" in ladder.policies else "none"
+        nodes = memory.mem_nodes if policy != "none" else frozenset()
+        return Binding(ladder.method, placement.cpus, policy, nodes)
+    own = placement.numa_node if placement.numa_node in memory.mem_nodes else min(memory.mem_nodes)
+    return Binding(
+        ladder.method, placement.cpus, "preferred", memory.mem_nodes if one else frozenset({own or 0})
+    )
+
+
+def _wanted(settings: PlanSettings) -> tuple[MemPolicy, ...]:
+    named: dict[str, tuple[MemPolicy, ...]] = {
+        "bind": ("bind",),
+        "preferred": ("preferred-many", "preferred"),
+    }
+    return named.get(settings.mem_policy, LADDER)
+
+
+def _choose_method(settings: PlanSettings, tools: BindingTools) -> BindMethod:
+    here = {"numactl": tools.numactl and tools.cpus, "libnuma": tools.libnuma}
+    if settings.bind_method != "auto":
+        if not here[settings.bind_method]:
+            other = next((name for name, works in here.items() if works), None)
+            raise PlanError(
+                f"--bind-method {settings.bind_method} does not work here ({_no_method(tools)}); "
+                f"try {f'--bind-method {other}' if other else '--numa off'}"
+            )
+        return settings.bind_method
+    return "numactl" if here["numactl"] else "libnuma" if here["libnuma"] else "none"
+
+
+def _no_method(tools: BindingTools) -> str:
+    if tools.why:
+        return tools.why
+    return (
+        "neither numactl nor libnuma is here; install numactl"
+        if not tools.numactl
+        else "numactl cannot bind CPUs"
+    )
+
+
+def _step_down(settings: PlanSettings, ladder: Ladder, why: str) -> Ladder:
+    if settings.numa == "strict":
+        raise PlanError(f"--numa strict: {why}; or try --numa auto")
+    return Ladder(ladder.method, ladder.policies, (why,))

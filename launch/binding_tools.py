@@ -1,0 +1,97 @@
+"""What binds on this host, found by running it: the effect in front of ``launch.binding``."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+
+from launch.binding import LADDER, BindingTools
+from launch.hostmem import dram_nodes
+from launch.idset import format_ids
+from launch.plan import MemPolicy
+from launch.topology import Machine
+
+_PROBE_TIMEOUT_S = 5
+
+Runner = Callable[[Sequence[str]], str | None]
+"""Runs an argv; None on success, else its last line of stderr."""
+
+
+def assume_tools(machine: Machine) -> BindingTools:
+    """The tools of a machine that is not this one: numactl is there, and so is what its limits do not deny."""
+    if machine.limits.set_mempolicy is False:
+        return BindingTools(policies=frozenset(), why="this machine refuses memory policies (set_mempolicy)")
+    return BindingTools()
+
+
+def read_tools(machine: Machine, path: str | None = None, run: Runner | None = None) -> BindingTools:
+    """Probe this machine with the argv that ranks get, best policy first, until one is granted.
+
+    Args:
+        machine: This machine, for the CPUs and nodes to probe with.
+        path: Where to look for numactl; None: ``PATH``.
+        run: Runs a probe.
+    """
+    numactl = shutil.which("numactl", path=path)
+    libnuma = numactl is None and _has_libnuma()
+    if numactl is None:
+        permitted = machine.limits.set_mempolicy is not False
+        why = "numactl is not here; install numactl" if not libnuma else ""
+        return BindingTools(
+            False, libnuma, False, frozenset(LADDER if permitted else ()), why or _refused(permitted)
+        )
+    probe, run = [numactl, f"--physcpubind={format_ids(machine.allowed.cpus)}"], run or run_probe
+    nodes = [node.id for node in dram_nodes(machine)]
+    options: dict[MemPolicy, str] = {
+        "bind": f"--membind={format_ids(nodes)}",
+        "preferred-many": f"--preferred-many={format_ids(nodes)}",
+        "preferred": f"--preferred={nodes[0]}" if nodes else "",
+    }
+    why: str | None = None
+    for policy in LADDER if nodes else ():
+        refusal = run([*probe, options[policy], "true"])
+        if refusal is None:
+            return BindingTools(
+                True, True, True, frozenset(_granted_with(policy, nodes, probe, run)), why or ""
+            )
+        why = why or refusal
+    refusal = run([*probe, "true"])
+    return BindingTools(
+        True, _has_libnuma() if refusal else True, refusal is None, frozenset(), refusal or why or ""
+    )
+
+
+def _granted_with(
+    policy: MemPolicy, nodes: Sequence[int], probe: Sequence[str], run: Runner
+) -> tuple[MemPolicy, ...]:
+    """Where bind is granted so is preferred; preferred-many is younger, and matters only with several nodes."""
+    if policy != "bind":
+        return (policy,)
+    if len(nodes) > 1 and run([*probe, f"--preferred-many={format_ids(nodes)}", "true"]) is None:
+        return LADDER
+    return ("bind", "preferred")
+
+
+def run_probe(argv: Sequence[str]) -> str | None:
+    """Run one probe; None when it succeeded, else the last line that it wrote to stderr."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{os.path.basename(argv[0])}: {error}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return None if done.returncode == 0 else (lines[-1] if lines else f"numactl exits with {done.returncode}")
+
+
+def _refused(permitted: bool) -> str:
+    return "" if permitted else "the kernel refuses set_mempolicy"
+
+
+def _has_libnuma() -> bool:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return False
+    return True

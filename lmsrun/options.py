@@ -1,0 +1,338 @@
+"""Every option of the command line, declared once: default < file < environment < command line.
+
+Parser, TOML file, environment, help and docs derive from the declarations here and in ``launch.settings``.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.errors import UsageError
+from launch.settings import (
+    ENV_PREFIX,
+    JOB,
+    Option,
+    PlanSettings,
+    choice,
+    declared_options,
+    option,
+    parse_option,
+    read_environ,
+    real_number,
+    switch,
+    whole_number,
+)
+
+LAUNCHERS = ("auto", "local")
+FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
+FOREIGN_VARIABLES = frozenset(
+    {f"{ENV_PREFIX}{name}" for name in ("JOB_ID", "RECEIPT_DIR", "EXPECT", "VENV")}
+)
+"""Variables with our prefix that are no option of the command line (or one under a name of its own)."""
+
+LMS = "Large Model Support"
+OUTPUT = "Output"
+
+Command = Literal["run", "topo"]
+
+
+def parse_num_proc(text: str) -> int | None:
+    """``auto`` (None: every slot) or a number of ranks."""
+    return None if text.strip() == "auto" else whole_number(1)(text)
+
+
+@dataclass(frozen=True)
+class LaunchOptions(PlanSettings):
+    """What the user asked for, from all sources together. Times are seconds."""
+
+    num_proc: int | None = option(
+        None,
+        "num-proc",
+        "number of ranks; auto: one a GPU, or without GPUs one a core",
+        JOB,
+        parse=parse_num_proc,
+        metavar="N|auto",
+        flags=("-np", "-n"),
+    )
+    launcher: str = choice("auto", "launcher", "what starts the ranks", JOB, LAUNCHERS)
+    topology: str | None = option(
+        None,
+        "topology",
+        "plan for another machine: a folder with proc/ and sys/, a hwloc archive, lstopo XML, or our JSON",
+        JOB,
+        metavar="SRC",
+        commands=("run", "topo"),
+    )
+    forward: tuple[str, ...] = option(
+        (),
+        "forward",
+        "hand a variable on to every rank; may repeat",
+        JOB,
+        metavar="NAME[=VALUE]",
+        flags=("-x",),
+        repeats=True,
+    )
+    grace_period: float = option(
+        10.0,
+        "grace-period",
+        "seconds between SIGTERM and SIGKILL when a job ends early",
+        JOB,
+        parse=real_number(0, 86400),
+        metavar="S",
+    )
+    receipt_timeout: float = option(
+        120.0,
+        "receipt-timeout",
+        "seconds to wait for every rank's receipt before the table is printed",
+        JOB,
+        parse=real_number(0, 86400),
+        metavar="S",
+    )
+    lms: bool | None = switch(
+        None, "lms", "switch Large Model Support on in every rank (on unless a config says no)", LMS
+    )
+    lms_config: str | None = option(
+        None, "lms-config", "TOML file with the settings of Large Model Support", LMS, metavar="FILE"
+    )
+    output_dir: str | None = option(
+        None, "output-dir", "write one file a rank and stream there, and receipts.json", OUTPUT, metavar="DIR"
+    )
+    tag_output: bool | None = switch(
+        None, "tag-output", "put the rank in front of each line (on with several ranks)", OUTPUT
+    )
+    dry_run: bool = switch(False, "dry-run", "print the plan and start nothing, like `lmsrun plan`", OUTPUT)
+    json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check"))
+    save: str | None = option(
+        None,
+        "save",
+        "write the topology there, for --topology elsewhere",
+        OUTPUT,
+        metavar="FILE",
+        commands=("topo",),
+        in_file=False,
+    )
+    verbose: bool = switch(
+        False,
+        "verbose",
+        "say where each option came from, and more of what is done",
+        OUTPUT,
+        flags=("-v",),
+        commands=("run", "topo", "check"),
+    )
+    config: str | None = option(
+        None,
+        "config",
+        "read options from this TOML file instead of ./lmsrun.toml or ./pyproject.toml",
+        OUTPUT,
+        metavar="FILE",
+        in_file=False,
+        commands=("run", "topo"),
+    )
+
+
+OPTIONS = declared_options(LaunchOptions)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options with their origins, and the program that follows them."""
+
+    options: LaunchOptions
+    program: tuple[str, ...]
+    origins: Mapping[str, str]
+    """Field name to where its value came from, for those that are not defaults."""
+    lms_table: Mapping[str, Any]
+    """The ``[lms]`` table of the TOML file."""
+
+
+def read_request(command: str, argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> Request:
+    """Bring all sources together.
+
+    Args:
+        command: Whose options ``argv`` may name: run, topo or check.
+        argv: The command line behind the subcommand.
+        environ: The environment.
+        folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for.
+
+    Raises:
+        UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
+    """
+    typed, spelled, program = parse_argv(command, argv)
+    check_variables(environ)
+    from_env = read_environ(LaunchOptions, environ)
+    path = typed.get("config", from_env.get("config"))
+    source, table = read_file(Path(path) if path else None, folder)
+    lms_table = table.pop("lms") if isinstance(table.get("lms"), dict) else {}
+    from_file = parse_table(table, source)
+    origins = {
+        **dict.fromkeys(from_file, source),
+        **{field: OPTIONS[field].env_name for field in from_env},
+        **spelled,
+    }
+    refuse_contradictions({**from_file, **from_env, **typed}, origins, [from_file, from_env, typed])
+    return Request(LaunchOptions(**{**from_file, **from_env, **typed}), program, origins, lms_table)
+
+
+def parse_argv(command: str, argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """Parse options up to the program; everything from the program on is left alone.
+
+    Returns:
+        Values by field, how each was spelled, and the program with its arguments.
+
+    Raises:
+        UsageError: If an option is unknown, lacks its value, or is given twice with different values.
+    """
+    spellings = _spellings(command)
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        flag, equals, text = word.partition("=")
+        if flag not in spellings:
+            raise UsageError(
+                f"unknown option {flag}{nearest(flag, spellings)}; `lmsrun --help` lists them all"
+            )
+        field, switched = spellings[flag]
+        declared = OPTIONS[field]
+        if declared.is_switch:
+            if equals:
+                raise UsageError(f"{flag} takes no value; write {flag} alone, or --no-{declared.name}")
+            value: Any = switched
+        else:
+            if not equals and (not rest or rest[0] == "--"):
+                raise UsageError(f"{flag} needs a value: {flag} {declared.metavar}")
+            value = parse_option(declared, text if equals else rest.pop(0), flag)
+        if declared.repeats:
+            value = values.get(field, ()) + value
+        elif values.get(field, value) != value:
+            raise UsageError(f"{flag} contradicts {spelled[field]} before it; give one of them")
+        values[field], spelled[field] = value, flag
+    return values, spelled, tuple(rest)
+
+
+def _spellings(command: str) -> dict[str, tuple[str, bool]]:
+    """Every spelling of the command's options to its field, and for switches to what it sets."""
+    known = {}
+    for field, declared in OPTIONS.items():
+        if command in declared.commands:
+            known.update(dict.fromkeys((declared.long_flag, *declared.flags), (field, True)))
+            if declared.is_switch:
+                known[f"--no-{declared.name}"] = (field, False)
+    return known
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse ``LMSRUN_*`` variables that are no option: a misspelt one would silently do nothing.
+
+    Raises:
+        UsageError: Naming the nearest variable that exists.
+    """
+    known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            raise UsageError(f"unknown variable {name}{nearest(name, known)}; unset it")
+
+
+def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Read the options' TOML table.
+
+    Args:
+        path: The file of ``--config``; None: ``lmsrun.toml``, else ``[tool.lmsrun]`` of ``pyproject.toml``, if any.
+        folder: Where to look.
+
+    Returns:
+        The file's name and its table, empty when there is none.
+
+    Raises:
+        UsageError: If the file cannot be read or is not TOML.
+    """
+    found = path or next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
+    if found is None:
+        return "", {}
+    try:
+        text = found.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
+    is_project = found.name == "pyproject.toml"
+    if is_project and "lmsrun" not in text:
+        return "", {}
+    from lms.config import tomllib  # Only a file pays for the parser.
+
+    try:
+        table = tomllib.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{found} is not TOML: {error}") from None
+    if is_project:
+        table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
+    name = f"{found.name} [tool.lmsrun]" if is_project else str(path or found.name)
+    if not isinstance(table, dict):
+        raise UsageError(f"{name} is not a table of options")
+    return name, table
+
+
+def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
+
+    Raises:
+        UsageError: For an unknown key (naming the nearest one) or a value that its option cannot have.
+    """
+    by_key = {declared.name: (field, declared) for field, declared in OPTIONS.items() if declared.in_file}
+    values = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in by_key:
+            raise UsageError(f"{source}: unknown key {key!r}{nearest(name, by_key)}")
+        field, declared = by_key[name]
+        values[field] = _from_toml(declared, value, f"{source}: {key}")
+    return values
+
+
+def _from_toml(declared: Option, value: Any, where: str) -> Any:
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, (str, int, float)) for item in items):
+        raise UsageError(f"{where} is {type(value).__name__}; needed {declared.metavar or 'true or false'}")
+    texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    if declared.repeats:
+        return tuple(texts)
+    if declared.is_switch and not isinstance(value, bool):
+        raise UsageError(f"{where} is {value!r}; needed true or false")
+    return parse_option(declared, ",".join(texts), where)
+
+
+def refuse_contradictions(
+    values: Mapping[str, Any], origins: Mapping[str, str], levels: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse options that cannot both hold, if they come from one source; a stronger source simply wins.
+
+    Raises:
+        UsageError: Naming both.
+    """
+    pairs = [
+        ("numa", "off", "mem_policy", ("bind", "preferred")),
+        ("numa", "off", "bind_method", ("numactl", "libnuma")),
+        ("numa", "strict", "mem_policy", ("none",)),
+    ]
+    for field, word, other, others in pairs:
+        together = any(level.get(field) == word and level.get(other) in others for level in levels)
+        if together and values[field] == word and values[other] in others:
+            one, two = f"{origins[field]} {word}", f"{origins[other]} {values[other]}"
+            raise UsageError(f"{one} contradicts {two}; give one of them")
+
+
+def nearest(name: str, known: "Mapping[str, Any] | frozenset[str] | set[str]") -> str:
+    """``; did you mean X?`` where a known name is near, else nothing."""
+    from difflib import get_close_matches  # Only a mistake pays for it.
+
+    near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def settings_of(options: LaunchOptions) -> PlanSettings:
+    """The part of the options that the planner reads."""
+    names = [declared.name for declared in dataclasses.fields(PlanSettings)]
+    return PlanSettings(**{name: getattr(options, name) for name in names})
