@@ -1,0 +1,170 @@
+"""Applies a :class:`~lms.swap_plan.SwapPlan` to the TensorFlow graph it was made for.
+
+Requires: the graph was not edited before, and every edge of the plan goes forward in the plan's order.
+Ensures: every planned use reads a swap-in, every added op is marked, and the values computed are the same.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from lms.errors import LMSError
+from lms.graph import Graph
+from lms.liveness import positions
+from lms.swap_plan import Swap, SwapIn, SwapPlan
+from lms.tf_graph import MARK, GraphView
+from lms.transports.base import Transport
+
+MARK_ATTR = "_lms"
+"""Attribute of every added op; its value says what the op is for."""
+
+PROTECT_ATTR = "_grappler_do_not_remove"
+
+
+class RewriteError(LMSError):
+    """A plan and a graph do not belong together. The graph was not touched."""
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What was added to a graph."""
+
+    ops: tuple[Any, ...]
+    swap_outs: int
+    swap_ins: int
+    control_edges: int
+
+
+def is_edited(tf_graph: Any) -> bool:
+    """Whether a graph holds ops of an earlier edit."""
+    return any(op.name.startswith(MARK) for op in tf_graph.get_operations())
+
+
+def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport) -> Edits:
+    """Edit ``tf_graph`` as ``plan`` says.
+
+    Args:
+        tf_graph: The graph that ``view`` was read from.
+        view: Its values and objects.
+        plan: A plan for ``view.graph``.
+        transport: How tensors leave and come back.
+
+    Raises:
+        RewriteError: If the graph was edited before, or the plan does not fit it. Nothing was changed then.
+    """
+    if is_edited(tf_graph):
+        raise RewriteError(f"{getattr(tf_graph, 'name', 'the graph')} was edited already; a graph is edited once")
+    require_forward(view.graph, plan)
+    editor = _Editor(view, transport)
+    with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
+        for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
+            editor.swap(swap)
+    for edge in plan.serial_edges:
+        editor.order(view.ops[edge.before], view.ops[edge.after])
+    return Edits(tuple(editor.added), editor.swap_outs, editor.swap_ins, editor.control_edges)
+
+
+def require_forward(graph: Graph, plan: SwapPlan) -> None:
+    """Check that every edge of ``plan`` goes forward in its order, so that it can make no cycle.
+
+    Raises:
+        RewriteError: Naming the first op that does not.
+    """
+    if sorted(plan.order) != list(range(len(graph.ops))):
+        raise RewriteError(f"the plan orders {len(plan.order)} ops; the graph has {len(graph.ops)}")
+    place = positions(plan.order)
+
+    def forward(before: int, after: int, what: str) -> None:
+        if place[before] >= place[after]:
+            raise RewriteError(f"{what}: {graph.ops[before].name} does not run before {graph.ops[after].name}")
+
+    for op, earlier in enumerate(graph.predecessors):
+        for other in earlier:
+            forward(other, op, "plan order")
+    for edge in plan.serial_edges:
+        forward(edge.before, edge.after, "serial edge")
+    for swap in plan.swaps:
+        producer = graph.tensors[swap.tensor].op
+        if swap.after != producer:
+            forward(producer, swap.after, "swap-out")
+        for op in swap.blocks:
+            forward(swap.after, op, "swap-out blocks")
+        for swap_in in swap.swap_ins:
+            if place[swap_in.trigger] < place[swap.after]:
+                raise RewriteError(f"swap-in of {graph.tensor_name(swap.tensor)} may start before it was swapped out")
+            for op in [*(use.op for use in swap_in.uses), *swap_in.blocks]:
+                forward(swap_in.trigger, op, "swap-in")
+
+
+class _Editor:
+    def __init__(self, view: GraphView, transport: Transport) -> None:
+        self.view, self.transport = view, transport
+        self.added: list[Any] = []
+        self.swap_outs = self.swap_ins = self.control_edges = 0
+        self._ordered: set[tuple[str, str]] = set()
+
+    def swap(self, swap: Swap) -> None:
+        tensor = self.view.tensors[swap.tensor]
+        base = f"{MARK}{tensor.op.name.replace('/', '_')}_{tensor.value_index}"
+        after = self.view.ops[swap.after]
+        with tf.control_dependencies([] if after is tensor.op else [after]):
+            held = self.transport.swap_out(tensor, len(swap.swap_ins), f"{base}/swap_out")
+        self._mark(held.op, "swap_out")
+        self.swap_outs += 1
+        for op in swap.blocks:
+            self.order(held.op, self.view.ops[op])
+        for number, swap_in in enumerate(swap.swap_ins):
+            self._swap_in(swap, swap_in, held, f"{base}/swap_in_{number}")
+
+    def _swap_in(self, swap: Swap, swap_in: SwapIn, held: Any, name: str) -> None:
+        tensor, ops = self.view.tensors[swap.tensor], self.view.ops
+        device = tensor.op.device or ops[swap_in.uses[0].op].device
+        with tf.control_dependencies([ops[swap_in.trigger]]):
+            back = self.transport.swap_in(held, tensor, device, name)
+        self._mark(back.op, "swap_in")
+        self.swap_ins += 1
+        versions = {swap.tensor: back}
+        for use in swap_in.uses:
+            read = self.view.graph.ops[use.op].inputs[use.slot]
+            ops[use.op]._update_input(use.slot, self._version(read, versions, name))
+        for op in swap_in.blocks:
+            self.order(back.op, ops[op])
+
+    def _version(self, tensor: int, versions: dict[int, Any], name: str) -> Any:
+        """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
+        if tensor not in versions:
+            alias = self.view.graph.tensors[tensor]
+            assert alias.alias_of is not None
+            source = self._version(alias.alias_of, versions, name)
+            versions[tensor] = self._alias_again(self.view.tensors[tensor], alias.alias_of, source, name)
+        return versions[tensor]
+
+    def _alias_again(self, tensor: Any, original: int, source: Any, name: str) -> Any:
+        op = tensor.op
+        if op.type == "IdentityN" or (op.type == "Identity" and not op.control_inputs):
+            return source
+        replaced = self.view.tensors[original]
+        inputs = [source if item is replaced else item for item in op.inputs]
+        attrs = {key: value for key, value in op.node_def.attr.items() if not key.startswith("_")}
+        with tf.control_dependencies([op] if op.control_inputs else []), tf.device(op.device or None):
+            copy = op.graph.create_op(
+                op.type, inputs, [tensor.dtype], name=f"{name}/{op.type.lower()}", attrs=attrs
+            )
+        copy.outputs[0].set_shape(tensor.shape)
+        self._mark(copy, "alias")
+        return copy.outputs[0]
+
+    def _mark(self, op: Any, purpose: str) -> None:
+        op._set_attr(MARK_ATTR, attr_value_pb2.AttrValue(s=purpose.encode()))
+        op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
+        self.added.append(op)
+
+    def order(self, before: Any, after: Any) -> None:
+        """A control edge, unless the two are ordered directly already."""
+        edge = (before.name, after.name)
+        if edge not in self._ordered:
+            self._ordered.add(edge)
+            after._add_control_input(before)
+            self.control_edges += 1

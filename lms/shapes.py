@@ -1,0 +1,125 @@
+"""Completes the shapes of a graph that was traced with open dimensions, so that its memory can be planned.
+
+A copy of the graph is imported with its arguments' shapes pinned; TensorFlow's own shape inference does the rest. The
+graph itself keeps its open dimensions: a smaller last batch runs through the same edited graph.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
+
+Dims = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ShapeHints:
+    """What is known about the arguments of the call that made TensorFlow trace a graph."""
+
+    calls: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the tensors in the first real call."""
+    batch_size: int | None = None
+    """Size of an open leading dimension."""
+
+    def pin(self, dims: Dims) -> Dims:
+        """``dims`` with what is open filled in: from a matching argument of the call, else by the batch size."""
+        if None not in dims:
+            return dims
+        for call in () if self.batch_size else self.calls:
+            if len(call) == len(dims) and all(d is None or d == c for d, c in zip(dims, call, strict=True)):
+                return call
+        return (self.batch_size if dims[0] is None else dims[0], *dims[1:])
+
+
+def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
+    """Shapes by tensor name of the tensors whose own shape is open, as far as ``hints`` decide them.
+
+    Args:
+        tf_graph: The traced graph; it is not changed.
+        hints: What is known about its arguments.
+    """
+    open_tensors = [
+        tensor
+        for op in tf_graph.get_operations()
+        for tensor in op.outputs
+        if tensor.dtype != tf.resource and not tensor.shape.is_fully_defined()
+    ]
+    if not open_tensors:
+        return {}
+    copy = _import_pinned(tf_graph, hints)
+    found = {tensor.name: copy.get_tensor_by_name(tensor.name).shape for tensor in open_tensors}
+    return {name: tuple(shape.as_list()) for name, shape in found.items() if shape.rank is not None}
+
+
+def _import_pinned(tf_graph: Any, hints: ShapeHints) -> Any:
+    definition = tf_graph.as_graph_def()
+    for node in definition.node:
+        node.attr.pop("_output_shapes", None)
+        if node.op == "Placeholder" and "shape" in node.attr:
+            _pin(node.attr["shape"].shape, hints)
+        if "output_shapes" in node.attr and "output_types" in node.attr:
+            for shape in node.attr["output_shapes"].list.shape:
+                _pin(shape, hints)
+    copy = tf.Graph()
+    with copy.as_default():
+        handles = _handles(tf_graph)
+        tf.graph_util.import_graph_def(definition, input_map=handles, name="")
+    return copy
+
+
+def _pin(shape: Any, hints: ShapeHints) -> None:
+    if shape.unknown_rank or not shape.dim:
+        return
+    dims = tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
+    for dim, size in zip(shape.dim, hints.pin(dims), strict=True):
+        dim.size = -1 if size is None else size
+
+
+def _handles(tf_graph: Any) -> dict[str, Any]:
+    """Stand-ins for the variables' handles that know what they point to, which a GraphDef forgets."""
+    handles = {}
+    for op in tf_graph.get_operations():
+        if op.type in ("Placeholder", "VarHandleOp") and op.outputs and op.outputs[0].dtype == tf.resource:
+            stand_in = tf.compat.v1.placeholder(tf.resource, op.outputs[0].shape, name=f"handle_{len(handles)}")
+            handle_data_util.copy_handle_data(op.outputs[0], stand_in)
+            handles[op.outputs[0].name] = stand_in
+    return handles
+
+
+def argument_shapes(arguments: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the tensors and arrays among the flattened ``arguments`` of a call."""
+    shapes = []
+    for argument in arguments:
+        shape = getattr(argument, "shape", None)
+        dims = shape.as_list() if isinstance(shape, tf.TensorShape) and shape.rank is not None else shape
+        if isinstance(dims, Sequence) and all(isinstance(dim, int) for dim in dims):
+            shapes.append(tuple(dims))
+    return tuple(shapes)
+
+
+def dataset_batch_size(dataset: Any) -> int | None:
+    """The batch size that a ``tf.data`` pipeline was built with, when its last batching step says it."""
+    for _ in range(64):
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            value = tf.get_static_value(size)
+            return None if value is None else int(value)
+        dataset = getattr(dataset, "_input_dataset", None)
+        if dataset is None:
+            return None
+    return None
+
+
+def unpinned_arguments(tf_graph: Any, hints: ShapeHints) -> list[str]:
+    """Names of the arguments that stay open even with ``hints``."""
+    return [
+        op.name
+        for op in tf_graph.get_operations()
+        if op.type == "Placeholder"
+        and op.outputs[0].dtype != tf.resource
+        and op.outputs[0].shape.rank
+        and None in hints.pin(tuple(op.outputs[0].shape.as_list()))
+    ]
+

@@ -1,0 +1,199 @@
+"""Reads a TensorFlow graph into the engine's values (:mod:`lms.graph`), keeping the way back to the real ops."""
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from lms.graph import Graph, GraphBuilder
+from lms.liveness import Buffers, timeline
+from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES
+
+MARK = "lms/"
+"""Names of added ops start with it."""
+
+SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+"""Ops that look at a tensor's shape alone. They run as soon as it exists and never need its bytes later."""
+
+BODY_ATTRS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+    "While": ("body",),
+    "StatelessWhile": ("body",),
+}
+"""Where control flow keeps its bodies; a body's own peak is the op's workspace."""
+
+TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "Size", "Shape", "Rank"})
+"""Ops whose outputs are a few numbers, however open their shapes are."""
+
+NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
+
+Shapes = Mapping[str, Sequence[int | None] | None]
+"""Shapes by tensor name that are better known than the graph itself knows them."""
+
+
+@dataclass(frozen=True)
+class GraphView:
+    """A graph as values, with the TensorFlow object of each op id and tensor id."""
+
+    graph: Graph
+    ops: tuple[Any, ...]
+    tensors: tuple[Any, ...]
+    unknown: tuple[str, ...]
+    """Names of the tensors whose size is not known."""
+
+
+def read_graph(
+    tf_graph: Any, device_type: str, shapes: Shapes | None = None, outputs: Iterable[Any] | None = None
+) -> GraphView:
+    """Read ``tf_graph``.
+
+    Args:
+        tf_graph: A ``FuncGraph``, or a ``tf.Graph`` of compat.v1.
+        device_type: ``GPU`` or ``CPU``: whose memory is looked at.
+        shapes: Completed shapes (:func:`lms.shapes.complete_shapes`).
+        outputs: Tensors that outlive the step; ``None``: the function's own outputs.
+    """
+    reader = _Reader(tf_graph, device_type, shapes or {})
+    for op in schedule(tf_graph.get_operations()):
+        reader.add(op)
+    kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
+    graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
+    return GraphView(graph, tuple(reader.ops), tuple(reader.tensors), tuple(reader.unknown))
+
+
+def schedule(ops: Sequence[Any]) -> Sequence[Any]:
+    """``ops`` in an order in which every input comes first; the order of creation, wherever that is one."""
+    place = {op: index for index, op in enumerate(ops)}
+    before = [{place[t.op] for t in op.inputs}.union(place[c] for c in op.control_inputs) for op in ops]
+    if all(not earlier or max(earlier) < index for index, earlier in enumerate(before)):
+        return ops
+    waiting = [len(earlier) for earlier in before]
+    after: list[list[int]] = [[] for _ in ops]
+    for index, earlier in enumerate(before):
+        for other in earlier:
+            after[other].append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    order: list[Any] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(ops[index])
+        for later in after[index]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, later)
+    return order
+
+
+class _Reader:
+    def __init__(self, tf_graph: Any, device_type: str, shapes: Shapes) -> None:
+        self.build = GraphBuilder()
+        self.ops: list[Any] = []
+        self.tensors: list[Any] = []
+        self.ids: dict[int, int] = {}
+        self.unknown: list[str] = []
+        self._op_ids: dict[Any, int] = {}
+        self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
+
+    def add(self, op: Any) -> None:
+        op_type, outputs = op.type, op.outputs
+        inputs = [self.ids[id(tensor)] for tensor in op.inputs]
+        controls = [self._op_ids[control] for control in op.control_inputs]
+        if op_type in SHAPE_READERS:
+            controls += [self._op_ids[tensor.op] for tensor in op.inputs]
+            inputs = []
+        device = op.device
+        elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in device)
+        made = self.build.add(
+            op.name,
+            op_type,
+            inputs=inputs,
+            outputs=[self._nbytes(tensor, elsewhere) for tensor in outputs],
+            controls=controls,
+            device=device,
+            outside=elsewhere,
+            forbidden=[self._forbidden(op_type, tensor) for tensor in outputs],
+            workspace_bytes=self._workspace(op),
+        )
+        self._op_ids[op] = len(self.ops)
+        self.ops.append(op)
+        for number, tensor in zip(made, outputs, strict=True):
+            self.ids[id(tensor)] = number
+            self.tensors.append(tensor)
+
+    def _nbytes(self, tensor: Any, elsewhere: bool) -> int | None:
+        dtype = tensor.dtype
+        if dtype in NOT_PLAIN or tensor.op.type in TINY:
+            return 0
+        size = _elements(tensor.shape)
+        if size is None and (better := self._shapes.get(tensor.name)) is not None:
+            size = _product(better)
+        if size is None:
+            if not elsewhere:
+                self.unknown.append(tensor.name)
+            return None
+        return int(size * dtype.size)
+
+    def _forbidden(self, op_type: str, tensor: Any) -> str | None:
+        if op_type.startswith("Lms"):
+            return "swapped already"
+        if tensor.dtype in NOT_PLAIN:
+            return "not plain memory"
+        return UNSWAPPABLE_TYPES.get(op_type)
+
+    def _workspace(self, op: Any) -> int:
+        peaks = [
+            peak_of_body(self._tf_graph, name, self._device_type)
+            for attr in BODY_ATTRS.get(op.type, ())
+            for name in _body_names(op, attr)
+        ]
+        return max(peaks, default=0)
+
+
+def peak_of_body(tf_graph: Any, name: str, device_type: str) -> int:
+    """The memory that the function ``name`` of ``tf_graph`` needs while it runs; 0 when its graph is gone."""
+    body = _function_graph(tf_graph, name)
+    if body is None:
+        return 0
+    view = read_graph(body, device_type)
+    buffers = Buffers.of(view.graph)
+    return timeline(buffers, range(len(view.graph.ops))).peak_bytes
+
+
+def _function_graph(tf_graph: Any, name: str) -> Any:
+    functions: Mapping[Any, Any] = getattr(tf_graph, "_functions", {})
+    found = functions.get(name, functions.get(name.encode()))
+    return getattr(found, "graph", None)
+
+
+def _body_names(op: Any, attr: str) -> list[str]:
+    value = op.get_attr(attr)
+    return [item.name for item in (value if isinstance(value, list) else [value])]
+
+
+def _elements(shape: Any) -> int | None:
+    return None if shape.rank is None else _product(shape.as_list())
+
+
+def _product(dims: Sequence[int | None]) -> int | None:
+    total = 1
+    for dim in dims:
+        if dim is None:
+            return None
+        total *= dim
+    return total
+
+
+def has_backward_pass(ops: Iterable[Any], update_types: Collection[str] = ()) -> bool:
+    """Whether a graph trains: it holds a gradient kernel, or an op made by a gradient tape or ``tf.gradients``."""
+    return any(
+        op.name.startswith("gradient") or op.type.endswith(("Grad", "Backprop", "BackpropInput", "BackpropFilter"))
+        or "gradient_tape/" in op.name or op.type in update_types
+        for op in ops
+    )
