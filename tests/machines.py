@@ -1,7 +1,7 @@
 """Synthetic machines: a short description becomes the ``proc/`` and ``sys/`` that a kernel would show.
 
-``machine("dgx")`` is a ``Machine`` value, ``build_root("dgx", folder)`` a directory for ``--topology``. To vary
-one: ``machine(replace(SPECS["dgx"], allowed_cpus="0-15"))``.
+``machine("dgx")`` is a ``Machine`` value, ``build_root("dgx", folder)`` a directory for ``--topology``.
+To vary one: ``machine(replace(SPECS["dgx"], allowed_cpus="0-15"))``.
 """
 
 from dataclasses import dataclass, field, replace

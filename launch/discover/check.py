@@ -46,8 +46,8 @@ def _complaints(machine: Machine) -> Iterable[str]:
         yield from (
             f"{what} name NUMA node {node}, which is not listed" for node in set(named) - nodes - {None}
         )
-    holders = (*machine.numa_nodes, *machine.cores)
-    for package in {holder.package for holder in holders} - packages - {None}:
+    placed = {node.package for node in machine.numa_nodes} | {core.package for core in machine.cores}
+    for package in placed - packages - {None}:
         yield f"package {package} is named and not listed"
     yield from _gpu_complaints(machine.gpus)
 

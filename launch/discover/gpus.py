@@ -17,11 +17,12 @@ DRIVER = "proc/driver/nvidia/gpus"
 
 Vendor = Literal["nvidia", "amd"]
 NVIDIA, AMD = "0x10de", "0x1002"
-_CLASSES: Mapping[str, tuple[Vendor, tuple[str, ...]]] = {
+PCI_GPU_CLASSES: Mapping[str, tuple[Vendor, tuple[str, ...]]] = {
     NVIDIA: ("nvidia", ("0x0300", "0x0302")),
     AMD: ("amd", ("0x0300", "0x0302", "0x0380", "0x1200")),
 }
-"""PCI base and sub class (VGA, 3D, other display, processing accelerator) of a GPU, by vendor id. AMD's Instinct cards are 0x0380 and 0x1200. A board's own VGA (ASPEED, Matrox) has another vendor."""
+"""PCI base and sub class (VGA, 3D, other display, processing accelerator) of a GPU, by vendor id. AMD's
+Instinct cards are 0x0380 and 0x1200. A board's own VGA (ASPEED, Matrox) has another vendor."""
 _BOARD_VGA = frozenset({"0x515e", "0x5969", "0x4752"})
 """ATI ES1000 and Rage XL: the VGA of old server boards, by the same vendor id as AMD's GPUs."""
 _PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
@@ -95,7 +96,7 @@ def read_pci_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
 
 
 def _read_pci_gpu(tree: Tree, folder: str, address: str) -> GpuFacts | None:
-    vendor, classes = _CLASSES.get(tree.read(f"{folder}/vendor") or "", (None, ()))
+    vendor, classes = PCI_GPU_CLASSES.get(tree.read(f"{folder}/vendor") or "", (None, ()))
     if not (tree.read(f"{folder}/class") or "").startswith(classes or "none"):
         return None
     # A virtual function is a share of a GPU that is in the list itself.
@@ -143,10 +144,11 @@ def _fill(gpu: GpuFacts, other: GpuFacts | None) -> GpuFacts:
 def read_gpu_memory_nodes(tree: Tree, gpus: Iterable[GpuFacts], architecture: str) -> frozenset[int]:
     """NUMA nodes that are a GPU's own memory.
 
-    The driver's ``numa_status`` names them. On a machine with NVIDIA GPUs there are also the nodes that the kernel
-    lists as generic initiators (Grace Hopper's firmware declares each GPU and each possible MIG instance as one in
-    the ACPI SRAT), and on ppc64le, where ``numa_status`` is missing, all nodes without CPUs (only the NVLink GPUs
-    of POWER9 bring such nodes there, numbered down from 255). A node with CPUs stays host memory in any case.
+    The driver's ``numa_status`` names them. On a machine with NVIDIA GPUs there are also the nodes that
+    the kernel lists as generic initiators (Grace Hopper's firmware declares each GPU and each possible
+    MIG instance as one in the ACPI SRAT), and on ppc64le, where ``numa_status`` is missing, all nodes
+    without CPUs (only the NVLink GPUs of POWER9 bring such nodes there, numbered down from 255). A node
+    with CPUs stays host memory in any case.
     """
     found = list(gpus)
     named = frozenset(gpu.memory_node for gpu in found if gpu.memory_node is not None)
@@ -205,8 +207,8 @@ def build_gpu(index: int, gpu: GpuFacts, localities: Iterable[int | IdSet], hard
 def locate(localities: Iterable[int | IdSet], hardware: Hardware) -> tuple[int | None, IdSet]:
     """The NUMA node with CPUs that a device hangs on, and the CPUs near it.
 
-    The first locality that settles on one node decides; then the only node with CPUs. CPUs on several nodes that
-    are not all of the machine (a package of several nodes) are kept as the answer without a node.
+    The first locality that settles on one node decides; then the only node with CPUs. CPUs on several
+    nodes that are not all of the machine (a package of several nodes) are kept, without a node.
     """
     nodes = {node.id: node for node in hardware.numa_nodes}
     near: IdSet = frozenset()

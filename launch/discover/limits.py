@@ -19,7 +19,7 @@ NO_SUCH_MODE = 0x3FFF
 
 @dataclass(frozen=True)
 class _Mount:
-    """A mounted cgroup hierarchy. ``root`` is the cgroup seen at ``path``: not always ``/`` in a container."""
+    """A mounted cgroup hierarchy. ``root``, the cgroup seen at ``path``, is not always ``/``."""
 
     controllers: frozenset[str]
     root: str

@@ -242,7 +242,8 @@ def read_allowed(tree: Tree, hardware: Hardware, cgroup_ids: Mapping[str, IdSet 
         hardware: The machine.
         cgroup_ids: ``cpus`` and ``mems`` of the cpuset, for trees without ``proc/self/status``.
 
-    Nodes without memory, GPUs' memory and memory-only nodes are never in ``mems``: a host-memory mask is made of it.
+    Nodes without memory, GPUs' memory and memory-only nodes are never in ``mems``: a host-memory mask is
+    made of it.
     """
     status = _fields(tree.read("proc/self/status") or "")
     host = frozenset(

@@ -111,7 +111,7 @@ class MemoryTree:
         return [] if resolved is None else sorted(self._children.get(resolved, ()))
 
     def real(self, path: str) -> str | None:
-        """The path with every link resolved; None for a loop or a link that leads nowhere or out of the tree."""
+        """The path with every link resolved; None if that loops, leads nowhere or leads out of the tree."""
         done, todo, followed = "", [part for part in path.split("/") if part], 0
         while todo:
             step = posixpath.normpath(posixpath.join(done, todo.pop(0)))

@@ -1,0 +1,330 @@
+"""lstopo's XML, versions 1 to 3, of any machine.
+
+The document is hostile until checked: entities are refused (so that nothing expands), external ones are never
+fetched, and its size and depth are limited.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from launch.discover.check import check
+from launch.discover.gpus import PCI_GPU_CLASSES, GpuFacts, build_gpu, parse_pci_address, pci_order
+from launch.discover.sysfs import Hardware, build_cores, build_packages, kind_of
+from launch.errors import TopologyError
+from launch.idset import IdSet, parse_mask
+from launch.topology import Allowed, Gpu, Machine, NumaNode
+
+MAX_DEPTH = 256
+MAX_OBJECTS = 1_000_000
+
+_PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
+_GPU_OS_DEVICE = re.compile(r"(nvml|cuda|rsmi)[0-9]+")
+"""Names of OS devices that only a GPU has; version 1 gives no subtype. OpenCL devices may be CPUs."""
+_MEMORY_INFOS = ("CUDAGlobalMemorySize", "RSMIVRAMSize")
+_UUID_INFOS = ("NVIDIAUUID", "AMDUUID")
+
+
+@dataclass
+class _Object:
+    """One ``<object>`` with its ``<info>`` children."""
+
+    kind: str
+    attributes: Mapping[str, str]
+    parent: "_Object | None"
+    infos: dict[str, str] = field(default_factory=dict)
+    children: "list[_Object]" = field(default_factory=list)
+
+    def walk(self) -> "Iterator[_Object]":
+        """This object and all below it, in document order."""
+        stack = [self]
+        while stack:
+            one = stack.pop()
+            yield one
+            stack.extend(reversed(one.children))
+
+    def mask(self, name: str) -> IdSet | None:
+        """A set attribute; None when it is absent or infinite."""
+        text = self.attributes.get(name)
+        if text is None or text.startswith("0xf...f"):
+            return None
+        return parse_mask(text)
+
+    def number(self, name: str) -> int | None:
+        """A whole number attribute; None when it is absent or none."""
+        text = self.attributes.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+@dataclass
+class _Document:
+    """What the parser gathered."""
+
+    root: _Object | None = None
+    is_topology: bool = False
+    infos: dict[str, str] = field(default_factory=dict)
+    distance_ids: list[int] = field(default_factory=list)
+    distance_values: list[int] = field(default_factory=list)
+
+
+def parse_hwloc_xml(content: bytes, source: str) -> Machine:
+    """Read an XML export of hwloc.
+
+    Args:
+        content: The document.
+        source: Its name, for errors and for the machine.
+
+    Raises:
+        TopologyError: If it is not well-formed, not a topology, hostile, or contradicts itself.
+    """
+    try:
+        machine = _build(_parse(content), source)
+        check(machine)
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        raise TopologyError(
+            f"{source} is damaged XML ({error}); needed what 'lstopo FILE.xml' writes"
+        ) from error
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {error}") from error
+    return machine
+
+
+class _Reader:
+    """Receives the parser's events and builds a ``_Document``."""
+
+    def __init__(self) -> None:
+        self.document = _Document()
+        self._open: list[_Object] = []
+        self._depth = self._objects = 0
+        self._text: list[str] | None = None
+        self._in_latencies = False
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._objects += 1
+        if self._depth > MAX_DEPTH or self._objects > MAX_OBJECTS:
+            raise TopologyError(f"more than {MAX_OBJECTS} elements or {MAX_DEPTH} levels; needed a machine")
+        if tag == "topology":
+            self.document.is_topology = True
+        elif tag == "object":
+            self._start_object(attributes)
+        elif tag == "info":
+            infos = self._open[-1].infos if self._open else self.document.infos
+            infos[attributes.get("name", "")] = attributes.get("value", "")
+        elif tag == "distances2":
+            self._in_latencies = _is_numa_latency(attributes) and not self.document.distance_values
+        elif tag in ("indexes", "u64values"):
+            self._text = []
+
+    def _start_object(self, attributes: dict[str, str]) -> None:
+        parent = self._open[-1] if self._open else None
+        # Version 1 calls a package "Socket" in its oldest files.
+        kind = attributes.get("type", "").replace("Socket", "Package")
+        opened = _Object(kind, attributes, parent)
+        if parent is not None:
+            parent.children.append(opened)
+        elif self.document.root is None:
+            self.document.root = opened
+        self._open.append(opened)
+
+    def text(self, piece: str) -> None:
+        if self._text is not None:
+            self._text.append(piece)
+
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        if tag == "object":
+            self._open.pop()
+        elif tag == "distances2":
+            self._in_latencies = False
+        elif tag in ("indexes", "u64values"):
+            numbers = [int(word) for word in "".join(self._text or ()).split() if word.isdigit()]
+            document = self.document
+            if self._in_latencies:
+                (document.distance_ids if tag == "indexes" else document.distance_values).extend(numbers)
+            self._text = None
+
+
+def _is_numa_latency(attributes: Mapping[str, str]) -> bool:
+    """Whether a matrix holds the SLIT; bit 2 of ``kind`` is hwloc's "means latency"."""
+    kind = attributes.get("kind", "")
+    named = attributes.get("name", "NUMALatency") == "NUMALatency"
+    return attributes.get("type") == "NUMANode" and named and kind.isdigit() and bool(int(kind) & 4)
+
+
+def _refuse_entity(name: str, *_: object) -> None:
+    raise TopologyError(f"it declares the entity {name!r}; needed lstopo's XML, which has none")
+
+
+def _parse(content: bytes) -> _Document:
+    reader, parser = _Reader(), expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.text
+    parser.EntityDeclHandler = _refuse_entity
+    parser.Parse(content, True)
+    if not reader.document.is_topology or reader.document.root is None:
+        raise TopologyError("no topology in it; needed what 'lstopo FILE.xml' writes")
+    return reader.document
+
+
+def _build(document: _Document, source: str) -> Machine:
+    root = document.root
+    if root is None:
+        raise LookupError("no machine")
+    objects = list(root.walk())
+    hardware = _build_hardware(document, root, objects)
+    gpus = _build_gpus(objects, hardware)
+    return Machine(
+        source=source,
+        architecture=root.infos.get("Architecture") or document.infos.get("Architecture") or "unknown",
+        packages=hardware.packages,
+        numa_nodes=hardware.numa_nodes,
+        cores=hardware.cores,
+        gpus=gpus,
+        allowed=_build_allowed(root, hardware),
+        warnings=(
+            *hardware.warnings,
+            *(
+                f"GPU {gpu.index} ({gpu.pci_bus_id}): its NUMA node is unknown; its rank is not bound to one"
+                for gpu in gpus
+                if gpu.numa_node is None
+            ),
+        ),
+    )
+
+
+def _build_hardware(document: _Document, root: _Object, objects: list[_Object]) -> Hardware:
+    online = _online(root, objects)
+    package_of: dict[int, int | None] = dict.fromkeys(online)
+    for package in (one for one in objects if one.kind == "Package"):
+        inside = online & (package.mask("cpuset") or frozenset())
+        package_of.update(dict.fromkeys(inside, package.number("os_index")))
+    nodes = [one for one in objects if one.kind == "NUMANode" and one.number("os_index") is not None]
+    node_cpus = {one.number("os_index") or 0: (one.mask("cpuset") or frozenset()) & online for one in nodes}
+    memory = {one.number("os_index") or 0: one.number("local_memory") for one in nodes}
+    of_gpu = {one.number("os_index") or 0 for one in nodes if one.attributes.get("subtype") == "GPUMemory"}
+    warnings = () if nodes else ("the file shows no NUMA nodes: taken as one node 0",)
+    if not nodes:
+        node_cpus, memory = {0: online}, {0: root.number("local_memory")}
+    _take_shared_cpus_once(node_cpus, of_gpu)
+    numa_nodes = tuple(
+        NumaNode(
+            id=node,
+            package=_only_package(cpus, package_of),
+            cpus=cpus,
+            memory_bytes=memory[node],
+            kind=kind_of(cpus, node in of_gpu),
+            distances=_distances(document, node, frozenset(node_cpus)),
+        )
+        for node, cpus in sorted(node_cpus.items())
+    )
+    return Hardware(
+        packages=build_packages(package_of, numa_nodes),
+        numa_nodes=numa_nodes,
+        cores=build_cores(_core_sets(objects, online), package_of, node_cpus),
+        warnings=warnings,
+    )
+
+
+def _take_shared_cpus_once(node_cpus: dict[int, IdSet], of_gpu: set[int]) -> None:
+    """Leave CPUs to the lowest of the nodes that name them, and none to a GPU's memory.
+
+    hwloc gives a memory-only node (HBM, CXL) the CPUs it is local to; the kernel gives it none.
+    """
+    taken: IdSet = frozenset()
+    for node in sorted(node_cpus):
+        node_cpus[node] = frozenset() if node in of_gpu else node_cpus[node] - taken
+        taken |= node_cpus[node]
+
+
+def _online(root: _Object, objects: list[_Object]) -> IdSet:
+    units = {one.number("os_index") for one in objects if one.kind == "PU"} - {None}
+    listed = root.mask("online_cpuset")
+    online = frozenset(unit for unit in units if unit is not None)
+    online = online if listed is None else online & listed
+    if not online:
+        raise TopologyError("it names no online PU; needed lstopo's XML of a whole machine")
+    return online
+
+
+def _core_sets(objects: list[_Object], online: IdSet) -> list[IdSet]:
+    cores = [one.mask("cpuset") or frozenset() for one in objects if one.kind == "Core"]
+    named = [cpus & online for cpus in cores if cpus & online]
+    # Without Core objects (a virtual machine that hides them) every PU counts as one.
+    return named + [frozenset({cpu}) for cpu in online.difference(*named)]
+
+
+def _only_package(cpus: IdSet, package_of: Mapping[int, int | None]) -> int | None:
+    packages = {package_of[cpu] for cpu in cpus}
+    return packages.pop() if len(packages) == 1 else None
+
+
+def _distances(document: _Document, node: int, nodes: IdSet) -> tuple[tuple[int, int], ...]:
+    ids, values = document.distance_ids, document.distance_values
+    if node not in ids or len(values) != len(ids) ** 2 or not nodes.issuperset(ids):
+        return ()
+    row = ids.index(node) * len(ids)
+    return tuple(sorted(zip(ids, values[row : row + len(ids)], strict=True)))
+
+
+def _build_allowed(root: _Object, hardware: Hardware) -> Allowed:
+    cpus, mems = root.mask("allowed_cpuset"), root.mask("allowed_nodeset")
+    host = frozenset(
+        node.id for node in hardware.numa_nodes if node.kind == "dram" and node.memory_bytes != 0
+    )
+    return Allowed(
+        cpus=hardware.online if cpus is None else hardware.online & cpus,
+        # A version 1 file of a machine without NUMA nodes has an empty node set.
+        mems=host & mems if mems else host,
+    )
+
+
+def _build_gpus(objects: list[_Object], hardware: Hardware) -> tuple[Gpu, ...]:
+    found: dict[str, tuple[GpuFacts, _Object]] = {}
+    for one in objects:
+        facts = _gpu_facts(one) if one.kind == "PCIDev" else None
+        if facts is not None:
+            found[facts.pci_bus_id] = facts, one
+    ordered = sorted(found.values(), key=lambda pair: pci_order(pair[0].pci_bus_id))
+    return tuple(
+        build_gpu(index, facts, _localities(device, hardware), hardware)
+        for index, (facts, device) in enumerate(ordered)
+    )
+
+
+def _gpu_facts(device: _Object) -> GpuFacts | None:
+    address = parse_pci_address(device.attributes.get("pci_busid", ""))
+    matched = _PCI_TYPE.match(device.attributes.get("pci_type", "").lower())
+    os_devices = [one for one in device.walk() if one.kind == "OSDev"]
+    of_gpu = [one for one in os_devices if _GPU_OS_DEVICE.fullmatch(one.attributes.get("name", ""))]
+    vendor, classes = PCI_GPU_CLASSES.get(f"0x{matched[2]}" if matched else "", (None, ()))
+    is_display = matched is not None and f"0x{matched[1]}" in classes
+    if address is None or not (is_display or of_gpu):
+        return None
+    infos = {key: value for one in os_devices for key, value in one.infos.items()}
+    return GpuFacts(
+        address,
+        vendor,
+        name=infos.get("GPUModel") or None,
+        uuid=next((infos[name] for name in _UUID_INFOS if infos.get(name)), None),
+        memory_bytes=next((size for name in _MEMORY_INFOS if (size := _kib(infos.get(name, "")))), None),
+    )
+
+
+def _kib(text: str) -> int | None:
+    """Bytes of a size that versions 1 and 2 write as ``16671616`` and version 3 as ``16671616KiB``."""
+    found = re.fullmatch(r"([0-9]{1,15})(KiB)?", text)
+    return int(found[1]) * 1024 if found else None
+
+
+def _localities(device: _Object, hardware: Hardware) -> Iterator[int | IdSet]:
+    """The CPUs of the innermost object around a device; bridges have none."""
+    around = device.parent
+    while around is not None:
+        cpus = around.mask("cpuset")
+        if cpus:
+            yield cpus & hardware.online
+            return
+        around = around.parent

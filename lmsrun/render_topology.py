@@ -1,0 +1,106 @@
+"""A machine as a tree for people."""
+
+from dataclasses import dataclass, field
+
+from launch.idset import format_ids
+from launch.topology import Gpu, Machine, NumaNode, Package
+
+_KINDS = {"dram": "", "gpu": " (a GPU's memory)", "memory-only": " (memory only)"}
+
+
+@dataclass
+class _Branch:
+    text: str
+    below: "list[_Branch]" = field(default_factory=list)
+
+
+def render_tree(machine: Machine) -> str:
+    """Draw packages, their NUMA nodes and the GPUs on these, then what belongs nowhere, then the limits.
+
+    Plain text: it needs no package and reads the same in a terminal, a log and a mail.
+    """
+    lines = [f"{machine.source}: {machine.architecture}, {_counts(machine)}"]
+    branches = [_package(package, machine) for package in machine.packages]
+    branches += [_numa_node(node, machine) for node in machine.numa_nodes if node.package is None]
+    branches += [_Branch(_gpu_text(gpu)) for gpu in machine.gpus if gpu.numa_node is None]
+    branches.append(_Branch(_allowed(machine)))
+    if limits := _limits(machine):
+        branches.append(_Branch(limits))
+    lines += _draw(branches)
+    lines += [f"warning: {warning}" for warning in machine.warnings]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _counts(machine: Machine) -> str:
+    cpus = sum(len(core.cpus) for core in machine.cores)
+    counted = (
+        (len(machine.packages), "socket"),
+        (len(machine.numa_nodes), "NUMA node"),
+        (len(machine.cores), "core"),
+        (cpus, "CPU"),
+        (len(machine.gpus), "GPU"),
+    )
+    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
+
+
+def _package(package: Package, machine: Machine) -> _Branch:
+    nodes = [node for node in machine.numa_nodes if node.package == package.id]
+    return _Branch(
+        f"socket {package.id}: CPUs {format_ids(package.cpus)}", [_numa_node(node, machine) for node in nodes]
+    )
+
+
+def _numa_node(node: NumaNode, machine: Machine) -> _Branch:
+    cores = sum(core.numa_node == node.id for core in machine.cores)
+    cpus = f"CPUs {format_ids(node.cpus)} ({cores} core{'' if cores == 1 else 's'}), " if node.cpus else ""
+    return _Branch(
+        f"NUMA node {node.id}: {cpus}{_size(node.memory_bytes)}{_KINDS[node.kind]}",
+        [_Branch(_gpu_text(gpu)) for gpu in machine.gpus if gpu.numa_node == node.id],
+    )
+
+
+def _gpu_text(gpu: Gpu) -> str:
+    known = filter(None, (gpu.name or gpu.vendor, _size(gpu.memory_bytes), gpu.uuid))
+    where = "" if gpu.numa_node is not None else ", NUMA node unknown"
+    near = f", near CPUs {format_ids(gpu.cpus)}" if gpu.cpus and where else ""
+    return f"GPU {gpu.index}: {gpu.pci_bus_id}, {', '.join(known)}{where}{near}"
+
+
+def _allowed(machine: Machine) -> str:
+    cpus, mems = format_ids(machine.allowed.cpus), format_ids(machine.allowed.mems)
+    return f"this process may use CPUs {cpus or 'none'} and memory of NUMA nodes {mems or 'none'}"
+
+
+def _limits(machine: Machine) -> str:
+    limits = machine.limits
+    told = []
+    if limits.memory_bytes is not None:
+        told.append(f"{_size(limits.memory_bytes)} by its cgroup")
+    if limits.memlock_bytes is not None:
+        told.append(f"{_size(limits.memlock_bytes)} of locked memory")
+    if limits.set_mempolicy is False:
+        told.append("no memory policy may be set")
+    return "limits: " + ", ".join(told) if told else ""
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "memory unknown"
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << bits:
+            return f"{size_bytes / (1 << bits):.1f} {unit}"
+    return "no memory" if size_bytes == 0 else f"{size_bytes} bytes"
+
+
+def _draw(branches: list[_Branch], indent: str = "") -> list[str]:
+    lines = []
+    for position, branch in enumerate(branches):
+        last = position == len(branches) - 1
+        lines.append(f"{indent}{'└── ' if last else '├── '}{branch.text}")
+        lines += _draw(branch.below, indent + ("    " if last else "│   "))
+    return lines
+
+
+def _printable(line: str) -> str:
+    """Without control characters: a saved topology may carry any text, escape sequences of terminals too."""
+    return "".join(char if char.isprintable() else "?" for char in line)
