@@ -1,0 +1,96 @@
+"""One local job before it starts: its options, its private folder, its output files, its ranks' environments."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.errors import JobError, UsageError
+from launch.plan import LaunchPlan, RankPlan
+from launch.rendezvous import Slot, slot_env
+
+_STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How a local job is supervised; none of it changes what runs where."""
+
+    grace_period_s: float = 10.0
+    output_dir: Path | None = None
+    tag_output: bool | None = None
+    """None: tags when there is more than one rank."""
+    numa: str = "auto"
+    """``strict`` ends the job on a rank whose binding is not verified; ``off`` expects none."""
+    receipt_timeout_s: float = 60.0
+    """When to print the receipts that have arrived, if some rank never calls ``hvd.init()``."""
+    verbose: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """What the ranks inherit."""
+    stdout_fd: int = 1
+    stderr_fd: int = 2
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job has on disk: the receipts' private folder, and one open file a rank and stream if asked for."""
+
+    job_id: str
+    receipt_dir: Path
+    output_fds: Mapping[tuple[int, str], int]
+    output_dir: Path | None
+
+
+def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
+    """Make the folders and open the files of a job, before anything is started.
+
+    Raises:
+        UsageError: If the output folder cannot be written.
+        JobError: If there is no place for the receipts.
+    """
+    output_fds = _open_outputs(plan, options.output_dir) if options.output_dir is not None else {}
+    job_id = os.urandom(8).hex()
+    temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
+    receipt_dir = temporary / f"lmsrun-{job_id}"
+    try:
+        receipt_dir.mkdir(mode=0o700)
+    except OSError as error:
+        raise JobError(
+            f"cannot make a folder for receipts in {temporary}: {error.strerror}; set TMPDIR to one that can be written"
+        ) from error
+    return JobFiles(job_id, receipt_dir, output_fds, options.output_dir)
+
+
+def rank_environ(
+    plan: RankPlan, slot: Slot, ports: tuple[int, int], options: JobOptions, files: JobFiles
+) -> dict[str, str]:
+    """The whole environment of one rank: inherited, then the launcher's, then the plan's (so that ``-x`` wins).
+
+    Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
+    """
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **options.environ,
+        **slot_env(slot, *ports),
+        **plan.env,
+        "LMSRUN_JOB_ID": files.job_id,
+        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
+    }
+
+
+def _open_outputs(plan: LaunchPlan, folder: Path) -> dict[tuple[int, str], int]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {
+            (rank.rank, stream): os.open(
+                folder / f"rank-{rank.rank}.{stream}",
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
+                0o666,
+            )
+            for rank in plan.ranks
+            for stream in _STREAMS
+        }
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to the output folder {folder}: {error.strerror}; choose another --output-dir"
+        ) from error

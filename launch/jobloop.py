@@ -1,0 +1,428 @@
+"""The supervisor's loop: one thread, one poll, and whatever is due."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launch.causes import (
+    describe_rank,
+    describe_status,
+    exit_code_of,
+    explain_memory,
+    read_memory_counters,
+    signal_name,
+)
+from launch.job import JobFiles, JobOptions, rank_environ
+from launch.plan import LaunchPlan, RankPlan
+from launch.receipts import RankReceipt, judge_all, read_receipts, to_json
+from launch.rendezvous import Rendezvous, free_port, horovod_installed
+from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
+from launch.warden import die_with_parent, signal_group, sweep
+
+_RECEIPT_POLL_S = 0.1
+_SWEEP_LIMIT_S = 5.0
+_UNKILLABLE_AFTER_S = 10.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = {
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGUSR2: signal.SIGUSR2,
+    signal.SIGTSTP: signal.SIGSTOP,
+    signal.SIGCONT: signal.SIGCONT,
+}
+_TAG_COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the job ends, decided by the first thing that goes wrong."""
+
+    exit_code: int
+    line: str
+
+
+def plan_ladder(first: int, grace_s: float) -> list[tuple[float, int]]:
+    """The signals that end a job, each with its delay in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
+    steps = [(0.0, first)]
+    if first != signal.SIGTERM:
+        steps.append((grace_s / 2, signal.SIGTERM))
+    return [*steps, (grace_s, signal.SIGKILL)]
+
+
+class JobLoop:
+    """Runs one job inside the supervisor process. Use once."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: JobOptions,
+        files: JobFiles,
+        render_receipts: Callable[[Sequence[RankReceipt]], str],
+        front: int,
+        passed: set[signal.Signals],
+    ) -> None:
+        self._plan, self._options, self._files = plan, options, files
+        self._render_receipts = render_receipts
+        self._front, self._handled = front, {*passed, signal.SIGTERM, signal.SIGCHLD}
+        self._running: dict[int, RankPlan] = {}
+        self._statuses: dict[int, int] = {}
+        self._streams: list[RankStream] = []
+        self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
+        self._ending: Ending | None = None
+        self._signalled: int | None = None
+        self._interrupts = 0
+        self._steps: list[tuple[float, int]] = []
+        self._hurried = False
+        self._table_due: float | None = time.monotonic() + options.receipt_timeout_s
+        self._receipts: tuple[RankReceipt, ...] = ()
+        self._memory = read_memory_counters()
+        self._notes: list[str] = []
+
+    def run(self) -> int:
+        """Start the ranks and stay until the last process of the job is gone."""
+        wakeup = self._take_signals()
+        self._rendezvous = Rendezvous(self._plan, self._notes.append)
+        if not horovod_installed():
+            self._note(
+                "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
+            )
+        ports = (self._rendezvous.port, free_port())
+        for rank, slot in zip(self._plan.ranks, self._rendezvous.slots, strict=True):
+            self._start(rank, rank_environ(rank, slot, ports, self._options, self._files))
+        while self._running and not self._given_up():
+            self._turn(wakeup)
+        return self._finish(wakeup)
+
+    # Starting
+
+    def _take_signals(self) -> int:
+        """Have signals arrive as bytes on a pipe, so that none interrupts the work."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in self._handled:
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handled)
+        return reading
+
+    def _start(self, rank: RankPlan, environ: dict[str, str]) -> None:
+        out, err = os.pipe(), os.pipe()
+        parent = os.getpid()
+        # A signal between fork and exec must meet the rank's own disposition, not the supervisor's handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
+        pid = os.fork()
+        if pid == 0:
+            _become_rank(rank, environ, parent, (out[1], err[1]), self._handled)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(out[1])
+        os.close(err[1])
+        self._running[pid] = rank
+        self._add_stream(rank, "stdout", out[0], self._out)
+        self._add_stream(rank, "stderr", err[0], self._err)
+        self._note_if_verbose(f"rank {rank.rank} is process {pid}")
+
+    def _add_stream(self, rank: RankPlan, name: str, fd: int, console: Console) -> None:
+        os.set_blocking(fd, False)
+        many = self._plan.world_size > 1
+        tags = many if self._options.tag_output is None else self._options.tag_output
+        tag = self._tag(rank.rank, console) if tags else b""
+        tagged = TaggedStream(tag) if tags or many else None
+        file_fd = self._files.output_fds.get((rank.rank, name))
+        self._streams.append(RankStream(fd, console, tagged, file_fd, f"rank-{rank.rank}.{name}"))
+
+    def _tag(self, rank: int, console: Console) -> bytes:
+        width = len(str(self._plan.world_size - 1)) + 2
+        tag = f"[{rank}]".ljust(width)
+        if os.isatty(console.sink.fd) and "NO_COLOR" not in self._options.environ:
+            return f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}\x1b[0m ".encode()
+        return f"{tag} ".encode()
+
+    # Running
+
+    def _turn(self, wakeup: int) -> None:
+        """Wait for something, then do all that has come up."""
+        ready = poll(self._readable(wakeup), self._writable(), self._next_due())
+        if wakeup in ready:
+            self._take_notice(os.read(wakeup, 4096))
+        for stream in self._streams:
+            if stream.open and stream.fd in ready:
+                stream.pump()
+                self._check_file(stream)
+        self._pump_sinks(ready)
+        if self._rendezvous.fileno() in ready:
+            self._rendezvous.serve()
+        while self._notes:
+            self._note(self._notes.pop(0))
+        self._look_at_receipts()
+        self._climb()
+
+    def _readable(self, wakeup: int) -> list[int]:
+        fds = [stream.fd for stream in self._streams if stream.open and not stream.console.sink.full]
+        if self._rendezvous.fileno() >= 0:
+            fds.append(self._rendezvous.fileno())
+        return [wakeup, *fds]
+
+    def _writable(self) -> list[int]:
+        return [console.sink.fd for console in self._consoles() if console.sink.waiting]
+
+    def _consoles(self) -> list[Console]:
+        return [self._out] if self._out is self._err else [self._out, self._err]
+
+    def _next_due(self) -> float | None:
+        due = [self._steps[0][0]] if self._steps else []
+        if self._table_due is not None:
+            due.append(time.monotonic() + _RECEIPT_POLL_S)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _pump_sinks(self, ready: set[int]) -> None:
+        for console in self._consoles():
+            if console.sink.fd not in ready or console.sink.error is not None:
+                continue
+            console.sink.pump()
+            error: OSError | None = console.sink.error
+            if error is None:
+                continue
+            if console.sink.closed_by_reader:
+                self._end(Ending(128 + signal.SIGPIPE, ""), signal.SIGTERM)
+            else:
+                self._end(Ending(1, f"cannot write the ranks' output: {error.strerror}"), signal.SIGTERM)
+
+    def _check_file(self, stream: RankStream) -> None:
+        if stream.file_error is not None and stream.file_fd is not None:
+            self._note(
+                f"error: cannot write {stream.file_name}: {stream.file_error.strerror}; the file ends here"
+            )
+            os.close(stream.file_fd)
+            stream.file_fd = None
+
+    # Signals and endings
+
+    def _take_notice(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in _FORWARDED:
+                self._signal_ranks(_FORWARDED[signal.Signals(number)])
+            elif number in _ENDING:
+                self._take_ending_signal(number)
+        if os.getppid() != self._front:
+            self._hurry()
+        self._reap()
+
+    def _take_ending_signal(self, number: int) -> None:
+        if os.getppid() != self._front:
+            return
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            self._hurry()
+        elif self._signalled is None:
+            self._signalled = number
+            self._note(
+                f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
+            )
+            self._set_ladder(number)
+        else:
+            self._signal_ranks(number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self._running.pop(pid, None)
+            if rank is not None:
+                self._rank_ended(rank, status)
+
+    def _rank_ended(self, rank: RankPlan, status: int) -> None:
+        self._statuses[rank.rank] = status
+        self._note_if_verbose(f"{describe_rank(rank)} {describe_status(status)}")
+        if status == 0 or self._ending is not None:
+            return
+        code, line = exit_code_of(status), f"{describe_rank(rank)} {describe_status(status)}"
+        if self._signalled is not None:
+            by_signal = os.WIFSIGNALED(status)
+            name = signal_name(self._signalled)
+            self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {line}")
+            return
+        self._end(Ending(code, line + self._explain(rank, status)), signal.SIGTERM)
+
+    def _explain(self, rank: RankPlan, status: int) -> str:
+        """What more is known of a failed rank than its status."""
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            if memory := explain_memory(self._memory, read_memory_counters(), rank):
+                return memory
+        if not read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]:
+            return "; its program had not started, the lines above say why"
+        return ""
+
+    def _end(self, ending: Ending, first_signal: int) -> None:
+        """End the job for this reason, unless it is ending already."""
+        if self._ending is None:
+            self._ending = ending
+        if not self._steps:
+            self._set_ladder(first_signal)
+
+    def _set_ladder(self, first: int) -> None:
+        now = time.monotonic()
+        self._steps = [
+            (now + delay, step) for delay, step in plan_ladder(first, self._options.grace_period_s)
+        ]
+        self._climb()
+
+    def _climb(self) -> None:
+        """Send the signals of the ladder that are due."""
+        while self._steps and self._steps[0][0] <= time.monotonic() and not self._given_up():
+            _, number = self._steps.pop(0)
+            self._signal_ranks(number)
+            if number == signal.SIGKILL:
+                self._steps = [(time.monotonic() + _UNKILLABLE_AFTER_S, 0)]
+
+    def _hurry(self) -> None:
+        """Kill at once: the user insists, or nobody is left to wait for."""
+        if not self._hurried:
+            self._hurried = True
+            self._steps = [(time.monotonic(), signal.SIGKILL)]
+            self._climb()
+
+    def _given_up(self) -> bool:
+        """Whether ranks have outlasted SIGKILL, stuck in the kernel."""
+        return bool(self._steps) and self._steps[0][1] == 0 and self._steps[0][0] <= time.monotonic()
+
+    def _signal_ranks(self, number: int) -> None:
+        for pid in self._running:
+            signal_group(pid, number)
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal_group(pid, signal.SIGCONT)
+
+    # Receipts
+
+    def _look_at_receipts(self) -> None:
+        if self._table_due is None:
+            return
+        stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in self._plan.ranks])
+        self._receipts = judge_all(self._plan.ranks, stages, self._options.numa)
+        settled = all("init" in r.stages or r.rank in self._statuses for r in self._receipts)
+        late = time.monotonic() >= self._table_due
+        self._check_strict(late or settled)
+        if settled or late:
+            self._show_receipts()
+
+    def _check_strict(self, final: bool) -> None:
+        if self._options.numa != "strict" or self._ending is not None or self._signalled is not None:
+            return
+        for plan, receipt in zip(self._plan.ranks, self._receipts, strict=True):
+            if receipt.verified is False and (final or "start" in receipt.stages):
+                line = f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
+                self._end(Ending(1, line), signal.SIGTERM)
+                return
+
+    def _show_receipts(self) -> None:
+        self._table_due = None
+        self._err.note(
+            "lmsrun: where the ranks run, as read back from the kernel\n"
+            + self._render_receipts(self._receipts)
+        )
+        self._save_receipts()
+
+    def _save_receipts(self) -> None:
+        if self._files.output_dir is None:
+            return
+        path = self._files.output_dir / "receipts.json"
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            draft.write_text(json.dumps(to_json(self._files.job_id, self._receipts), indent=1) + "\n")
+            os.replace(draft, path)
+        except OSError as error:
+            self._note(f"error: cannot write {path}: {error.strerror}")
+
+    # The end
+
+    def _finish(self, wakeup: int) -> int:
+        """Leave no process, no output and no reason behind."""
+        left = sorted({*self._running, *sweep(_SWEEP_LIMIT_S)})
+        self._rendezvous.stop()
+        self._drain(wakeup)
+        if self._table_due is not None:
+            self._table_due = 0.0
+            self._look_at_receipts()
+        if left:
+            self._note(f"error: processes {', '.join(map(str, left))} cannot be killed")
+        code = self._conclude()
+        for console in self._consoles():
+            self._flush(console, wakeup)
+        return code
+
+    def _conclude(self) -> int:
+        """Say the last line and decide the exit code."""
+        if self._ending is not None:
+            if self._ending.line:
+                self._note(self._ending.line)
+            return self._ending.exit_code
+        if self._signalled is not None:
+            self._note(f"ended by {signal_name(self._signalled)}")
+            return 0
+        return 1 if any(stream.file_error is not None for stream in self._streams) else 0
+
+    def _drain(self, wakeup: int) -> None:
+        """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""
+        for stream in self._streams:
+            while stream.open and stream.pump():
+                self._check_file(stream)
+                if stream.console.sink.full:
+                    self._flush(stream.console, wakeup)
+            stream.close()
+        for console in self._consoles():
+            console.finish()
+
+    def _flush(self, console: Console, wakeup: int) -> None:
+        """Wait for the reader of our output, until the user insists on the end."""
+        while console.sink.waiting and not self._hurried:
+            ready = poll([wakeup], [console.sink.fd], None)
+            if wakeup in ready:
+                self._take_notice(os.read(wakeup, 4096))
+            if console.sink.fd in ready:
+                self._pump_sinks({console.sink.fd})
+
+    def _note(self, text: str) -> None:
+        self._err.note(f"lmsrun: {text}")
+
+    def _note_if_verbose(self, text: str) -> None:
+        if self._options.verbose:
+            self._note(text)
+
+
+def _become_rank(
+    rank: RankPlan,
+    environ: dict[str, str],
+    parent: int,
+    outputs: tuple[int, int],
+    handled: set[signal.Signals],
+) -> None:
+    """The child's side of the fork: its own session, a death tied to the supervisor's, plain signals, exec."""
+    code = 126
+    try:
+        os.setsid()
+        die_with_parent(signal.SIGKILL, parent)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        signal.set_wakeup_fd(-1)
+        # Python ignores the last two from its start, and exec would hand that on to the program.
+        for number in (*handled, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(rank.argv[0], rank.argv, environ)  # noqa: S606 - an argv list, no shell
+    except OSError as error:
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        os.write(2, f"lmsrun: cannot start {rank.argv[0]}: {error.strerror}\n".encode())
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the supervisor's code
+        os.write(2, f"lmsrun: cannot start rank {rank.rank}: {error!r}\n".encode())
+    finally:
+        sys.stdout = sys.stderr = None
+        os._exit(code)

@@ -1,0 +1,219 @@
+"""Receipts: what each rank found when it read its own binding back, collected and judged against the plan.
+
+Ranks write them, so to the launcher they are data from outside: size-limited JSON objects, nothing more.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.idset import IdSet, format_ids, parse_ids
+from launch.plan import RankPlan
+
+SCHEMA = "lmsrun.receipts/1"
+STAGES = ("start", "framework", "init")
+MAX_RECEIPT_BYTES = 1 << 16
+
+Stages = Mapping[str, Mapping[str, Any]]
+"""The receipts of one rank by stage."""
+
+
+@dataclass(frozen=True)
+class RankReceipt:
+    """What is known of one rank. ``verified`` None: no binding was asked for."""
+
+    rank: int
+    local_rank: int
+    host: str
+    gpu: str | None
+    numa_node: int | None
+    cpus: str | None
+    mem_policy: str | None
+    mem_nodes: str | None
+    host_mem_limit_mb: int | None
+    lms: str
+    verified: bool | None
+    reasons: tuple[str, ...]
+    stages: tuple[str, ...]
+    pid: int | None = None
+    visible_gpus: tuple[str, ...] = ()
+
+
+def write_receipt(directory: Path, rank: int, stage: str, content: Mapping[str, Any]) -> None:
+    """Write one stage of one rank, so that a reader sees all of it or nothing.
+
+    Raises:
+        OSError: If the directory is gone or full.
+    """
+    target = directory / f"rank-{rank}.{stage}.json"
+    draft = directory / f".{target.name}.{os.getpid()}"
+    draft.write_text(json.dumps(dict(content)), encoding="utf-8")
+    os.replace(draft, target)
+
+
+def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
+    """Read what has arrived: the stages of each rank. Anything that is not a small JSON object is left out."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for rank in ranks:
+        stages = {stage: _read_object(directory / f"rank-{rank}.{stage}.json") for stage in STAGES}
+        found[rank] = {stage: content for stage, content in stages.items() if content is not None}
+    return found
+
+
+def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
+    """Compare what one rank read back, at its start and after ``hvd.init()``, with what was planned."""
+    start, framework, init = (stages.get(stage, {}) for stage in STAGES)
+    latest = {**start, **{key: init[key] for key in ("cpus", "mem_policy", "mem_nodes") if key in init}}
+    verified, reasons = _verdict(plan, stages, numa)
+    return RankReceipt(
+        rank=plan.rank,
+        local_rank=plan.local_rank,
+        host=_text(start.get("host")) or plan.host,
+        gpu=_gpu_text(plan),
+        numa_node=plan.numa_node,
+        cpus=_text(latest.get("cpus")),
+        mem_policy=_text(latest.get("mem_policy")),
+        mem_nodes=_text(latest.get("mem_nodes")),
+        host_mem_limit_mb=_number(start.get("host_mem_limit_mb")),
+        lms=_lms_text(framework),
+        verified=verified,
+        reasons=tuple(reasons),
+        stages=tuple(stage for stage in STAGES if stage in stages),
+        pid=_number(start.get("pid")),
+        visible_gpus=_texts(framework.get("visible_gpus")),
+    )
+
+
+def judge_all(ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str) -> tuple[RankReceipt, ...]:
+    """Judge every rank, in the plan's order."""
+    return tuple(judge(rank, stages.get(rank.rank, {}), numa) for rank in ranks)
+
+
+def compare_binding(
+    cpus: IdSet, mem_policy: str, mem_nodes: IdSet, found: Mapping[str, Any], when: str
+) -> list[str]:
+    """Where ``found`` (fields of a receipt) differs from what was planned, as short reasons."""
+    reasons = []
+    found_cpus = _text(found.get("cpus"))
+    if cpus and found_cpus != format_ids(cpus):
+        reasons.append(f"CPUs {found_cpus or 'unknown'} {when}, planned {format_ids(cpus)}")
+    if mem_policy == "none":
+        return reasons
+    policy, nodes = _text(found.get("mem_policy")), _text(found.get("mem_nodes"))
+    if (policy, nodes) != (mem_policy, format_ids(mem_nodes)):
+        seen = " ".join(filter(None, [policy or "unknown", nodes]))
+        reasons.append(f"memory policy {seen} {when}, planned {mem_policy} {format_ids(mem_nodes)}")
+    return reasons
+
+
+def to_json(job_id: str, receipts: Sequence[RankReceipt]) -> dict[str, Any]:
+    """The content of ``receipts.json``."""
+    return {"schema": SCHEMA, "job_id": job_id, "ranks": [_to_object(receipt) for receipt in receipts]}
+
+
+def from_json(document: Any) -> tuple[RankReceipt, ...]:
+    """Read ``receipts.json`` back.
+
+    Raises:
+        ValueError: If it is not such a document.
+    """
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} document")
+    try:
+        return tuple(_from_object(entry) for entry in document["ranks"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"damaged {SCHEMA} document: {error}") from error
+
+
+def _to_object(receipt: RankReceipt) -> dict[str, Any]:
+    return {
+        **vars(receipt),
+        "reasons": list(receipt.reasons),
+        "stages": list(receipt.stages),
+        "visible_gpus": list(receipt.visible_gpus),
+    }
+
+
+def _from_object(entry: Mapping[str, Any]) -> RankReceipt:
+    tuples = {key: tuple(entry[key]) for key in ("reasons", "stages", "visible_gpus")}
+    return RankReceipt(**{**entry, **tuples})
+
+
+def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, list[str]]:
+    if numa == "off":
+        return None, ["binding is off"]
+    start, init = stages.get("start"), stages.get("init")
+    if start is None:
+        return False, ["no receipt: the worker did not get as far as its program"]
+    own = [text for text in _texts(start.get("reasons")) if text]
+    differing = compare_binding(plan.cpus, plan.mem_policy, plan.mem_nodes, start, "at start")
+    # The worker's own words come first; what the launcher finds beyond them is added.
+    reasons = own + [reason for reason in differing if reason not in own]
+    if init is not None:
+        reasons += compare_binding(plan.cpus, plan.mem_policy, plan.mem_nodes, init, "after hvd.init()")
+    if not plan.cpus and plan.mem_policy == "none":
+        return False, reasons or ["nothing was bound; the plan's warnings say why"]
+    return not reasons, reasons
+
+
+def _lms_text(framework: Mapping[str, Any]) -> str:
+    lms = framework.get("lms")
+    if not isinstance(lms, dict):
+        return "-"
+    if lms.get("active") is True:
+        return _text(lms.get("mode")) or "on"
+    why = _text(lms.get("why"))
+    asked = lms.get("requested") not in (None, "off")
+    return f"not active: {why}" if asked and why else "off"
+
+
+def _gpu_text(plan: RankPlan) -> str | None:
+    if plan.gpu is None:
+        return None
+    return " ".join(filter(None, [plan.gpu.pci_bus_id, plan.gpu.name]))
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        text = file.read(MAX_RECEIPT_BYTES + 1)
+    if len(text) > MAX_RECEIPT_BYTES:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _text(value: Any) -> str | None:
+    """A short printable text, or None: receipts end up on a terminal."""
+    if not isinstance(value, str):
+        return None
+    return "".join(character if character.isprintable() else "?" for character in value[:300])
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else []
+    return tuple(text for item in items[:64] if (text := _text(item)) is not None)
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def parse_expected_ids(value: Any) -> IdSet:
+    """Ids of an ``LMSRUN_EXPECT`` field.
+
+    Raises:
+        ValueError: If it is not an id list.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"not an id list: {value!r}")  # noqa: TRY004 - damaged text, like any other
+    return parse_ids(value)

@@ -1,0 +1,59 @@
+"""What a rank that another launcher started plans for itself, from that launcher's variables and its own machine."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from launch.binding_tools import read_tools
+from launch.discover import read_machine
+from launch.plan import RankPlan
+from launch.planner import HostRequest, plan_host
+from launch.rank_env import RankIdentity, read_rank
+from launch.settings import PlanSettings
+from lms.config import LMSConfig
+
+
+def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPlan:
+    """Plan the ranks of this host and return this one.
+
+    Every rank of the host computes the same plan and takes its own part, so none has to ask another.
+
+    Raises:
+        LmsrunError: If the rank cannot be told, the machine cannot be read, or the ranks do not fit on it.
+    """
+    identity = read_rank(environ)
+    _share_mask(identity)
+    settings = PlanSettings.from_env(environ)
+    machine = read_machine()
+    request = HostRequest(
+        program=tuple(command),
+        local_world_size=identity.local_world_size,
+        world_size=identity.world_size,
+        first_rank=identity.rank - identity.local_rank,
+        host=os.uname().nodename,
+        settings=settings,
+        lms=LMSConfig.from_env(environ),
+        tools=read_tools(machine, environ.get("PATH")),
+        environ=environ,
+    )
+    planned = plan_host(machine, request)
+    if identity.local_rank == 0:
+        for warning in planned.warnings:
+            sys.stderr.write(f"lmsrun: {warning}\n")
+    return planned.ranks[identity.local_rank]
+
+
+def _share_mask(identity: RankIdentity) -> None:
+    """Take the CPU mask of the parent where the launcher has bound this rank on its own account.
+
+    Open MPI binds to a core for two ranks or fewer: planned within that mask, two ranks would share one core's
+    halves. The parent (its daemon) still has what the job may use.
+    """
+    if identity.affinity != "parent":
+        return
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    except OSError as error:
+        sys.stderr.write(
+            f"lmsrun: the CPU mask of {identity.launcher} could not be read ({error}); using this rank's\n"
+        )

@@ -1,0 +1,133 @@
+"""Keeping hold of every process of a job: parent-death signals, subreapers, and the sweep at the end."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+"""include/uapi/linux/prctl.h"""
+
+_SWEEP_PAUSE_S = 0.005
+
+
+def die_with_parent(death_signal: int, parent: int) -> None:
+    """Have the kernel send this process a signal when ``parent`` dies; it survives exec.
+
+    A parent that died before the call would never trigger it, so that case ends this process here.
+    """
+    _prctl(_PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of every descendant whose own parent dies, also after setsid."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def read_children(pid: int, proc: Path = Path("/proc")) -> set[int]:
+    """The direct children of every thread of a process; empty when it is gone."""
+    try:
+        tasks = list(os.scandir(proc / str(pid) / "task"))
+    except OSError:
+        return set()
+    children: set[int] = set()
+    for task in tasks:
+        try:
+            children.update(map(int, Path(task.path, "children").read_text().split()))
+        except FileNotFoundError:
+            return _children_by_stat(pid, proc) if (proc / str(pid)).exists() else set()
+        except (OSError, ValueError):
+            continue
+    return children
+
+
+def read_descendants(pid: int, proc: Path = Path("/proc"), spare: frozenset[int] = frozenset()) -> list[int]:
+    """Every descendant, parents first. ``spare`` names children that are left alone with all below them."""
+    found: list[int] = []
+    ahead = sorted(read_children(pid, proc) - spare)
+    while ahead:
+        found += ahead
+        ahead = sorted({child for parent in ahead for child in read_children(parent, proc)} - set(found))
+    return found
+
+
+def sweep(
+    limit_s: float,
+    spare: frozenset[int] = frozenset(),
+    reaped: Callable[[int, int], None] = lambda pid, status: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[int]:
+    """Kill and reap every descendant of this process, which must have called ``adopt_orphans``.
+
+    As parents die their children come to this process, so the walk ends when it has no child left.
+
+    Args:
+        limit_s: How long to go on; a process in an uninterruptible system call can outlast any signal.
+        spare: Children from before the job, left alone.
+        reaped: Told the pid and wait status of each.
+        clock: Seconds.
+
+    Returns:
+        The processes that would not die within the limit.
+    """
+    end = clock() + limit_s
+    while left := read_descendants(os.getpid(), spare=spare):
+        if clock() > end:
+            return left
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+        _reap(reaped, spare)
+        time.sleep(_SWEEP_PAUSE_S)
+    return []
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal the process group that ``pid`` leads; none left is no error."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        _kill(pid, number)
+
+
+def _reap(reaped: Callable[[int, int], None], spare: frozenset[int]) -> None:
+    for pid in read_children(os.getpid()) - spare:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        if ended:
+            reaped(ended, status)
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _children_by_stat(pid: int, proc: Path) -> set[int]:
+    """For kernels without CONFIG_PROC_CHILDREN: every process whose parent is ``pid``."""
+    return {child for child, parent in _parents(proc) if parent == pid}
+
+
+def _parents(proc: Path) -> Iterator[tuple[int, int]]:
+    for entry in os.scandir(proc):
+        if entry.name.isdigit():
+            try:
+                text = (proc / entry.name / "stat").read_text()
+            except OSError:
+                continue
+            # The name stands in parentheses and may hold any character, so count from the last one.
+            yield int(entry.name), int(text.rpartition(")")[2].split()[1])
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

@@ -1,0 +1,232 @@
+"""The per-rank shim ``lmsrun worker -- PROGRAM ARGS``: find out who we are, bind, verify, leave a receipt, exec.
+
+With ``LMSRUN_EXPECT`` the binding is decided and (unless its method is ``libnuma``) done: verify it. Without, another
+launcher started this rank: plan for it here, then start over with the binding in front. Nothing of the shim stays in
+memory once the program runs.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from launch.errors import LmsrunError, UsageError
+from launch.idset import IdSet, format_ids
+from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
+from launch.plan import MemPolicy, RankPlan
+from launch.receipts import compare_binding, parse_expected_ids, write_receipt
+
+BOOTSTRAP = Path(__file__).resolve().parent.parent / "lms" / "bootstrap"
+_HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
+_POLICIES: tuple[MemPolicy, ...] = ("bind", "preferred", "preferred-many", "none")
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""A shell's exit codes for a program that is not there, or cannot be run."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What was decided for this rank, as ``LMSRUN_EXPECT`` tells it."""
+
+    rank: int
+    local_rank: int
+    host: str
+    gpu: str | None
+    numa_node: int | None
+    cpus: IdSet
+    mem_policy: MemPolicy
+    mem_nodes: IdSet
+    bind_method: str
+    numa: str
+
+
+class ProgramError(LmsrunError):
+    """The program cannot be started."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become the program of this rank.
+
+    Args:
+        argv: ``PROGRAM ARGS``, with or without a ``--`` in front.
+        environ: The environment, which the program gets with ours added.
+    """
+    try:
+        command = list(argv[1:] if argv[:1] == ["--"] else argv)
+        if not command:
+            raise UsageError("lmsrun worker: no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
+        if environ.get("LMSRUN_EXPECT"):
+            _start_program(command, dict(environ))
+        _start_over(command, dict(environ))
+    except LmsrunError as error:
+        _say(str(error), environ)
+        sys.exit(error.exit_code)
+
+
+def parse_expectation(text: str) -> Expectation:
+    """Read ``LMSRUN_EXPECT``.
+
+    Raises:
+        UsageError: If it is not what lmsrun writes.
+    """
+    try:
+        fields = json.loads(text)
+        policy = fields["mem_policy"]
+        if policy not in _POLICIES:
+            raise ValueError(f"mem_policy {policy!r}")  # noqa: TRY301
+        return Expectation(
+            rank=int(fields["rank"]),
+            local_rank=int(fields["local_rank"]),
+            host=str(fields["host"]),
+            gpu=fields["gpu"],
+            numa_node=fields["numa_node"],
+            cpus=parse_expected_ids(fields["cpus"]),
+            mem_policy=policy,
+            mem_nodes=parse_expected_ids(fields["mem_nodes"]),
+            bind_method=str(fields["bind_method"]),
+            numa=str(fields["numa"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"LMSRUN_EXPECT is damaged ({error}); leave it to lmsrun to set it") from error
+
+
+def verify(expected: Expectation, found: Binding) -> tuple[bool, list[str]]:
+    """Compare a binding that was read back with the one decided, at the start of the rank."""
+    fields = {
+        "cpus": format_ids(found.cpus),
+        "mem_policy": found.mem_policy,
+        "mem_nodes": format_ids(found.mem_nodes),
+    }
+    reasons = compare_binding(expected.cpus, expected.mem_policy, expected.mem_nodes, fields, "at start")
+    bound = bool(expected.cpus) or expected.mem_policy != "none"
+    return bound and not reasons, reasons
+
+
+def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The argv to exec: ``.py`` runs under ``LMSRUN_PYTHON`` or this Python, anything else is looked up in PATH.
+
+    Raises:
+        ProgramError: If it is not there or cannot be run.
+    """
+    program = command[0]
+    if program.endswith(".py"):
+        if not os.path.isfile(program):
+            raise ProgramError(
+                f"{program} is not here ({os.getcwd()}); give a path from this folder, or an absolute one",
+                NOT_FOUND,
+            )
+        return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
+    return [_find(program, environ), *command[1:]]
+
+
+def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
+    later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(BOOTSTRAP)]
+    path = [str(BOOTSTRAP), *(entry for entry in later if entry)]
+    return {**environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
+    """Bind if that is left to us, verify, leave the receipt, and exec."""
+    expected = parse_expectation(environ["LMSRUN_EXPECT"])
+    refusals = _apply(expected) if expected.bind_method == "libnuma" else []
+    found = read_binding()
+    verified, reasons = verify(expected, found)
+    reasons = refusals + reasons
+    argv = resolve_program(command, environ)
+    _leave_receipt(expected, found, verified and not refusals, reasons, environ)
+    if reasons and expected.numa == "strict":
+        raise BindingError(
+            f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
+        )
+    _exec(argv, program_environ(environ))
+
+
+def _apply(expected: Expectation) -> list[str]:
+    refusals = []
+    try:
+        apply_cpus(expected.cpus)
+    except BindingError as error:
+        refusals.append(str(error))
+    try:
+        apply_mem_policy(expected.mem_policy, expected.mem_nodes)
+    except BindingError as error:
+        refusals.append(str(error))
+    return refusals
+
+
+def _leave_receipt(
+    expected: Expectation, found: Binding, verified: bool, reasons: list[str], environ: Mapping[str, str]
+) -> None:
+    folder = environ.get("LMSRUN_RECEIPT_DIR")
+    if not folder:
+        if reasons and expected.numa != "off":
+            _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}", environ)
+        return
+    limit = environ.get(_HOST_LIMIT, "")
+    content = {
+        "rank": expected.rank,
+        "local_rank": expected.local_rank,
+        "host": expected.host,
+        "pid": os.getpid(),
+        "gpu": expected.gpu,
+        "numa_node": expected.numa_node,
+        "cpus": format_ids(found.cpus),
+        "mem_policy": found.mem_policy,
+        "mem_nodes": format_ids(found.mem_nodes),
+        "host_mem_limit_mb": int(limit) if limit.isascii() and limit.isdigit() else None,
+        "verified": verified,
+        "reasons": reasons,
+    }
+    try:
+        write_receipt(Path(folder), expected.rank, "start", content)
+    except OSError as error:
+        _say(f"cannot leave a receipt in {folder}: {error.strerror}", environ)
+
+
+def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
+    """Plan this rank's binding on its own machine and exec the shim again with the binding in front."""
+    from launch.selfplan import plan_this_rank
+
+    rank = plan_this_rank(command, environ)
+    _warn_of_unbound(rank, environ)
+    argv = list(rank.argv)
+    argv[0] = _find(argv[0], environ)
+    _exec(argv, {**environ, **rank.env})
+
+
+def _warn_of_unbound(rank: RankPlan, environ: Mapping[str, str]) -> None:
+    if not rank.cpus and environ.get("LMSRUN_NUMA") != "off":
+        _say(f"rank {rank.rank} is not bound", environ)
+
+
+def _find(program: str, environ: Mapping[str, str]) -> str:
+    found = shutil.which(program, path=environ.get("PATH", os.defpath))
+    if found is not None:
+        return found
+    if os.path.dirname(program) and os.path.exists(program):
+        kind = "a folder" if os.path.isdir(program) else "not executable"
+        raise ProgramError(
+            f"{program} is {kind}; needed a program, or a script whose name ends in .py", NOT_EXECUTABLE
+        )
+    raise ProgramError(f"{program} is not a program here; give its path, or check PATH", NOT_FOUND)
+
+
+def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(argv[0], list(argv), dict(environ))  # noqa: S606 - an argv list, no shell
+    except OSError as error:
+        raise ProgramError(f"cannot run {argv[0]}: {error.strerror}", NOT_EXECUTABLE) from error
+
+
+def _say(text: str, environ: Mapping[str, str]) -> None:
+    sys.stderr.write(f"lmsrun: {text}\n")

@@ -1,0 +1,40 @@
+"""Receipts as a table for people, in plain text: it is printed among the ranks' own output."""
+
+from collections.abc import Sequence
+
+from launch.receipts import RankReceipt
+
+_HEADS = ("rank", "host", "GPU", "NUMA node", "CPUs", "memory", "host limit", "LMS", "verified")
+
+
+def render_receipts(receipts: Sequence[RankReceipt]) -> str:
+    """One row a rank: where it really runs, and whether that is where the plan put it."""
+    rows = [_HEADS, *map(_row, receipts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _row(receipt: RankReceipt) -> tuple[str, ...]:
+    limit = receipt.host_mem_limit_mb
+    return (
+        str(receipt.rank),
+        receipt.host,
+        receipt.gpu or "-",
+        "?" if receipt.numa_node is None else str(receipt.numa_node),
+        receipt.cpus or "?",
+        " ".join(filter(None, [receipt.mem_policy, receipt.mem_nodes])) or "?",
+        "-" if limit is None else f"{limit} MiB",
+        receipt.lms,
+        _verdict(receipt),
+    )
+
+
+def _verdict(receipt: RankReceipt) -> str:
+    if receipt.verified:
+        return "yes, also after hvd.init()" if "init" in receipt.stages else "yes"
+    word = "-" if receipt.verified is None else "NO"
+    return ": ".join(filter(None, [word, "; ".join(receipt.reasons)]))
