@@ -14,7 +14,6 @@ from launch.discover.gpus import (
     read_pci_gpus,
 )
 from launch.discover.limits import probe_set_mempolicy, read_cpuset, read_limits
-from launch.discover.nvml import import_nvml, read_nvml
 from launch.discover.sysfs import CPU, read_allowed, read_hardware, read_online
 from launch.discover.tree import DirTree, Tree
 from launch.errors import TopologyError
@@ -51,21 +50,23 @@ def read_machine(source: str | None = None, *, root: str = "/", nvml: Any = None
 
 def _read_live(root: str, nvml: Any) -> Machine:
     tree = DirTree(root)
-    module = nvml or (import_nvml() if _has_driver(root) else None)
-    warnings: tuple[str, ...] = ()
-    of_nvml: tuple[Any, ...] = ()
-    if module is not None:
-        of_nvml, warnings = read_nvml(module, max(read_online(tree)) + 1)
-        warnings += tuple(
-            f"GPU {gpu.pci_bus_id} is in MIG mode: it is planned as one GPU" for gpu in of_nvml if gpu.mig
-        )
-    elif _has_driver(root):
-        warnings = (
-            "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)",
-        )
+    of_nvml, warnings = _read_live_nvml(tree, root, nvml)
     architecture = os.uname().machine
     facts = merge_gpus(of_nvml, read_driver_gpus(tree), () if of_nvml else read_pci_gpus(tree))
     return _build(tree, "live", architecture, facts, warnings, live=True)
+
+
+def _read_live_nvml(tree: Tree, root: str, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
+    if nvml is None and not _has_driver(root):
+        return (), ()
+    from launch.discover.nvml import import_nvml, read_nvml  # only machines with a driver pay for it
+
+    module = nvml or import_nvml()
+    if module is None:
+        return (), (
+            "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)",
+        )
+    return read_nvml(module, max(read_online(tree)) + 1)
 
 
 def _has_driver(root: str) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.discover.nvml import NvmlGpu
 from launch.discover.sysfs import NODE, Hardware, read_ids, read_ids_or_mask
 from launch.discover.tree import Tree
 from launch.errors import TopologyError
@@ -113,20 +112,12 @@ def _read_pci_gpu(tree: Tree, folder: str, address: str) -> GpuFacts | None:
 
 
 def merge_gpus(
-    nvml: Iterable[NvmlGpu], driver: Iterable[GpuFacts], pci: Iterable[GpuFacts]
+    nvml: Iterable[GpuFacts], driver: Iterable[GpuFacts], pci: Iterable[GpuFacts]
 ) -> tuple[GpuFacts, ...]:
-    """The GPUs of the first source that has any, each filled up with what the later ones know of it."""
+    """The GPUs of the first source that has any; NVML's are filled up with what the driver's folder knows."""
     of_driver = {gpu.pci_bus_id: gpu for gpu in driver}
-    of_nvml = [
-        _fill(_of_nvml(gpu, address), of_driver.get(address))
-        for gpu in nvml
-        if (address := parse_pci_address(gpu.pci_bus_id))
-    ]
+    of_nvml = [_fill(gpu, of_driver.get(gpu.pci_bus_id)) for gpu in nvml]
     return tuple(of_nvml or of_driver.values() or pci)
-
-
-def _of_nvml(gpu: NvmlGpu, address: str) -> GpuFacts:
-    return GpuFacts(address, "nvidia", gpu.name, gpu.uuid, gpu.memory_bytes, gpu.near_cpus)
 
 
 def _fill(gpu: GpuFacts, other: GpuFacts | None) -> GpuFacts:

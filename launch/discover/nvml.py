@@ -1,23 +1,10 @@
 """GPUs as NVIDIA's management library knows them; imported only where a driver is loaded."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from launch.discover.gpus import GpuFacts, parse_pci_address
 from launch.idset import IdSet
-
-
-@dataclass(frozen=True)
-class NvmlGpu:
-    """What NVML says of one GPU; None or empty is unknown. ``pci_bus_id`` is as NVML writes it."""
-
-    pci_bus_id: str
-    name: str | None = None
-    uuid: str | None = None
-    memory_bytes: int | None = None
-    near_cpus: IdSet = frozenset()
-    mig: bool = False
 
 
 def import_nvml() -> ModuleType | None:
@@ -29,7 +16,7 @@ def import_nvml() -> ModuleType | None:
     return pynvml  # type: ignore[no-any-return]
 
 
-def read_nvml(nvml: Any, cpu_count: int) -> tuple[tuple[NvmlGpu, ...], tuple[str, ...]]:
+def read_nvml(nvml: Any, cpu_count: int) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
     """Ask NVML for all GPUs; it ignores CUDA_VISIBLE_DEVICES.
 
     Args:
@@ -44,39 +31,50 @@ def read_nvml(nvml: Any, cpu_count: int) -> tuple[tuple[NvmlGpu, ...], tuple[str
     except nvml.NVMLError as error:
         return (), (f"NVML does not work here ({error}): GPUs are taken from /proc and /sys",)
     try:
-        gpus, warnings = [], []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            # One GPU that has fallen off the bus must not hide the others.
-            try:
-                gpus.append(_read_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), cpu_count))
-            except nvml.NVMLError as error:
-                warnings.append(f"NVML cannot read GPU {index} ({error}): it is left out")
-        return tuple(gpus), tuple(warnings)
+        return _read_gpus(nvml, cpu_count)
     except nvml.NVMLError as error:
         return (), (f"NVML cannot count the GPUs ({error}): they are taken from /proc and /sys",)
     finally:
         nvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: Any, handle: Any, cpu_count: int) -> NvmlGpu:
-    def ask(question: Callable[[], Any]) -> Any:
-        """The answer, or None where this GPU or this version of NVML has none."""
+def _read_gpus(nvml: Any, cpu_count: int) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
+    gpus, warnings = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        # One GPU that has fallen off the bus must not hide the others.
         try:
-            return question()
-        except (nvml.NVMLError, AttributeError):
-            return None
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            address = parse_pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId) or "")
+        except nvml.NVMLError as error:
+            warnings.append(f"NVML cannot read GPU {index} ({error}): it is left out")
+            continue
+        if address is not None:
+            gpus.append(_read_gpu(nvml, handle, address, cpu_count))
+            mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+            if mig and mig[0]:
+                warnings.append(f"GPU {address} is in MIG mode: it is planned as one GPU")
+    return tuple(gpus), tuple(warnings)
 
-    words = ask(lambda: nvml.nvmlDeviceGetCpuAffinity(handle, (cpu_count + 63) // 64))
-    mig = ask(lambda: nvml.nvmlDeviceGetMigMode(handle))
-    return NvmlGpu(
-        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId) or "",
-        name=_text(ask(lambda: nvml.nvmlDeviceGetName(handle))),
-        uuid=_text(ask(lambda: nvml.nvmlDeviceGetUUID(handle))),
+
+def _read_gpu(nvml: Any, handle: Any, address: str, cpu_count: int) -> GpuFacts:
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    return GpuFacts(
+        address,
+        "nvidia",
+        name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
+        uuid=_text(_ask(nvml, "nvmlDeviceGetUUID", handle)),
         # Where the GPU's memory is a NUMA node of the kernel, NVML has no figure of its own.
-        memory_bytes=ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)) or None,
-        near_cpus=_ids_of_words(words or ()),
-        mig=bool(mig and mig[0]),
+        memory_bytes=int(memory.total) or None if memory else None,
+        near_cpus=_ids_of_words(_ask(nvml, "nvmlDeviceGetCpuAffinity", handle, (cpu_count + 63) // 64) or ()),
     )
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """The answer, or None where this GPU or this version of NVML has none."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
 
 
 def _text(value: Any) -> str | None:
