@@ -110,7 +110,7 @@ class LMSConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], base: "LMSConfig | None" = None) -> "LMSConfig":
-        """Read the ``LMS_*`` variables over ``base``; empty ones count as unset, foreign ones are left alone."""
+        """Read the ``LMS_*`` variables over ``base``; empty counts as unset, foreign ones are left alone."""
         given: dict[str, Any] = {
             declared.name: _from_text(declared, text)
             for declared in fields(cls)
