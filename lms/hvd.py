@@ -1,8 +1,8 @@
 """Horovod glue that is right under Keras 3 as well as tf-keras.
 
 Horovod 0.28 overrides what Keras 2 calls; Keras 3 calls ``optimizer.apply`` instead, so Horovod's own
-optimizer averages nothing there and its callbacks stumble over Keras 3's variables. Here every collective has a
-name of ours: Horovod matches tensors of different ranks by name, and those that Keras and TensorFlow make up
+optimizer averages nothing there and its callbacks stumble over Keras 3's variables. Here every collective has
+a name of ours: Horovod matches tensors of different ranks by name, and those that Keras and TensorFlow make up
 depend on what else a rank has built before.
 """
 
