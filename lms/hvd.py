@@ -2,7 +2,7 @@
 
 Horovod 0.28 overrides what Keras 2 calls; Keras 3 calls ``optimizer.apply`` instead, so Horovod's own
 optimizer averages nothing there and its callbacks stumble over Keras 3's variables. Here every collective has
-a name of ours: Horovod matches tensors of different ranks by name, and those that Keras and TensorFlow make up
+a name of ours: Horovod matches tensors of different ranks by name, and those that Keras and TensorFlow invent
 depend on what else a rank has built before.
 """
 
