@@ -48,8 +48,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One node. Control flow (``If``, ``While``, ``PartitionedCall``) is one op, its body's peak as
-    workspace."""
+    """One node. Control flow (``If``, ``While``, a call) is one op, with its body's peak as workspace."""
 
     id: int
     name: str

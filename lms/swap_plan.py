@@ -1,5 +1,4 @@
-"""What the planner decides and the rewriter applies: one frozen value, byte for byte the same for the same
-input.
+"""What the planner decides and the rewriter applies: one frozen value, the same for the same input.
 
 Meaning of a plan for the executor, all by ids of :class:`lms.graph.Graph`:
 
@@ -35,8 +34,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One tensor that leaves the device once and comes back once or more; its values do not change in
-    between."""
+    """One tensor that leaves the device once and comes back once or more, with the same values."""
 
     tensor: int
     """The tensor that owns the buffer (never an alias)."""

@@ -1,0 +1,53 @@
+"""Which buffers may leave the device, and why the others may not."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from lms.liveness import Buffers
+from lms.swap_plan import Rejected
+
+
+@dataclass(frozen=True)
+class Eligibility:
+    """The verdict on every buffer of a graph, by id."""
+
+    candidates: tuple[int, ...]
+    """Buffers that may be swapped, in schedule order."""
+    rejected: tuple[Rejected, ...]
+
+
+def judge(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> Eligibility:
+    """Judge every buffer; those outside the step, too small or of unknown size are among the rejected."""
+    graph = buffers.graph
+    forbidden: dict[int, str] = {}
+    for tensor in graph.tensors:
+        if tensor.forbidden is not None:
+            forbidden.setdefault(graph.roots[tensor.id], tensor.forbidden)
+    candidates: list[int] = []
+    rejected: list[Rejected] = []
+    for tensor in graph.tensors:
+        if tensor.alias_of is not None or (tensor.nbytes is not None and not tensor.nbytes):
+            continue
+        reason = _why_not(buffers, tensor.id, min_bytes, floating) or forbidden.get(tensor.id)
+        if reason is None:
+            candidates.append(tensor.id)
+        else:
+            rejected.append(Rejected(tensor.id, tensor.nbytes, reason))
+    return Eligibility(tuple(candidates), tuple(rejected))
+
+
+def _why_not(buffers: Buffers, root: int, min_bytes: int, floating: Collection[int]) -> str | None:
+    tensor = buffers.graph.tensors[root]
+    if tensor.outside:
+        return "not in the step's device memory"
+    if tensor.nbytes is None:
+        return "size is unknown"
+    if tensor.nbytes < min_bytes:
+        return "smaller than min_tensor_bytes"
+    if buffers.kept[root]:
+        return "output of the step"
+    if not buffers.users[root]:
+        return "nobody reads it"
+    if tensor.op in floating or any(op in floating for op in buffers.users[root]):
+        return "read or made by a communication op"
+    return None

@@ -1,0 +1,239 @@
+"""From a graph and a config to a :class:`~lms.swap_plan.SwapPlan`: pure, deterministic, nearly linear."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lms.config import LMSConfig
+from lms.costs import Costs
+from lms.eligibility import judge
+from lms.graph import Graph
+from lms.liveness import Buffers, timeline
+from lms.policies.budget import RANKS, Pace, evict, prefetch, spare
+from lms.policies.least import plan_all
+from lms.policies.threshold import plan_threshold, rule_of, uses_first_generation
+from lms.schedule import Schedule, Trip
+from lms.serialize import (
+    big_ops,
+    executor_order,
+    floating_ops,
+    frugal_order,
+    level_edges,
+    serial_edges,
+    topological_levels,
+)
+from lms.simulator import simulate
+from lms.swap_plan import Rejected, SwapPlan
+from lms.tuner import best, grid
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph made ready for planning; every policy starts from it."""
+
+    buffers: Buffers
+    big: frozenset[int]
+    rejected: tuple[Rejected, ...]
+    given: Schedule
+    """In the order of the graph."""
+    frugal: Schedule
+    """In the order that keeps memory low."""
+    peak_before_bytes: int
+    """What the unedited step needs, in the order in which an executor runs it."""
+    costs: Costs
+
+    @classmethod
+    def of(cls, graph: Graph, config: LMSConfig, costs: Costs) -> "Case":
+        """Analyse the graph."""
+        buffers = Buffers.of(graph)
+        floating = floating_ops(graph)
+        big = big_ops(buffers, config.min_tensor_bytes, floating)
+        verdict = judge(buffers, config.min_tensor_bytes, floating)
+        orders = (range(len(graph.ops)), frugal_order(buffers, big, floating))
+        given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
+        before = timeline(buffers, executor_order(graph)).peak_bytes
+        return cls(buffers, big, verdict.rejected, given, frugal, before, costs)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.buffers.graph
+
+
+def plan(
+    graph: Graph, config: LMSConfig, *, limit_bytes: int | None = None, costs: Costs | None = None
+) -> SwapPlan:
+    """Decide what a step swaps.
+
+    Args:
+        graph: The step.
+        config: Policy and parameters.
+        limit_bytes: What the device has for the step's own tensors (its limit less what lies there already).
+            With policy ``auto`` it is the budget; with ``threshold`` the tuner fits parameters left at -1 to
+            it. Policy ``budget`` uses ``config.budget_bytes`` instead.
+        costs: The device and its link; the default is a common GPU.
+
+    Returns:
+        The plan. Check ``feasible``: a budget that cannot be met gives the plan that comes closest.
+    """
+    case = Case.of(graph, config, costs or Costs())
+    budget = usable_bytes(config, limit_bytes)
+    if config.policy == "all":
+        return _plan_all(case, budget)
+    if config.policy == "threshold":
+        return _plan_threshold(case, config, budget)
+    if budget is None:
+        return _untouched(case, None, "nothing is edited: the device has no known limit; set budget_bytes")
+    if case.peak_before_bytes <= budget:
+        return _untouched(case, budget, f"nothing is edited: the step fits ({_mib(case.peak_before_bytes)})")
+    return _plan_budget(case, budget)
+
+
+def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
+    """The bytes that a plan may use: the budget less what is to be left free, less the margin."""
+    budget = config.budget_bytes if config.budget_bytes is not None else limit_bytes
+    if budget is None:
+        return None
+    return max(0, int((budget - config.exclude_bytes) * (1 - config.margin)))
+
+
+def _plan_all(case: Case, budget: int | None) -> SwapPlan:
+    options = [_chained("all", case, schedule, plan_all(schedule), budget) for schedule in _schedules(case)]
+    return min(options, key=lambda option: option.peak_bytes)
+
+
+def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPlan:
+    levels = topological_levels(case.graph)
+    schedule = case.given if config.serialization or config.serialization_by_size else case.frugal
+    tuned = None
+    if not uses_first_generation(config) and _has_open_parameters(config) and budget is not None:
+        tuned = best(
+            grid(schedule, levels, case.costs, rule_of(config), count=4, aheads=(3, 10)), budget
+        ).rule
+    rule = rule_of(config, tuned)
+    trips = plan_threshold(schedule, levels, rule)
+    chained = _chained("threshold", case, schedule, trips, budget)
+    note = f"threshold {rule.threshold}, groupby {rule.groupby}, ahead {rule.ahead}"
+    edges = chained.serial_edges
+    wanted = wanted_levels(config, case.buffers, levels)
+    if wanted:
+        edges = level_edges(case.graph, schedule.order, levels, wanted, case.big)
+    return replace(chained, serial_edges=edges, notes=(note, *chained.notes))
+
+
+def _has_open_parameters(config: LMSConfig) -> bool:
+    return min(config.swapout_threshold, config.swapin_groupby, config.swapin_ahead) < 0
+
+
+def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) -> frozenset[int]:
+    """The levels that ``serialization`` names (``"7"``, ``"3:5"``) or ``serialization_by_size`` finds."""
+    top = max(levels, default=-1) + 1
+    wanted: set[int] = set()
+    for text in config.serialization:
+        low, colon, high = text.partition(":")
+        span = slice(int(low or 0), int(high or top) if colon else int(low or 0) + 1)
+        wanted.update(range(top)[span])
+    if config.serialization_by_size:
+        sizes = [0] * top
+        for op in buffers.graph.ops:
+            sizes[levels[op.id]] += sum(buffers.nbytes[tensor] for tensor in op.outputs)
+        limit = config.serialization_by_size * 2**30
+        wanted.update(level for level, nbytes in enumerate(sizes) if nbytes > limit)
+    return frozenset(wanted)
+
+
+def _plan_budget(case: Case, budget: int) -> SwapPlan:
+    schedules = sorted(_schedules(case), key=lambda schedule: schedule.timeline.peak_bytes)
+    plans = []
+    for schedule in schedules:
+        if schedule.timeline.peak_bytes <= budget:
+            return _chained("budget", case, schedule, (), budget)
+        plans.append(_chained("budget", case, schedule, fit(schedule, budget, case.costs), budget))
+        if plans[-1].feasible:
+            return plans[-1]
+    return min(plans, key=lambda option: option.peak_bytes)
+
+
+def fit(schedule: Schedule, budget: int, costs: Costs) -> tuple[Trip, ...]:
+    """The best of a few whole alternatives: the closest to the budget, then the fastest, then the leanest."""
+    seconds = costs.op_seconds(schedule.buffers.graph)
+    pace = Pace.of(schedule, seconds)
+    best_trips: tuple[Trip, ...] = ()
+    best_score: tuple[int, float, int] | None = None
+    for rank in RANKS:
+        trips = spare(schedule, evict(schedule, budget, rank), budget)
+        trips = prefetch(schedule, trips, budget, costs, pace)
+        swaps = schedule.swaps(trips)
+        timing = simulate(schedule.buffers, schedule.order, swaps, costs, seconds)
+        over = max(0, timeline(schedule.buffers, schedule.order, swaps).peak_bytes - budget)
+        score = (over, timing.makespan_s, sum(swap.nbytes * (1 + len(swap.swap_ins)) for swap in swaps))
+        if best_score is None or score < best_score:
+            best_trips, best_score = trips, score
+    return best_trips
+
+
+def _schedules(case: Case) -> tuple[Schedule, ...]:
+    return (case.given,) if case.given.order == case.frugal.order else (case.frugal, case.given)
+
+
+def _chained(
+    policy: str, case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int | None
+) -> SwapPlan:
+    """The plan that makes the trips and keeps the schedule's chain in order."""
+    swaps = schedule.swaps(trips)
+    peak = timeline(case.buffers, schedule.order, swaps).peak_bytes
+    floor, floor_op = schedule.floor
+    chosen = {swap.tensor for swap in swaps}
+    idle = tuple(
+        Rejected(root, case.graph.tensors[root].nbytes, _why_stays(schedule, root))
+        for root in schedule.candidates
+        if root not in chosen
+    )
+    made = SwapPlan(
+        policy=policy,
+        order=schedule.order,
+        swaps=swaps,
+        serial_edges=serial_edges(case.graph, schedule.order, schedule.chain),
+        rejected=case.rejected + idle,
+        peak_before_bytes=case.peak_before_bytes,
+        peak_bytes=peak,
+        floor_bytes=min(floor, peak),
+        floor_op=floor_op,
+        budget_bytes=budget,
+    )
+    return made if made.feasible else replace(made, notes=(_why_infeasible(case, made),))
+
+
+def _why_stays(schedule: Schedule, root: int) -> str:
+    steps = schedule.uses[root]
+    apart = any(back - left > 1 for left, back in zip(steps, steps[1:], strict=False))
+    return "not needed to fit" if apart else "all its uses are neighbours"
+
+
+def _why_infeasible(case: Case, made: SwapPlan) -> str:
+    op = "" if made.floor_op is None else f" (at {case.graph.ops[made.floor_op].name})"
+    return (
+        f"the budget of {_mib(made.budget_bytes or 0)} cannot be met: the step needs {_mib(made.peak_bytes)}, "
+        f"no plan gets below {_mib(made.floor_bytes)}{op}; "
+        "a smaller batch or image, margin or min_tensor_bytes would help"
+    )
+
+
+def _untouched(case: Case, budget: int | None, note: str) -> SwapPlan:
+    floor, floor_op = case.given.floor
+    return SwapPlan(
+        policy="auto",
+        order=case.given.order,
+        swaps=(),
+        serial_edges=(),
+        rejected=case.rejected,
+        peak_before_bytes=case.peak_before_bytes,
+        peak_bytes=case.peak_before_bytes,
+        floor_bytes=min(floor, case.peak_before_bytes),
+        floor_op=floor_op,
+        budget_bytes=budget,
+        notes=(note,),
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"

@@ -1,0 +1,123 @@
+"""Policy ``threshold``: distances in levels decide, as in the second generation of Large Model Support.
+
+The first generation's parameters are a front end: its rules are translated into the same :class:`Rule`.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from lms.config import LMSConfig
+from lms.graph import Graph
+from lms.schedule import Schedule, Trip
+
+BACKWARD_MARKS = ("gradient", "Grad", "Backprop")
+"""Parts of an op's name scope or type by which the backward pass is known."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Distances in levels (the longest path from the start of the step)."""
+
+    threshold: int = 1
+    """A buffer is swapped where its next use is further away than this."""
+    groupby: int = 0
+    """Uses that follow each other within this distance share a copy back."""
+    ahead: int = 3
+    """The copy back starts this many levels before its first use."""
+    wait_out: bool = False
+    """The next step waits for the copy to the host."""
+    wait_in: bool = False
+    """The step behind the trigger waits for the copy back."""
+    by_order: bool = False
+    """``ahead`` counts steps of the order, not levels (``ctrld_strategy="direct_order"``)."""
+    most: int | None = None
+    """How many buffers are swapped at most, those made first."""
+    forward_gap: int | None = 0
+    """Least distance between two uses in the forward pass to swap there too; ``None``: never there."""
+
+
+def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
+    """The rule that a config asks for; what it leaves at -1 comes from ``tuned``."""
+    base = tuned or Rule()
+    if uses_first_generation(config):
+        return Rule(
+            threshold=1,
+            groupby=max(config.lb, 1) if config.fuse_swapins else 0,
+            ahead=min(config.lb, config.ub),
+            by_order=config.ctrld_strategy == "direct_order",
+            most=None if config.n_tensors < 0 else config.n_tensors,
+            forward_gap=config.branch_threshold if config.swap_branches else None,
+        )
+    return Rule(
+        threshold=base.threshold if config.swapout_threshold < 0 else config.swapout_threshold,
+        groupby=base.groupby if config.swapin_groupby < 0 else config.swapin_groupby,
+        ahead=base.ahead if config.swapin_ahead < 0 else config.swapin_ahead,
+        wait_out=config.sync_mode in (1, 3),
+        wait_in=config.sync_mode in (2, 3),
+    )
+
+
+def uses_first_generation(config: LMSConfig) -> bool:
+    """Whether any of the first generation's parameters differs from its default."""
+    names = ("n_tensors", "lb", "ub", "ctrld_strategy", "fuse_swapins", "swap_branches", "branch_threshold")
+    default = LMSConfig()
+    return any(getattr(config, name) != getattr(default, name) for name in names)
+
+
+def plan_threshold(schedule: Schedule, levels: Sequence[int], rule: Rule) -> tuple[Trip, ...]:
+    """Every trip that the rule asks for; ``levels`` are by op id."""
+    step_levels = [levels[op] for op in schedule.chain]
+    backward = backward_ops(schedule.buffers.graph) if rule.forward_gap != 0 else frozenset()
+    backward_steps = {step for op, step in schedule.step.items() if op in backward}
+    trips: list[Trip] = []
+    swapped = 0
+    for root, steps in schedule.uses.items():
+        if rule.most is not None and swapped >= rule.most:
+            break
+        found = _trips(root, steps, step_levels, rule, backward_steps)
+        swapped += bool(found)
+        trips += found
+    return tuple(trips)
+
+
+def _trips(
+    root: int, steps: Sequence[int], levels: Sequence[int], rule: Rule, backward: Collection[int]
+) -> list[Trip]:
+    trips: list[Trip] = []
+    for left, back in zip(steps, steps[1:], strict=False):
+        distance = levels[back] - levels[left]
+        limit = rule.groupby if trips else rule.threshold
+        if back - left < 2 or distance <= limit or not _allowed(left, back, distance, rule, backward):
+            continue
+        trigger = _trigger(left, back, levels, rule)
+        awaited = trigger + 1 if rule.wait_in and trigger + 1 < back else None
+        trips.append(Trip(root, left, back, trigger, left + 1 if rule.wait_out else None, awaited))
+    return trips
+
+
+def _allowed(left: int, back: int, distance: int, rule: Rule, backward: Collection[int]) -> bool:
+    if rule.forward_gap == 0 or (left not in backward and back in backward):
+        return True
+    return rule.forward_gap is not None and back not in backward and distance > rule.forward_gap
+
+
+def _trigger(left: int, back: int, levels: Sequence[int], rule: Rule) -> int:
+    """The last step that is far enough ahead of ``back``, or else the first after ``left``."""
+    trigger = back - 1
+    while trigger > left + 1:
+        ahead = back - trigger if rule.by_order else levels[back] - levels[trigger]
+        if ahead >= rule.ahead:
+            break
+        trigger -= 1
+    return trigger
+
+
+def backward_ops(graph: Graph) -> frozenset[int]:
+    """The ops of the backward pass: gradient ops by name or type, and what depends on them."""
+    backward: set[int] = set()
+    for op in graph.ops:
+        scope = op.name.rpartition("/")[0]
+        marked = BACKWARD_MARKS[0] in scope or any(mark in op.type for mark in BACKWARD_MARKS[1:])
+        if marked or any(before in backward for before in graph.predecessors[op.id]):
+            backward.add(op.id)
+    return frozenset(backward)

@@ -1,0 +1,162 @@
+"""In which order the ops of a step run, and the control edges that make the executor keep to it.
+
+TensorFlow's executor runs whatever is ready. Where big tensors are at stake the order decides the peak, so
+the ops that touch them are put in one chain; all others stay free.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heappop, heappush
+
+from lms.graph import Graph
+from lms.liveness import Buffers
+from lms.op_types import ALIAS_TYPES
+from lms.swap_plan import SerialEdge
+
+
+def executor_order(graph: Graph) -> tuple[int, ...]:
+    """The order in which an executor with one thread runs the unedited graph: first ready, first run."""
+    waiting = [len(before) for before in graph.predecessors]
+    ready = deque(op for op, count in enumerate(waiting) if count == 0)
+    order = []
+    while ready:
+        op = ready.popleft()
+        order.append(op)
+        for later in graph.successors[op]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                ready.append(later)
+    return tuple(order)
+
+
+def floating_ops(graph: Graph) -> frozenset[int]:
+    """Ops that must not be chained, and all that depend on them: when they run is not ours to say."""
+    floating: set[int] = set()
+    for op in graph.ops:
+        if not op.chainable or any(before in floating for before in graph.predecessors[op.id]):
+            floating.add(op.id)
+    return frozenset(floating)
+
+
+def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:
+    """Ops that read or make a buffer of at least ``min_bytes`` (or need such scratch) and may be chained."""
+    graph = buffers.graph
+    return frozenset(
+        op.id
+        for op in graph.ops
+        if op.id not in floating
+        and op.type not in ALIAS_TYPES
+        and (
+            op.workspace_bytes >= min_bytes
+            or any(buffers.nbytes[root] >= min_bytes for root in buffers.touched_by(op.id))
+        )
+    )
+
+
+def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[int]) -> tuple[int, ...]:
+    """A greedy list schedule for a low peak, in O(n log n).
+
+    Small ops run as soon as they can; of the big ones first those that free the most, then, where all of them
+    allocate, the earliest in the graph. Floating ops come when nothing else can run, which is the worst case
+    for what they hold.
+    """
+    graph = buffers.graph
+    release = _Release(buffers)
+    waiting = [len(before) for before in graph.predecessors]
+    small: list[int] = []
+    costly: list[tuple[int, int]] = []
+    late: list[int] = []
+
+    def enqueue(op: int) -> None:
+        if op in floating:
+            heappush(late, op)
+        elif op in big:
+            heappush(costly, (min(release.growth(op), 1), op))
+        else:
+            heappush(small, op)
+
+    for op, count in enumerate(waiting):
+        if count == 0:
+            enqueue(op)
+    done = [False] * len(graph.ops)
+    order: list[int] = []
+    while small or costly or late:
+        op = heappop(small) if small else heappop(costly)[1] if costly else heappop(late)
+        if done[op]:
+            continue
+        done[op] = True
+        order.append(op)
+        for last_reader in release.run(op):
+            if waiting[last_reader] == 0 and last_reader in big and not done[last_reader]:
+                enqueue(last_reader)
+        for later in graph.successors[op]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                enqueue(later)
+    return tuple(order)
+
+
+class _Release:
+    """Keeps count of who still has to read each buffer, and so of what running an op would free."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._left = [len(users) for users in buffers.users]
+        self._sum = [sum(users) for users in buffers.users]
+        self._reads: list[list[int]] = [[] for _ in buffers.graph.ops]
+        for root, users in enumerate(buffers.users):
+            if buffers.nbytes[root] and not buffers.kept[root]:
+                for op in users:
+                    self._reads[op].append(root)
+
+    def growth(self, op: int) -> int:
+        """Bytes that are allocated more after the op than before it."""
+        nbytes = self._buffers.nbytes
+        made = sum(nbytes[tensor] for tensor in self._buffers.graph.ops[op].outputs)
+        return made - sum(nbytes[root] for root in self._reads[op] if self._left[root] == 1)
+
+    def run(self, op: int) -> Iterator[int]:
+        """Mark the op as run; yields ops that have become the last reader of a buffer."""
+        for root in self._reads[op]:
+            self._left[root] -= 1
+            self._sum[root] -= op
+            if self._left[root] == 1:
+                yield self._sum[root]
+
+
+def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tuple[SerialEdge, ...]:
+    """The fewest control edges that keep ``chain`` in order: none where the graph already does."""
+    place = {op: index for index, op in enumerate(chain)}
+    latest = [-1] * len(graph.ops)
+    edges: list[SerialEdge] = []
+    for op in order:
+        reached = -1
+        for before in graph.predecessors[op]:
+            reached = max(reached, place.get(before, latest[before]))
+        latest[op] = reached
+        own = place.get(op)
+        if own and reached < own - 1:
+            edges.append(SerialEdge(chain[own - 1], op))
+    return tuple(edges)
+
+
+def level_edges(
+    graph: Graph, order: Sequence[int], levels: Sequence[int], wanted: Collection[int], big: Collection[int]
+) -> tuple[SerialEdge, ...]:
+    """Control edges that run the big ops of each wanted level one after the other, in order."""
+    previous: dict[int, int] = {}
+    edges: list[SerialEdge] = []
+    for op in order:
+        if op in big and levels[op] in wanted:
+            if levels[op] in previous:
+                edges.append(SerialEdge(previous[levels[op]], op))
+            previous[levels[op]] = op
+    return tuple(edges)
+
+
+def topological_levels(graph: Graph) -> tuple[int, ...]:
+    """For each op the length of the longest path that leads to it."""
+    levels: list[int] = []
+    for before in graph.predecessors:
+        levels.append(max((levels[op] + 1 for op in before), default=0))
+    return tuple(levels)

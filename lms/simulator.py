@@ -1,0 +1,145 @@
+"""A step in time: compute, device-to-host and host-to-device copies as three resources that run side by side.
+
+Each resource does one thing at a time, in the order in which the things become ready. Compute runs the ops
+in plan order; an op waits for the copies it reads and for those the plan makes it wait for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lms.costs import Costs
+from lms.graph import Graph
+from lms.liveness import Buffers, Timeline, positions, round_up, timeline
+from lms.swap_plan import Swap, SwapIn
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a simulated step took. All times are in seconds."""
+
+    makespan_s: float
+    compute_s: float
+    """The sum of the ops' own times: the makespan without any swap."""
+    out_busy_s: float
+    in_busy_s: float
+    peak_bytes: int
+    """The most device memory at once, copies in flight included."""
+    starts_s: tuple[float, ...]
+    """When each op started, by position in the order."""
+
+    @property
+    def stall_s(self) -> float:
+        """How long compute waited for copies."""
+        return self.makespan_s - self.compute_s
+
+    @property
+    def slowdown(self) -> float:
+        """Makespan over compute; 1.0 means that every copy was hidden."""
+        return self.makespan_s / self.compute_s if self.compute_s else 1.0
+
+
+@dataclass
+class _Line:
+    """One copy engine."""
+
+    free_s: float = 0.0
+    busy_s: float = 0.0
+
+    def run(self, ready_s: float, seconds: float) -> float:
+        self.free_s = max(self.free_s, ready_s) + seconds
+        self.busy_s += seconds
+        return self.free_s
+
+
+def simulate(
+    buffers: Buffers,
+    order: Sequence[int],
+    swaps: Sequence[Swap],
+    costs: Costs,
+    seconds: Sequence[float] | None = None,
+) -> Timing:
+    """Run one step in time.
+
+    Args:
+        buffers: The graph's buffers.
+        order: The ops as compute runs them.
+        swaps: What is moved.
+        costs: The device and its link.
+        seconds: The ops' times by id, when ``costs.op_seconds`` was worked out before.
+    """
+    run = _Run(positions(order), swaps, costs)
+    seconds = costs.op_seconds(buffers.graph) if seconds is None else seconds
+    for op in order:
+        run.op(op, seconds[op])
+    stays = timeline(buffers, order, swaps)
+    peak = _peak(buffers.graph, stays, run)
+    starts = tuple(run.starts[op] for op in order)
+    compute = sum(seconds[op] for op in order)
+    return Timing(run.now_s, compute, run.out.busy_s, run.back.busy_s, peak, starts)
+
+
+class _Run:
+    """The state of the three resources while ops go by."""
+
+    def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
+        self.out, self.back = _Line(), _Line()
+        self.now_s = 0.0
+        self.starts = [0.0] * len(position)
+        self.ends = [0.0] * len(position)
+        self.left_s: dict[int, float] = {}
+        """When the copy to the host of each tensor was done."""
+        self._costs = costs
+        self._ready_s = [0.0] * len(position)
+        self._leaving: dict[int, list[Swap]] = {}
+        self._coming: dict[int, list[tuple[int, Swap, SwapIn]]] = {}
+        self._blocks: dict[int, list[int]] = {}
+        for swap in swaps:
+            self._leaving.setdefault(swap.after, []).append(swap)
+            for blocked in swap.blocks:
+                self._blocks.setdefault(blocked, []).append(swap.tensor)
+            for swap_in in swap.swap_ins:
+                first = min(position[use.op] for use in swap_in.uses)
+                self._coming.setdefault(swap_in.trigger, []).append((first, swap, swap_in))
+        for coming in self._coming.values():
+            coming.sort(key=lambda entry: (entry[0], entry[1].tensor))
+
+    def op(self, op: int, seconds: float) -> None:
+        """Run one op, then start the copies that waited for it."""
+        gate_s = max((self.left_s[tensor] for tensor in self._blocks.get(op, ())), default=0.0)
+        self.starts[op] = max(self.now_s, self._ready_s[op], gate_s)
+        self.now_s = self.ends[op] = self.starts[op] + seconds
+        for swap in self._leaving.get(op, ()):
+            self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
+        for _, swap, swap_in in self._coming.get(op, ()):
+            ready_s = max(self.now_s, self.left_s[swap.tensor])
+            done_s = self.back.run(ready_s, self._costs.in_seconds(swap.nbytes))
+            for waiting in (*(use.op for use in swap_in.uses), *swap_in.blocks):
+                self._ready_s[waiting] = max(self._ready_s[waiting], done_s)
+
+
+def _peak(graph: Graph, planned: Timeline, run: _Run) -> int:
+    """The peak in time: like the planned one, but a buffer stays until its copy is really done.
+
+    At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
+    """
+    order, copying = planned.order, dict(run.left_s)
+    events: list[tuple[float, int, int]] = []
+    for stay in planned.residencies:
+        begin_s = run.ends[order[stay.first // 2]] if stay.first % 2 else run.starts[order[stay.first // 2]]
+        if stay.last == 2 * len(order) - 1:
+            end_s = run.now_s
+        else:
+            end_s = (
+                run.starts[order[stay.last // 2 + 1]] if stay.last % 2 else run.ends[order[stay.last // 2]]
+            )
+        end_s = max(end_s, copying.pop(stay.tensor, 0.0))
+        events += [(begin_s, 2 * stay.first, stay.nbytes), (end_s, 2 * stay.last + 1, -stay.nbytes)]
+    for place, op in enumerate(order):
+        scratch = round_up(graph.ops[op].workspace_bytes)
+        if scratch:
+            events += [(run.starts[op], 4 * place, scratch), (run.ends[op], 4 * place + 1, -scratch)]
+    live = peak = 0
+    for _, _, nbytes in sorted(events):
+        live += nbytes
+        peak = max(peak, live)
+    return peak
