@@ -24,7 +24,7 @@ SYS_NICE_HINT = "in a container try --cap-add SYS_NICE"
 
 @dataclass(frozen=True)
 class BindingTools:
-    """What binds on this host, as found by running it. ``policies`` are the memory policies that were granted."""
+    """What binds on this host, as found by running it. ``policies`` are those that were granted."""
 
     numactl: bool = True
     libnuma: bool = True
@@ -79,10 +79,10 @@ def choose_ladder(settings: PlanSettings, tools: BindingTools) -> Ladder:
     if not granted:
         if settings.mem_policy != "auto":
             raise PlanError(
-                f"--mem-policy {settings.mem_policy} is refused here ({tools.why or 'no memory policy is granted'}); "
-                f"{SYS_NICE_HINT}, or --mem-policy auto"
+                f"--mem-policy {settings.mem_policy} is refused here ({_refusal(tools)}); {SYS_NICE_HINT}, "
+                "or --mem-policy auto"
             )
-        why = f"memory is not bound, CPUs only: {tools.why or 'no memory policy is granted'}; {SYS_NICE_HINT}"
+        why = f"memory is not bound, CPUs only: {_refusal(tools)}; {SYS_NICE_HINT}"
         return _step_down(settings, Ladder(method, ()), why)
     if settings.mem_policy == "auto" and granted[0] != "bind":
         why = (
@@ -136,7 +136,7 @@ def _bind_rank(
 
 
 def _prefer(ladder: Ladder, placement: Placement, memory: RankMemory) -> Binding:
-    """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else the rank's own node serves."""
+    """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else the own node serves."""
     one = len(memory.mem_nodes) == 1
     if not one and "preferred-many" in ladder.policies:
         return Binding(ladder.method, placement.cpus, "preferred-many", memory.mem_nodes)
@@ -179,6 +179,10 @@ def _no_method(tools: BindingTools) -> str:
         if not tools.numactl
         else "numactl cannot bind CPUs"
     )
+
+
+def _refusal(tools: BindingTools) -> str:
+    return tools.why or "no memory policy is granted"
 
 
 def _step_down(settings: PlanSettings, ladder: Ladder, why: str) -> Ladder:

@@ -19,7 +19,7 @@ Runner = Callable[[Sequence[str]], str | None]
 
 
 def assume_tools(machine: Machine) -> BindingTools:
-    """The tools of a machine that is not this one: numactl is there, and so is what its limits do not deny."""
+    """The tools of another machine: numactl is there, and so is what its limits do not deny."""
     if machine.limits.set_mempolicy is False:
         return BindingTools(policies=frozenset(), why="this machine refuses memory policies (set_mempolicy)")
     return BindingTools()
@@ -34,13 +34,8 @@ def read_tools(machine: Machine, path: str | None = None, run: Runner | None = N
         run: Runs a probe.
     """
     numactl = shutil.which("numactl", path=path)
-    libnuma = numactl is None and _has_libnuma()
     if numactl is None:
-        permitted = machine.limits.set_mempolicy is not False
-        why = "numactl is not here; install numactl" if not libnuma else ""
-        return BindingTools(
-            False, libnuma, False, frozenset(LADDER if permitted else ()), why or _refused(permitted)
-        )
+        return _without_numactl(machine)
     probe, run = [numactl, f"--physcpubind={format_ids(machine.allowed.cpus)}"], run or run_probe
     nodes = [node.id for node in dram_nodes(machine)]
     options: dict[MemPolicy, str] = {
@@ -65,7 +60,7 @@ def read_tools(machine: Machine, path: str | None = None, run: Runner | None = N
 def _granted_with(
     policy: MemPolicy, nodes: Sequence[int], probe: Sequence[str], run: Runner
 ) -> tuple[MemPolicy, ...]:
-    """Where bind is granted so is preferred; preferred-many is younger, and matters only with several nodes."""
+    """Where bind is granted so is preferred; preferred-many is younger, and matters only with more nodes."""
     if policy != "bind":
         return (policy,)
     if len(nodes) > 1 and run([*probe, f"--preferred-many={format_ids(nodes)}", "true"]) is None:
@@ -85,8 +80,13 @@ def run_probe(argv: Sequence[str]) -> str | None:
     return None if done.returncode == 0 else (lines[-1] if lines else f"numactl exits with {done.returncode}")
 
 
-def _refused(permitted: bool) -> str:
-    return "" if permitted else "the kernel refuses set_mempolicy"
+def _without_numactl(machine: Machine) -> BindingTools:
+    if not _has_libnuma():
+        why = "neither numactl nor libnuma is here; install numactl"
+        return BindingTools(False, False, False, frozenset(), why)
+    if machine.limits.set_mempolicy is False:
+        return BindingTools(False, True, False, frozenset(), "the kernel refuses set_mempolicy")
+    return BindingTools(False, True, False)
 
 
 def _has_libnuma() -> bool:

@@ -22,13 +22,13 @@ class GpuChoice:
 def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> GpuChoice:
     """Choose the job's GPUs.
 
-    All of them stay visible to every rank (CUDA's peer access and scripts that index by local rank need that); ranks
-    select theirs by local rank.
+    All of them stay visible to every rank, for CUDA's peer access and for scripts that index by local rank;
+    ranks select theirs by local rank.
 
     Args:
         machine: Whose GPUs.
         wanted: ``auto``, ``none`` or a list, as ``--gpus`` takes it.
-        environ: The caller's, for the devices that it hides already; empty for a machine that is not this one.
+        environ: The caller's, for the devices that it hides already; empty for another machine.
 
     Raises:
         PlanError: If a wanted GPU does not exist, is hidden, or is named twice.

@@ -1,10 +1,9 @@
 """How much pinned host memory each rank may take: what its GPU would like, cut to what the machine can keep.
 
-The limit is a cap that TensorFlow grows into on demand. A cap above what the NUMA node or the cgroup really has fails
-in the middle of training, so that it is cut here, with the arithmetic shown.
+The limit is a cap that TensorFlow grows into on demand. A cap above what the NUMA node or the cgroup really has
+fails in the middle of training, so that it is cut here, with the arithmetic shown.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,8 +17,9 @@ from launch.topology import Machine, NumaNode
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The host memory of one rank. ``mem_nodes`` empty means: no node of its own; ``limit_mb`` None: nothing to size.
+    """The host memory of one rank.
 
+    ``mem_nodes`` empty means: no node of its own; ``limit_mb`` None: nothing to size.
     ``fits`` is False where the limit exceeds the rank's share of its nodes, and None where that is unknown.
     """
 
@@ -81,7 +81,7 @@ def _wish_mb(placement: Placement, settings: PlanSettings) -> int | None:
 
 
 def _memory_nodes(machine: Machine, placement: Placement) -> IdSet:
-    """The rank's own node; if its memory cannot be used, the package's nodes, else the nearest, else every node."""
+    """The rank's own node; if its memory cannot be used the package's nodes, else the nearest, else all."""
     usable = {node.id: node for node in dram_nodes(machine)}
     home = machine.numa_node(placement.numa_node) if placement.numa_node is not None else None
     if home is None or not placement.cpus:
@@ -108,7 +108,7 @@ def _widen(
     wishes: Sequence[int | None],
     settings: PlanSettings,
 ) -> list[IdSet]:
-    """Where a node is too small for its ranks and the package has more nodes, give the package's ranks all of them.
+    """Where a node is too small and its package has more nodes, give the package's ranks all of them.
 
     All ranks of the package move together, so that every pool is shared by whole groups and sums stay true.
     """
@@ -186,8 +186,8 @@ def _limit(
         return RankMemory(nodes, wish, False), _or_error(why, settings)
     if gpu_mb is not None and share < gpu_mb:
         raise PlanError(
-            f"rank {placement.local_rank} would keep {share} MiB of host memory, less than its GPU's {gpu_mb} MiB: "
-            f"{pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
+            f"rank {placement.local_rank} would keep {share} MiB of host memory, less than its GPU's {gpu_mb} "
+            f"MiB: {pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
         )
     asked = f"{settings.host_mem_multiplier:g} x {gpu_mb} MiB of GPU memory = {wish} MiB"
     why = f"host memory limit clamped to {share} MiB: {asked} wanted, {pool.arithmetic()} there"
@@ -209,7 +209,7 @@ def _say_moved(
         if after != before:
             why = f"node {format_ids(before)} is too small, so its memory widens to nodes {format_ids(after)}"
         elif after and placement.numa_node not in after:
-            why = f"node {placement.numa_node} has no memory that this job may use; node {format_ids(after)} serves"
+            why = f"node {placement.numa_node} has no memory for this job; node {format_ids(after)} serves"
         elif placement.cpus and not after:
             why = "no NUMA node's memory can be named for it, so memory is not bound"
         said.append((placement.local_rank, why))
@@ -231,7 +231,7 @@ def _say_unknown(
     read = [
         (
             placement.local_rank,
-            f"--gpu-memory {asked // MIB} MiB is used, although its GPU has {placement.gpu.memory_bytes // MIB} MiB",
+            f"--gpu-memory {asked // MIB} MiB counts, although its GPU has {placement.gpu.memory_bytes // MIB} MiB",
         )
         for placement in placements
         if asked and placement.gpu and placement.gpu.memory_bytes not in (None, asked)

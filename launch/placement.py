@@ -33,7 +33,7 @@ def count_slots(machine: Machine, gpus: Sequence[Gpu]) -> int:
 
 
 def allowed_cores(machine: Machine) -> tuple[Core, ...]:
-    """The physical cores with at least one allowed PU, cut down to their allowed PUs, in order of their first PU.
+    """The physical cores with an allowed PU, cut down to their allowed PUs, in order of their first PU.
 
     PUs that no core claims (a topology that lists none) each count as a core of their own.
     """
@@ -53,7 +53,8 @@ def place_ranks(machine: Machine, gpus: Sequence[Gpu], count: int) -> HostPlacem
     """Place ``count`` ranks on a machine.
 
     Rank i takes GPU i; ranks without GPUs are dealt over the nodes that have cores. The ranks of a node share its
-    allowed cores evenly: whole cores with all their allowed PUs, contiguous runs, the remainder to the first ranks.
+    allowed cores evenly: whole cores with all their allowed PUs, in contiguous runs, the first ranks getting the
+    remainder.
 
     Args:
         machine: What is there and what may be used.
@@ -88,7 +89,7 @@ def _cpus(cores: Sequence[Core]) -> IdSet:
 
 
 def _deal(cores_of: _NodeCores, count: int) -> list[int | None]:
-    """Round-robin in proportion to cores (Sainte-Laguë's divisors), no node above its cores before all are full."""
+    """Round-robin in proportion to cores (Sainte-Laguë's divisors); none above its cores before all are full."""
     total, dealt = sum(map(len, cores_of.values())), Counter[int | None]()
     homes: list[int | None] = []
     for position in range(count):
@@ -142,8 +143,8 @@ def _near_nodes(machine: Machine, gpu: Gpu, cores_of: _NodeCores) -> tuple[list[
         if len(usable) == 1:
             return usable, None
         return [], (
-            "has no known NUMA node, so its rank is not bound; try `lmsrun topo --save FILE`, fill in its numa_node "
-            "and run with --topology FILE"
+            "has no known NUMA node, so its rank is not bound; try `lmsrun topo --save FILE`, fill in its "
+            "numa_node and run with --topology FILE"
         )
     nearest = _nearest(machine, gpu.numa_node, usable)
     if nearest:

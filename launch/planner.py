@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from launch.backends import local
 from launch.binding import Binding, BindingTools, bind_ranks, choose_ladder
 from launch.errors import PlanError
 from launch.gpu_choice import GpuChoice, choose_gpus
 from launch.hostmem import RankMemory, plan_host_memory
 from launch.placement import HostPlacement, Placement, count_slots, place_ranks
-from launch.plan import RankPlan
+from launch.plan import LaunchPlan, RankPlan
 from launch.settings import PlanSettings
 from launch.topology import Machine
 from launch.worker_env import (
@@ -31,7 +32,7 @@ SHIM = Path(__file__).resolve().parent.parent / "lmsrun" / "__main__.py"
 class HostRequest:
     """The part of a job that one host runs: ranks ``first_rank .. first_rank + local_world_size - 1``.
 
-    ``environ`` is the user's environment, which the plan respects: thread counts, hidden devices, a host memory limit.
+    ``environ`` is the user's environment, which the plan respects: thread counts, hidden devices, a memory limit.
     ``given`` are the values of ``-x NAME=VALUE``; they win over what lmsrun would set.
     """
 
@@ -86,6 +87,18 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
     )
     warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *limit_said)
     return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down))
+
+
+def plan_local_job(machine: Machine, request: HostRequest) -> LaunchPlan:
+    """Plan a job on one host, started by lmsrun itself.
+
+    Raises:
+        PlanError: If the request cannot be placed on the machine.
+    """
+    host = plan_host(machine, request)
+    return LaunchPlan(
+        request.world_size, local.NAME, host.ranks, local.build_commands(host.ranks), host.warnings
+    )
 
 
 def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, ...]]:

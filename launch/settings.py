@@ -1,7 +1,7 @@
 """The options that shape a plan, each declared once; the command line adds its own in ``lmsrun.options``.
 
-They are declared here, below the command line, because a rank that another launcher started plans for itself and reads
-the same options from its environment.
+They are declared here, below the command line, because a rank that another launcher started plans for itself and
+reads the same options from its environment.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def parse_switch(text: str) -> bool:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``16G``, ``16GiB``, ``40000M``; units are binary because GPU memory is sold so (16 GB has 16 GiB)."""
+    """Bytes from ``16G``, ``16GiB``, ``40000M``; units are binary, for a GPU sold with 16 GB has 16 GiB."""
     word = text.strip().upper()
     for ending in ("IB", "B"):
         word = word.removesuffix(ending)
@@ -99,7 +99,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_gpus(text: str) -> str:
-    """``auto``, ``none`` or a comma list of indexes, PCI addresses, GPU and MIG UUIDs; whitespace is dropped."""
+    """``auto``, ``none`` or a comma list of indexes, PCI addresses, GPU and MIG UUIDs; blanks are dropped."""
     tokens = [token.strip() for token in text.split(",")]
     if not all(tokens):
         raise ValueError("auto, none, or a list such as 0,2 or GPU-<uuid>,GPU-<uuid>")
@@ -149,6 +149,7 @@ def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
 
 PLACEMENT = "Placement and binding"
 MEMORY = "Host memory"
+LMS = "Large Model Support"
 JOB = "Job"
 
 Settings = TypeVar("Settings", bound="PlanSettings")
@@ -223,6 +224,12 @@ class PlanSettings:
         metavar="X",
     )
     strict: bool = switch(False, "strict", "make a clamped host memory limit an error", MEMORY)
+    lms: bool | None = switch(
+        None, "lms", "switch Large Model Support on in every rank (on unless a config says no)", LMS
+    )
+    lms_config: str | None = option(
+        None, "lms-config", "TOML file with the settings of Large Model Support", LMS, metavar="FILE"
+    )
     python: str | None = option(
         None,
         "python",

@@ -3,7 +3,8 @@
 Parser, TOML file, environment, help and docs derive from the declarations here and in ``launch.settings``.
 """
 
-import dataclasses
+import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,10 @@ from launch.settings import (
 
 LAUNCHERS = ("auto", "local")
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
-FOREIGN_VARIABLES = frozenset(
-    {f"{ENV_PREFIX}{name}" for name in ("JOB_ID", "RECEIPT_DIR", "EXPECT", "VENV")}
-)
+FOREIGN_VARIABLES = frozenset({f"{ENV_PREFIX}{name}" for name in ("JOB_ID", "RECEIPT_DIR", "EXPECT", "VENV")})
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
 
-LMS = "Large Model Support"
 OUTPUT = "Output"
-
-Command = Literal["run", "topo"]
 
 
 def parse_num_proc(text: str) -> int | None:
@@ -90,12 +86,6 @@ class LaunchOptions(PlanSettings):
         parse=real_number(0, 86400),
         metavar="S",
     )
-    lms: bool | None = switch(
-        None, "lms", "switch Large Model Support on in every rank (on unless a config says no)", LMS
-    )
-    lms_config: str | None = option(
-        None, "lms-config", "TOML file with the settings of Large Model Support", LMS, metavar="FILE"
-    )
     output_dir: str | None = option(
         None, "output-dir", "write one file a rank and stream there, and receipts.json", OUTPUT, metavar="DIR"
     )
@@ -133,6 +123,24 @@ class LaunchOptions(PlanSettings):
 
 
 OPTIONS = declared_options(LaunchOptions)
+_WISHES: dict[str, Literal["help", "version"]] = {"-h": "help", "--help": "help", "--version": "version"}
+_CONTRADICTIONS = (
+    ("numa", "off", "mem_policy", ("bind", "preferred")),
+    ("numa", "off", "bind_method", ("numactl", "libnuma")),
+    ("numa", "strict", "mem_policy", ("none",)),
+)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What the command line itself says."""
+
+    values: Mapping[str, Any]
+    spelled: Mapping[str, str]
+    """Field name to how the option was written."""
+    program: tuple[str, ...] = ()
+    wish: Literal["", "help", "version"] = ""
+    """What the user asked for instead of a run."""
 
 
 @dataclass(frozen=True)
@@ -147,39 +155,41 @@ class Request:
     """The ``[lms]`` table of the TOML file."""
 
 
-def read_request(command: str, argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> Request:
+def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Request:
     """Bring all sources together.
 
     Args:
-        command: Whose options ``argv`` may name: run, topo or check.
-        argv: The command line behind the subcommand.
+        parsed: The command line.
         environ: The environment.
         folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for.
 
     Raises:
         UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
     """
-    typed, spelled, program = parse_argv(command, argv)
     check_variables(environ)
     from_env = read_environ(LaunchOptions, environ)
-    path = typed.get("config", from_env.get("config"))
+    path = parsed.values.get("config", from_env.get("config"))
     source, table = read_file(Path(path) if path else None, folder)
     lms_table = table.pop("lms") if isinstance(table.get("lms"), dict) else {}
     from_file = parse_table(table, source)
+    levels = (from_file, from_env, parsed.values)
     origins = {
         **dict.fromkeys(from_file, source),
         **{field: OPTIONS[field].env_name for field in from_env},
-        **spelled,
+        **parsed.spelled,
     }
-    refuse_contradictions({**from_file, **from_env, **typed}, origins, [from_file, from_env, typed])
-    return Request(LaunchOptions(**{**from_file, **from_env, **typed}), program, origins, lms_table)
+    refuse_contradictions(levels, origins)
+    return Request(
+        LaunchOptions(**{**from_file, **from_env, **parsed.values}), parsed.program, origins, lms_table
+    )
 
 
-def parse_argv(command: str, argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
     """Parse options up to the program; everything from the program on is left alone.
 
-    Returns:
-        Values by field, how each was spelled, and the program with its arguments.
+    Args:
+        command: Whose options ``argv`` may name: run, topo or check.
+        argv: The command line behind the subcommand.
 
     Raises:
         UsageError: If an option is unknown, lacks its value, or is given twice with different values.
@@ -192,27 +202,27 @@ def parse_argv(command: str, argv: Sequence[str]) -> tuple[dict[str, Any], dict[
         word = rest.pop(0)
         if word == "--":
             break
+        if word in _WISHES:
+            return Parsed({}, {}, wish=_WISHES[word])
         flag, equals, text = word.partition("=")
         if flag not in spellings:
             raise UsageError(
                 f"unknown option {flag}{nearest(flag, spellings)}; `lmsrun --help` lists them all"
             )
         field, switched = spellings[flag]
-        declared = OPTIONS[field]
-        if declared.is_switch:
-            if equals:
-                raise UsageError(f"{flag} takes no value; write {flag} alone, or --no-{declared.name}")
-            value: Any = switched
-        else:
+        value: Any = switched if OPTIONS[field].is_switch else None
+        if value is None:
             if not equals and (not rest or rest[0] == "--"):
-                raise UsageError(f"{flag} needs a value: {flag} {declared.metavar}")
-            value = parse_option(declared, text if equals else rest.pop(0), flag)
-        if declared.repeats:
-            value = values.get(field, ()) + value
+                raise UsageError(f"{flag} needs a value: {flag} {OPTIONS[field].metavar}")
+            value = parse_option(OPTIONS[field], text if equals else rest.pop(0), flag)
+        elif equals:
+            raise UsageError(f"{flag} takes no value; write {flag} alone, or --no-{OPTIONS[field].name}")
+        if OPTIONS[field].repeats:
+            value = (*values.get(field, ()), *value)
         elif values.get(field, value) != value:
             raise UsageError(f"{flag} contradicts {spelled[field]} before it; give one of them")
         values[field], spelled[field] = value, flag
-    return values, spelled, tuple(rest)
+    return Parsed(values, spelled, tuple(rest))
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:
@@ -242,7 +252,7 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     """Read the options' TOML table.
 
     Args:
-        path: The file of ``--config``; None: ``lmsrun.toml``, else ``[tool.lmsrun]`` of ``pyproject.toml``, if any.
+        path: The file of ``--config``; None: ``lmsrun.toml``, else ``[tool.lmsrun]`` of ``pyproject.toml``.
         folder: Where to look.
 
     Returns:
@@ -261,7 +271,7 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     is_project = found.name == "pyproject.toml"
     if is_project and "lmsrun" not in text:
         return "", {}
-    from lms.config import tomllib  # Only a file pays for the parser.
+    tomllib = _toml_parser()
 
     try:
         table = tomllib.loads(text)
@@ -273,6 +283,11 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(table, dict):
         raise UsageError(f"{name} is not a table of options")
     return name, table
+
+
+def _toml_parser() -> Any:
+    # Imported only for a file, for it takes as long as all of the other imports of this module together.
+    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -304,20 +319,18 @@ def _from_toml(declared: Option, value: Any, where: str) -> Any:
     return parse_option(declared, ",".join(texts), where)
 
 
-def refuse_contradictions(
-    values: Mapping[str, Any], origins: Mapping[str, str], levels: Sequence[Mapping[str, Any]]
-) -> None:
+def refuse_contradictions(levels: Sequence[Mapping[str, Any]], origins: Mapping[str, str]) -> None:
     """Refuse options that cannot both hold, if they come from one source; a stronger source simply wins.
+
+    Args:
+        levels: Values by field, from the weakest source to the strongest.
+        origins: How each field was named where its value came from.
 
     Raises:
         UsageError: Naming both.
     """
-    pairs = [
-        ("numa", "off", "mem_policy", ("bind", "preferred")),
-        ("numa", "off", "bind_method", ("numactl", "libnuma")),
-        ("numa", "strict", "mem_policy", ("none",)),
-    ]
-    for field, word, other, others in pairs:
+    values = {field: value for level in levels for field, value in level.items()}
+    for field, word, other, others in _CONTRADICTIONS:
         together = any(level.get(field) == word and level.get(other) in others for level in levels)
         if together and values[field] == word and values[other] in others:
             one, two = f"{origins[field]} {word}", f"{origins[other]} {values[other]}"
@@ -330,9 +343,3 @@ def nearest(name: str, known: "Mapping[str, Any] | frozenset[str] | set[str]") -
 
     near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def settings_of(options: LaunchOptions) -> PlanSettings:
-    """The part of the options that the planner reads."""
-    names = [declared.name for declared in dataclasses.fields(PlanSettings)]
-    return PlanSettings(**{name: getattr(options, name) for name in names})

@@ -1,0 +1,24 @@
+"""Entry point. Started by path for every rank, so that nothing near the user's program shadows our packages."""
+
+import os
+import sys
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if sys.path[:1] != [_ROOT]:
+    # Started by path, Python puts this very folder first; and somebody else's `launch` (ROS has one) may be ahead.
+    sys.path[:] = [_ROOT, *(entry for entry in sys.path if entry not in (_ROOT, os.path.dirname(__file__)))]
+
+
+def main() -> int:
+    """Run the command line; returns its exit code."""
+    if sys.argv[1:2] == ["worker"]:
+        from launch.worker import main as work  # The short way: a rank needs nothing of the command line.
+
+        work(sys.argv[2:], os.environ)
+    from lmsrun.cli import main as command_line
+
+    return command_line(sys.argv[1:], os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""From argv to an effect: the subcommands, their exit codes, and the only place that prints errors.
+
+Imports that not all commands need are made where they are needed: the time to the first rank is a promise.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.errors import LmsrunError, PlanError, UsageError
+from lmsrun.options import LaunchOptions, Parsed, Request, nearest, parse_argv, read_request
+
+if TYPE_CHECKING:
+    from launch.plan import LaunchPlan
+    from launch.topology import Machine
+
+COMMANDS = ("run", "plan", "topo", "worker", "check")
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command line.
+
+    Args:
+        argv: Without the program's own name.
+        environ: The environment.
+
+    Returns:
+        The exit code: 2 for a request that cannot be met, otherwise the command's own.
+    """
+    try:
+        code = _dispatch(list(argv), environ)
+        sys.stdout.flush()
+    except LmsrunError as error:
+        _say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader; Python would complain of it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _say(text: str) -> None:
+    """One line to a person, whatever is in the text."""
+    print("lmsrun: " + "".join(c if c.isprintable() else " " for c in text), file=sys.stderr, flush=True)
+
+
+def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
+    command = argv.pop(0) if argv and argv[0] in COMMANDS else "run"
+    if command == "worker":
+        from launch.worker import main as work
+
+        work(argv, environ)
+    parsed = parse_argv("run" if command == "plan" else command, argv)
+    if parsed.wish == "version":
+        from lmsrun import __version__
+
+        print(f"lmsrun {__version__}")
+        return 0
+    if parsed.wish == "help" or (command == "run" and not argv):
+        from lmsrun.usage import render_help
+
+        print(render_help(command))
+        return 0 if parsed.wish else UsageError.exit_code
+    if command in ("topo", "check"):
+        _refuse_program(command, parsed)
+    if command == "check":
+        from lmsrun.doctor import main as examine
+
+        return examine(bool(parsed.values.get("json")))
+    request = read_request(parsed, environ, Path.cwd())
+    if request.options.verbose:
+        _show_origins(request)
+    if command == "topo":
+        return _topo(request.options)
+    return _run(request, environ, dry=command == "plan" or request.options.dry_run)
+
+
+def _refuse_program(command: str, parsed: Parsed) -> None:
+    if parsed.program:
+        raise UsageError(f"lmsrun {command} takes no program, but found {parsed.program[0]!r}")
+
+
+def _show_origins(request: Request) -> None:
+    from lmsrun.options import OPTIONS
+
+    for field, origin in request.origins.items():
+        _say(f"{OPTIONS[field].name} = {getattr(request.options, field)} (from {origin})")
+
+
+def _topo(options: LaunchOptions) -> int:
+    from launch.discover import read_machine
+    from launch.discover.saved import to_json
+    from lmsrun.render import render_json
+
+    machine = read_machine(options.topology)
+    if options.save:
+        try:
+            Path(options.save).write_text(render_json(to_json(machine)) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {options.save}: {error.strerror}; choose another --save"
+            ) from None
+        _say(f"wrote {options.save}; replay it with --topology {options.save}")
+    if options.json:
+        print(render_json(to_json(machine)))
+    elif not options.save:
+        from lmsrun.render_topology import render_tree
+
+        print(render_tree(machine))
+    return 0
+
+
+def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
+    options = request.options
+    if options.json and not dry:
+        raise UsageError(
+            f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir for receipts.json"
+        )
+    _check_program(request.program, dry)
+    plan, machine = _plan(request, environ)
+    if dry:
+        from lmsrun.render import print_plan
+
+        print_plan(plan, machine, as_json=options.json, verbose=options.verbose)
+        return 0
+    _check_cpus(plan, options)
+    for warning in plan.warnings:
+        _say(f"warning: {warning}")
+    return _start(plan, options, environ)
+
+
+def _check_program(program: Sequence[str], dry: bool) -> None:
+    """A program that is not there must not cost a job; a plan may be for another machine."""
+    if not program:
+        raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS]")
+    name = program[0]
+    found = Path(name).is_file() if name.endswith(".py") else shutil.which(name) is not None
+    if dry or found:
+        return
+    if name in COMMANDS:
+        raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
+    here = [entry.name for entry in Path.cwd().glob("*.py")] if name.endswith(".py") else list(COMMANDS)
+    raise UsageError(f"program {name!r} is not there, or cannot be executed{nearest(name, frozenset(here))}")
+
+
+def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Machine]":
+    from launch.binding_tools import assume_tools, read_tools
+    from launch.discover import read_machine
+    from launch.lms_choice import read_lms_config
+    from launch.planner import HostRequest, plan_local_job, plan_slots
+    from launch.worker_env import parse_forward
+
+    options = request.options
+    given, _, unset = parse_forward(options.forward, environ)
+    machine = read_machine(options.topology)
+    is_live = not options.topology
+    # What is hidden from CUDA here says nothing about another machine.
+    users = (
+        dict(environ) if is_live else {k: v for k, v in environ.items() if not k.endswith("_VISIBLE_DEVICES")}
+    )
+    ranks = options.num_proc or plan_slots(machine, options, users)
+    if ranks == 0:
+        raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
+    host_request = HostRequest(
+        program=request.program,
+        local_world_size=ranks,
+        world_size=ranks,
+        settings=options,
+        lms=read_lms_config(options, {**environ, **given}, request.lms_table),
+        tools=read_tools(machine) if is_live and options.numa != "off" else assume_tools(machine),
+        environ=users,
+        given=given,
+    )
+    plan = plan_local_job(machine, host_request)
+    return _with_warnings(plan, unset), machine
+
+
+def _with_warnings(plan: "LaunchPlan", warnings: Sequence[str]) -> "LaunchPlan":
+    from dataclasses import replace
+
+    return replace(plan, warnings=(*plan.warnings, *warnings)) if warnings else plan
+
+
+def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
+    """A plan for another machine must not start here."""
+    here = os.sched_getaffinity(0)
+    for rank in plan.ranks:
+        if not rank.cpus <= here:
+            from launch.idset import format_ids
+
+            raise PlanError(
+                f"rank {rank.rank} is planned on CPUs {format_ids(rank.cpus)}, but this process may use "
+                f"{format_ids(here)}; is {options.topology or 'this'} another machine? try `lmsrun plan`"
+            )
+
+
+def _start(plan: "LaunchPlan", options: LaunchOptions, environ: Mapping[str, str]) -> int:
+    from launch.job import JobOptions
+    from launch.supervisor import run_job
+    from lmsrun.render_receipts import render_receipts
+
+    job = JobOptions(
+        grace_period_s=options.grace_period,
+        output_dir=Path(options.output_dir) if options.output_dir else None,
+        tag_output=options.tag_output,
+        numa=options.numa,
+        receipt_timeout_s=options.receipt_timeout,
+        verbose=options.verbose,
+        environ=dict(environ),
+    )
+    return run_job(plan, job, render_receipts)

@@ -1,0 +1,172 @@
+"""A plan for people and for tools; colours come from rich where it is installed and wanted."""
+
+import json
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from launch.idset import format_ids
+from launch.plan import SCHEMA, LaunchPlan, RankPlan
+from launch.topology import Gpu, Machine
+
+_HEADS = ("rank", "GPU", "node", "cores", "CPUs", "memory", "host limit")
+_GPU_COLUMN = 1
+_LEAST_GPU_WIDTH = 14
+
+
+def render_json(value: Any) -> str:
+    """JSON for people to read too."""
+    return json.dumps(value, indent=2)
+
+
+def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan under schema ``lmsrun.plan/1``; unknown is null, ids are lists such as ``"0-3,8"``."""
+    return {
+        "schema": SCHEMA,
+        "world_size": plan.world_size,
+        "launcher": plan.launcher,
+        "ranks": [_rank_to_json(rank) for rank in plan.ranks],
+        "commands": [list(command) for command in plan.commands],
+        "warnings": list(plan.warnings),
+    }
+
+
+def _rank_to_json(rank: RankPlan) -> dict[str, Any]:
+    from launch.discover.saved import gpu_to_json
+
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "host": rank.host,
+        "gpu": gpu_to_json(rank.gpu) if rank.gpu else None,
+        "numa_node": rank.numa_node,
+        "cpus": format_ids(rank.cpus),
+        "mem_policy": rank.mem_policy,
+        "mem_nodes": format_ids(rank.mem_nodes),
+        "host_mem_limit_mb": rank.host_mem_limit_mb,
+        "env": dict(rank.env),
+        "argv": list(rank.argv),
+    }
+
+
+def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool) -> None:
+    """Print a plan to stdout."""
+    if as_json:
+        print(render_json(plan_to_json(plan)))
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    text = render_plan(plan, machine, width, verbose)
+    print(_coloured(text) if sys.stdout.isatty() else text)
+
+
+def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
+    """The plan as text: one row a rank, then warnings, environment, and the commands as a shell takes them."""
+    parts = [_head(plan, machine), _table([_row(rank, machine) for rank in plan.ranks], width)]
+    if plan.warnings:
+        parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
+    parts.append("\n".join(["environment of every rank:", *_shared_env(plan)]))
+    if verbose:
+        own = [f"  rank {rank.rank}: {_assignments(_own_env(plan, rank))}" for rank in plan.ranks]
+        parts.append("\n".join(["and of each:", *own]))
+    parts.append("\n".join(["commands:", *(f"  {shlex.join(command)}" for command in plan.commands)]))
+    return "\n\n".join(parts)
+
+
+def _head(plan: LaunchPlan, machine: Machine) -> str:
+    hosts = list(dict.fromkeys(rank.host for rank in plan.ranks))
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return (
+        f"{plan.world_size} rank{'s' * (plan.world_size != 1)} on {where} "
+        f"({machine.architecture}, topology: {machine.source}), launcher: {plan.launcher}"
+    )
+
+
+def _row(rank: RankPlan, machine: Machine) -> tuple[str, ...]:
+    cores = sum(1 for core in machine.cores if core.cpus & rank.cpus)
+    return (
+        str(rank.rank),
+        _gpu_text(rank.gpu),
+        "-" if rank.numa_node is None else str(rank.numa_node),
+        str(cores) if rank.cpus else "-",
+        format_ids(rank.cpus) or "not bound",
+        f"{rank.mem_policy} {format_ids(rank.mem_nodes)}".strip(),
+        "-" if rank.host_mem_limit_mb is None else f"{rank.host_mem_limit_mb} MiB",
+    )
+
+
+def _gpu_text(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "-"
+    return " ".join(filter(None, [f"{gpu.index}:", gpu.pci_bus_id or gpu.uuid, gpu.name]))
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int) -> str:
+    """Aligned columns; in a narrow terminal the GPU's name gives way, for the GPU is known by its address."""
+    lines = [_HEADS, *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(_HEADS))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    if excess > 0:
+        widths[_GPU_COLUMN] = max(min(widths[_GPU_COLUMN], _LEAST_GPU_WIDTH), widths[_GPU_COLUMN] - excess)
+    rendered = [
+        "  ".join(_fit(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in lines
+    ]
+    rendered.insert(1, "  ".join("-" * size for size in widths))
+    return "\n".join(rendered)
+
+
+def _fit(cell: str, size: int) -> str:
+    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + "…"
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        max(40, width),
+        initial_indent="  - ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _shared(plan: LaunchPlan) -> dict[str, str]:
+    first, *others = plan.ranks
+    return {
+        name: value
+        for name, value in first.env.items()
+        if all(rank.env.get(name) == value for rank in others)
+    }
+
+
+def _shared_env(plan: LaunchPlan) -> list[str]:
+    return [f"  {shlex.quote(name)}={shlex.quote(value)}" for name, value in _shared(plan).items()]
+
+
+def _own_env(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
+    shared = _shared(plan)
+    return {name: value for name, value in rank.env.items() if name not in shared and name != "LMSRUN_EXPECT"}
+
+
+def _assignments(env: dict[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def _coloured(text: str) -> str:
+    """Section heads bold and warnings yellow, where rich is installed."""
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:
+        return text
+    painted = Text(text)
+    painted.highlight_regex(
+        r"(?m)^(rank  .*|warnings:|commands:|environment of every rank:|and of each:)$", "bold"
+    )
+    painted.highlight_regex(r"(?m)^  - .*(\n    .*)*", "yellow")
+    console = Console(highlight=False, soft_wrap=True)
+    with console.capture() as capture:
+        console.print(painted, end="")
+    return capture.get()

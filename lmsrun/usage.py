@@ -1,0 +1,72 @@
+"""The help texts, made from the declared options."""
+
+import textwrap
+
+from launch.settings import JOB, LMS, MEMORY, PLACEMENT, Option, PlanSettings, declared_options
+from lmsrun.options import OPTIONS, OUTPUT, LaunchOptions
+
+_WIDTH, _INDENT = 96, 30
+_GROUPS = (JOB, PLACEMENT, MEMORY, LMS, OUTPUT)
+_PLAN_FIELDS = frozenset(declared_options(PlanSettings))
+"""Listed behind the command line's own options, which people look for first."""
+_HEADS = {
+    "run": "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n       lmsrun plan|topo|check|worker --help",
+    "plan": "lmsrun plan -np N [options] [--] PROGRAM [ARGS]",
+    "topo": "lmsrun topo [options]",
+    "check": "lmsrun check [--json]",
+}
+_ABOUT = {
+    "run": "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
+    "A PROGRAM ending in .py runs under this Python. Everything after PROGRAM belongs to it.",
+    "plan": "Print what `run` would start: a table, or JSON. Nothing is started.",
+    "topo": "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs.",
+    "check": "Say what is here and what is missing for a run; exit 1 when one could not work.",
+}
+_EXAMPLES = {
+    "run": (
+        ("lmsrun -np 4 train.py --epochs 3", "four ranks on this machine"),
+        ("lmsrun plan -np 6 --topology ac922.json train.py", "what it would be on another"),
+        ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
+    ),
+    "topo": (("lmsrun topo --save node.json", "for --topology node.json elsewhere"),),
+}
+
+
+def render_help(command: str) -> str:
+    """The help of one subcommand as plain text."""
+    examples = _EXAMPLES.get(command, ())
+    parts = [
+        f"usage: {_HEADS[command]}",
+        _ABOUT[command],
+        *_render_options("run" if command == "plan" else command),
+    ]
+    if examples:
+        lines = [f"  {line:<50}  {meaning}" for line, meaning in examples]
+        parts.append("\n".join(["Examples:", *lines]))
+    if command in ("run", "plan"):
+        parts.append(
+            "Each option can also stand in lmsrun.toml (or [tool.lmsrun] of pyproject.toml) under its long\n"
+            "name, and in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins,\n"
+            "then the environment, then the file."
+        )
+    return "\n\n".join(parts)
+
+
+def _render_options(command: str) -> list[str]:
+    groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
+    for field, declared in sorted(OPTIONS.items(), key=lambda entry: entry[0] in _PLAN_FIELDS):
+        if command in declared.commands:
+            groups[declared.group].append(_render_option(field, declared))
+    return [f"{group}:\n" + "\n".join(lines) for group, lines in groups.items() if lines]
+
+
+def _render_option(field: str, declared: Option) -> str:
+    flag = f"--[no-]{declared.name}" if declared.is_switch else declared.long_flag
+    left = "  " + ", ".join((*declared.flags, flag)) + (f" {declared.metavar}" if declared.metavar else "")
+    default = getattr(LaunchOptions, field)
+    shown = "" if default in (None, False, ()) else f" (default {default})"
+    lines = textwrap.wrap(declared.help + shown, _WIDTH - _INDENT)
+    if len(left) > _INDENT - 2:
+        lines.insert(0, "")
+    first, *more = lines
+    return "\n".join([f"{left:<{_INDENT}}{first}".rstrip(), *(" " * _INDENT + line for line in more)])
