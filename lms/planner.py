@@ -212,7 +212,7 @@ def _why_stays(schedule: Schedule, root: int) -> str:
 def _why_infeasible(case: Case, made: SwapPlan) -> str:
     op = "" if made.floor_op is None else f" (at {case.graph.ops[made.floor_op].name})"
     return (
-        f"the budget of {_mib(made.budget_bytes or 0)} cannot be met: the step needs {_mib(made.peak_bytes)}, "
+        f"the budget of {_mib(made.budget_bytes or 0)} is not met: the step needs {_mib(made.peak_bytes)}, "
         f"no plan gets below {_mib(made.floor_bytes)}{op}; "
         "a smaller batch or image, margin or min_tensor_bytes would help"
     )
