@@ -39,7 +39,7 @@ MINIMUM_CMAKE = (3, 13)
 PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
-BUILD_REQUIREMENTS = ("setuptools>=68,<80", "wheel", "packaging")
+BUILD_REQUIREMENTS = ("setuptools>=77,<80", "wheel", "packaging")
 RUN_REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 CHECK = """

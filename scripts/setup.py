@@ -4,6 +4,7 @@ Needs nothing but a Python of 3.10 or newer. ``TENSORFLOW=2.15.1`` and ``LMSRUN_
 second environment for another TensorFlow.
 """
 
+import ctypes
 import glob
 import hashlib
 import importlib.util
@@ -25,14 +26,14 @@ INPUTS = ("pyproject.toml", "scripts/setup.py", "scripts/build_horovod.py")
 STAMP = ".lmsrun-setup"
 
 Package = tuple[str, str, bool]
-"""(Debian package, the program or glob of files that shows it is there, whether nothing works without it)"""
+"""(Debian package, the program or shared library that shows it is there, whether nothing works without it)"""
 
 SYSTEM_PACKAGES: tuple[Package, ...] = (
     ("g++", "g++", True),
     ("make", "make", True),
     ("cmake", "cmake", True),
     ("numactl", "numactl", False),
-    ("libnuma1", "/usr/lib*/**/libnuma.so.1", False),
+    ("libnuma1", "libnuma.so.1", False),
     ("openmpi-bin", "mpirun", False),
     ("libopenmpi-dev", "mpicxx", False),
 )
@@ -43,10 +44,14 @@ class SetupError(Exception):
 
 
 def is_present(sign: str) -> bool:
-    """Whether a program is on the path, or a file matches the glob."""
-    if "/" not in sign:
+    """Whether a program is on the path, or a shared library can be loaded."""
+    if ".so" not in sign:
         return shutil.which(sign) is not None
-    return any(True for _ in glob.iglob(sign, recursive=True))
+    try:
+        ctypes.CDLL(sign)
+    except OSError:
+        return False
+    return True
 
 
 def missing_packages() -> list[Package]:
@@ -113,7 +118,7 @@ def fill(venv: Path, requirements: list[str], log: Path) -> None:
         run_logged([sys.executable, "-m", "venv", "--clear", str(venv)], environ, log, lambda line: None)
     say(f"installing {requirements[0]} and the packages of pyproject.toml (about a minute the first time)")
     pip = [python, "-m", "pip", "install", "--quiet"]
-    run_logged([*pip, "setuptools>=68,<80", "wheel"], environ, log, lambda line: None)
+    run_logged([*pip, "setuptools>=77,<80", "wheel"], environ, log, lambda line: None)
     argv = [*pip, "--no-build-isolation", "--editable", f"{ROOT}[{EXTRAS}]", *requirements]
     run_logged(argv, environ, log, lambda line: None)
     done = subprocess.run(
