@@ -1,7 +1,7 @@
 """Completes the shapes of a graph that was traced with open dimensions, so that its memory can be planned.
 
-A copy of the graph is imported with its arguments' shapes pinned; TensorFlow's own shape inference does the rest. The
-graph itself keeps its open dimensions: a smaller last batch runs through the same edited graph.
+A copy of the graph is imported with its arguments' shapes pinned; TensorFlow's own shape inference does the
+rest. The graph itself keeps its open dimensions: a smaller last batch runs through the same edited graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class ShapeHints:
     """Size of an open leading dimension."""
 
     def pin(self, dims: Dims) -> Dims:
-        """``dims`` with what is open filled in: from a matching argument of the call, else by the batch size."""
+        """``dims`` with what is open filled in: from an argument of the call, else by the batch size."""
         if None not in dims:
             return dims
         for call in () if self.batch_size else self.calls:
@@ -82,7 +82,9 @@ def _handles(tf_graph: Any) -> dict[str, Any]:
     handles = {}
     for op in tf_graph.get_operations():
         if op.type in ("Placeholder", "VarHandleOp") and op.outputs and op.outputs[0].dtype == tf.resource:
-            stand_in = tf.compat.v1.placeholder(tf.resource, op.outputs[0].shape, name=f"handle_{len(handles)}")
+            stand_in = tf.compat.v1.placeholder(
+                tf.resource, op.outputs[0].shape, name=f"handle_{len(handles)}"
+            )
             handle_data_util.copy_handle_data(op.outputs[0], stand_in)
             handles[op.outputs[0].name] = stand_in
     return handles
@@ -123,3 +125,8 @@ def unpinned_arguments(tf_graph: Any, hints: ShapeHints) -> list[str]:
         and None in hints.pin(tuple(op.outputs[0].shape.as_list()))
     ]
 
+
+def static_bytes(shape: Any, dtype: Any) -> int:
+    """Bytes of a tensor of this shape; 0 while the shape is open."""
+    count = shape.num_elements()
+    return int(count * dtype.size) if count is not None else 0

@@ -1,0 +1,74 @@
+"""The device whose memory is planned: its limit, what lies on it, and its allocator's own figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from lms.shapes import static_bytes
+
+MIB = 1 << 20
+CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+"""With the first true the CPU device gets an allocator with a hard limit, the second in MiB."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this process."""
+
+    name: str
+    """``GPU:0`` or ``CPU:0``."""
+    limit_bytes: int | None
+    """What TensorFlow may allocate there; ``None`` when it has no limit of its own or none is known."""
+
+    @property
+    def type(self) -> str:
+        """``GPU`` or ``CPU``."""
+        return self.name.partition(":")[0]
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes in use and their peak since the last reset; ``None`` where the allocator does not count."""
+        try:
+            info = tf.config.experimental.get_memory_info(self.name)
+        except (ValueError, tf.errors.OpError):
+            return None
+        return int(info["current"]), int(info["peak"])
+
+    def reset_peak(self) -> None:
+        """Start a new measurement of the peak."""
+        try:
+            tf.config.experimental.reset_memory_stats(self.name)
+        except (ValueError, tf.errors.OpError):
+            return
+
+
+def read_device(environ: Mapping[str, str]) -> Device:
+    """The first visible GPU, else the CPU device. Initialises TensorFlow's devices."""
+    if tf.config.list_logical_devices("GPU"):
+        return Device("GPU:0", _gpu_limit())
+    if environ.get(CPU_BFC, "").lower() in ("1", "true") and (text := environ.get(CPU_BFC_LIMIT, "")).isdigit():
+        return Device("CPU:0", int(text) * MIB)
+    return Device("CPU:0", None)
+
+
+def _gpu_limit() -> int | None:
+    (gpu, *_) = tf.config.list_physical_devices("GPU")
+    for logical in tf.config.get_logical_device_configuration(gpu) or ():
+        if logical.memory_limit:
+            return int(logical.memory_limit * MIB)
+    from tensorflow.python.client import device_lib
+
+    limits = [int(d.memory_limit) for d in device_lib.list_local_devices() if d.device_type == "GPU"]
+    return limits[0] if limits else None
+
+
+def pending_variable_bytes(func_graph: Any) -> int:
+    """Bytes of the variables a function uses that are made only after it has been traced."""
+    total = 0
+    for variable in getattr(func_graph, "variables", ()):
+        with tf.init_scope():
+            made = variable.is_initialized() if tf.executing_eagerly() else True
+        if tf.is_tensor(made) and hasattr(made, "numpy") and not bool(made.numpy()):
+            total += static_bytes(variable.shape, variable.dtype)
+    return total

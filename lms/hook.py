@@ -1,0 +1,292 @@
+"""The hook: one transform of every graph that TensorFlow traces, from the moment it is installed."""
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import transform
+from tensorflow.python.saved_model import save_context
+
+from lms.config import LMSConfig
+from lms.device import Device, pending_variable_bytes, read_device
+from lms.enable import LMSWarning
+from lms.errors import LMSError
+from lms.inline import Call, Watch, is_recording
+from lms.keras import BatchSizes
+from lms.planner import plan
+from lms.report import explain_out_of_memory, mib, plot_memory
+from lms.retry import Rescue
+from lms.rewrite import Edits, is_edited, rewrite
+from lms.shapes import ShapeHints, complete_shapes
+from lms.stats import Collector, GraphStats, Planned, Report
+from lms.swap_plan import SwapPlan
+from lms.tf_graph import GraphView, has_backward_pass, read_graph
+from lms.transports.base import Transport
+from lms.transports.choose import choose_transport
+
+logger = logging.getLogger("lms")
+
+FEWEST_OPS = 24
+"""A graph of fewer ops has no step in it."""
+
+
+class Engine:
+    """LMS in this process: reads, plans and edits each graph, and keeps the books."""
+
+    def __init__(self, config: LMSConfig, environ: Mapping[str, str]) -> None:
+        self.config, self._environ = config, environ
+        self.collector = Collector()
+        self.batch_sizes = BatchSizes()
+        self.watch = Watch(self)
+        self.rescue = Rescue(config)
+        self._device: Device | None = None
+        self._transport: Transport | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory is planned, read when it is first needed."""
+        if self._device is None:
+            self._device = read_device(self._environ)
+        return self._device
+
+    @property
+    def transport(self) -> Transport:
+        """Where swapped bytes go, made when it is first needed."""
+        if self._transport is None:
+            self._transport = choose_transport(self.config, self.device.type, self._environ)
+            if self._transport.note:
+                self.warn(self._transport.note)
+        return self._transport
+
+    def report(self) -> Report:
+        """What was done so far."""
+        return self.collector.report(self.device, self._transport)
+
+    def warn(self, text: str) -> None:
+        """Warn once in the process."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.collector.warnings.append(text)
+            warnings.warn(text, LMSWarning, stacklevel=2)
+
+    def __call__(self, func_graph: Any) -> None:
+        """The transform: called by TensorFlow with each traced graph, before it is made a function."""
+        ops = func_graph.get_operations()
+        if len(ops) < FEWEST_OPS or not has_backward_pass(ops) or is_edited(func_graph):
+            return
+        if save_context.in_save_context():
+            return
+        if is_recording():
+            self._skip(func_graph, "a gradient tape around the function is recording")
+            return
+        call = self.watch.call
+        hints = self._hints(call)
+        self.edit(func_graph, func_graph.name, hints, call)
+
+    def edit(
+        self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None, outputs: Any = None
+    ) -> Edits | None:
+        """Plan ``tf_graph`` and edit it where that helps; returns what was added."""
+        started = time.perf_counter()
+        shapes = complete_shapes(tf_graph, hints)
+        view = read_graph(tf_graph, self.device.type, shapes, outputs)
+        if view.unknown:
+            self._warn_open_sizes(name, view)
+        memory = self.device.memory()
+        base = (memory[0] if memory else 0) + pending_variable_bytes(tf_graph)
+        limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
+        planned_at = time.perf_counter()
+        made = plan(view.graph, self.rescue.config, limit_bytes=limit)
+        plan_s = time.perf_counter() - planned_at
+        edits = None
+        if not made.is_empty:
+            self.transport.require_room(made.bytes_out)
+            edits = rewrite(tf_graph, view, made, self.transport)
+        edit_s = time.perf_counter() - started
+        self._record(name, view, made, edits, base, edit_s, plan_s)
+        if call is not None:
+            self.rescue.planned(call, tf_graph, made)
+        self.device.reset_peak()
+        return edits
+
+    def xla_dropped(self, function: Any) -> None:
+        """See :class:`lms.inline.Observer`."""
+        self.warn(
+            f"XLA is off for {function._name}: it fuses the step, and no swap would survive that; "
+            "to keep jit_compile=True there, call lms.disable() before it is traced"
+        )
+
+    def called(self, function: Any) -> None:
+        """See :class:`lms.inline.Observer`."""
+        if getattr(function, "_lms_seen", False):
+            return
+        function._lms_seen = True
+        traced = function._list_all_concrete_functions() if function.experimental_get_tracing_count() else ()
+        graphs = [concrete.graph for concrete in traced]
+        if any(has_backward_pass(graph.get_operations()) and not is_edited(graph) for graph in graphs):
+            self.warn(
+                f"{function._name} was traced before lms.enable() and stays as it is; "
+                "call lms.enable() right after 'import tensorflow'"
+            )
+        if is_recording():
+            self.warn(
+                f"{function._name} is called under a gradient tape outside of any tf.function, where LMS cannot see "
+                "the step; put the tape and the optimizer's update into one tf.function"
+            )
+
+    def run(self, function: Any, step: Callable[[], Any]) -> Any:
+        """See :class:`lms.inline.Observer`."""
+        try:
+            return step()
+        except tf.errors.ResourceExhaustedError as error:
+            if self.rescue.prepare(self.watch.call):
+                self.collector.retries += 1
+                self.warn(self.rescue.message)
+                return self._last_try(step)
+            raise self._explained(error) from error
+        finally:
+            self.rescue.done(function)
+
+    def _last_try(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except tf.errors.ResourceExhaustedError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Any) -> Exception:
+        latest = self.collector.planned[-1] if self.collector.planned else None
+        text = f"{error.message}\n{explain_out_of_memory(latest, self.report())}"
+        explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
+        return explained
+
+    def _hints(self, call: Call) -> ShapeHints:
+        if self.config.batch_size is not None:
+            return ShapeHints(batch_size=self.config.batch_size)
+        hints = call.hints()
+        return hints if hints.batch_size else replace(hints, batch_size=self.batch_sizes.latest)
+
+    def _warn_open_sizes(self, name: str, view: GraphView) -> None:
+        self.warn(
+            f"{name}: the sizes of {len(view.unknown)} tensors are open (such as {view.unknown[0]}), so they stay on "
+            "the device; set batch_size (LMS_BATCH_SIZE)"
+        )
+
+    def _skip(self, func_graph: Any, why: str) -> None:
+        self.collector.graphs.append(GraphStats(func_graph.name, False, why, len(func_graph.get_operations())))
+
+    def _record(
+        self, name: str, view: GraphView, made: SwapPlan, edits: Edits | None, base: int, edit_s: float, plan_s: float
+    ) -> None:
+        stats = GraphStats(
+            name=name,
+            edited=edits is not None,
+            why=_why(made),
+            ops=len(view.ops),
+            policy=made.policy,
+            planned_peak_bytes=base + made.peak_bytes,
+            peak_before_bytes=base + made.peak_before_bytes,
+            base_bytes=base,
+            budget_bytes=made.budget_bytes,
+            floor_bytes=made.floor_bytes,
+            tensors=len(made.swaps),
+            swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
+            bytes_out=made.bytes_out,
+            bytes_in=made.bytes_in,
+            added_ops=len(edits.ops) if edits else 0,
+            control_edges=edits.control_edges if edits else 0,
+            edit_s=edit_s,
+            plan_s=plan_s,
+            rejected=tuple(made.rejected_by_reason.items()),
+            notes=made.notes,
+        )
+        self.collector.graphs.append(stats)
+        self.collector.planned.append(Planned(name, view.graph, made, base))
+        logger.info("%s: %s", name, stats.why)
+        if not made.feasible:
+            self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
+        elif made.policy in ("all", "threshold") and not made.swaps:
+            self.warn(f"{name}: nothing can be swapped; every tensor is small, short-lived or must stay")
+
+
+def _why(made: SwapPlan) -> str:
+    if made.is_empty:
+        return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
+    return f"{len(made.swaps)} tensors swapped, {mib(made.bytes_out)} out and {mib(made.bytes_in)} in a step"
+
+
+_engine: Engine | None = None
+_arithmetic_before: Mapping[str, Any] | None = None
+
+
+def install(config: LMSConfig) -> None:
+    """Edit every graph that is traced from now on.
+
+    Args:
+        config: What to do; ``enabled`` and ``mode`` have been looked at already.
+
+    Raises:
+        LMSError: If the hook is installed already.
+    """
+    global _engine, _arithmetic_before
+    if _engine is not None:
+        raise LMSError("LMS is installed already; call lms.disable() first")
+    _engine = Engine(config, os.environ)
+    if not config.arithmetic_optimization:
+        _arithmetic_before = tf.config.optimizer.get_experimental_options()
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    if tf.config.optimizer.get_jit():
+        _engine.warn(
+            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps away; "
+            "switch it off with tf.config.optimizer.set_jit(False)"
+        )
+    _engine.watch.install()
+    _engine.batch_sizes.install()
+    transform.FUNC_GRAPH_TRANSFORMS.append(_engine)
+
+
+def uninstall() -> None:
+    """Edit nothing any more; graphs that were edited keep their swaps."""
+    global _engine, _arithmetic_before
+    if _engine is None:
+        return
+    transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
+    _engine.batch_sizes.uninstall()
+    _engine.watch.uninstall()
+    if _arithmetic_before is not None:
+        known = _arithmetic_before.get("arithmetic_optimization", True)
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": known})
+    _engine, _arithmetic_before = None, None
+
+
+def engine() -> Engine:
+    """The engine at work.
+
+    Raises:
+        LMSError: If there is none.
+    """
+    if _engine is None:
+        raise LMSError("LMS is not enabled; call lms.enable() first")
+    return _engine
+
+
+def report() -> Report:
+    """What LMS did so far; prints as a table."""
+    return engine().report()
+
+
+def plot(path: str | os.PathLike[str]) -> None:
+    """Draw the memory of the last planned step, before and after, into a PNG or SVG file.
+
+    Raises:
+        LMSError: If nothing has been planned yet, or the file cannot be drawn.
+    """
+    planned = engine().collector.planned
+    if not planned:
+        raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")
+    plot_memory(max(planned, key=lambda one: len(one.graph.ops)), path)

@@ -1,0 +1,161 @@
+"""Watches calls of ``tf.function``s, for what a traced graph alone cannot tell.
+
+Three things happen here. A function called under a gradient tape while another is being traced runs as plain Python
+inside it: as a nested function its tensors would be hidden from the plan. XLA is switched off, because it fuses the
+step and no swap survives that. And the arguments of the outermost call are kept for the time of the call, because they
+know the sizes that a graph leaves open.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function import polymorphic_function as pf
+from tensorflow.python.framework import func_graph as func_graph_module
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.util import tf_decorator
+
+from lms.shapes import ShapeHints, argument_shapes, dataset_batch_size
+
+KEPT_MODULES = ("horovod",)
+"""Functions of these packages stay functions: Horovod caches and orders its own."""
+
+KEEPING_ATTRIBUTES = frozenset({"api_implements", "_noinline", "forward_function_name"})
+"""A function that carries one of these is recognised by name later on, so it stays one."""
+
+
+@dataclass
+class Call:
+    """The outermost call that is under way in this thread, and the functions that are traced for it."""
+
+    arguments: tuple[Any, ...] = ()
+    functions: list[Any] = field(default_factory=list)
+
+    def hints(self) -> ShapeHints:
+        """What the arguments say about open shapes."""
+        flat = tf.nest.flatten(self.arguments)
+        sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
+        return ShapeHints(argument_shapes(flat), next((size for size in sizes if size), None))
+
+
+class Observer(Protocol):
+    """Whom the watch tells what it sees."""
+
+    def xla_dropped(self, function: Any) -> None:
+        """XLA was switched off for ``function``."""
+
+    def called(self, function: Any) -> None:
+        """``function`` is called from eager code."""
+
+    def run(self, function: Any, step: Callable[[], Any]) -> Any:
+        """Run the outermost call; may run it again."""
+
+
+class Watch:
+    """The installed watch; :meth:`uninstall` puts everything back."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._local = threading.local()
+        self._compiled: list[Any] = []
+        self._originals = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
+
+    @property
+    def call(self) -> Call:
+        """The call under way in this thread; an empty one when there is none."""
+        return getattr(self._local, "call", None) or Call()
+
+    def install(self) -> None:
+        """Begin to watch."""
+        call, concrete = self._originals["__call__"], self._originals["get_concrete_function"]
+
+        def watched_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._drop_xla(function)
+            if should_inline(function):
+                return run_inline(function, args, kwargs)
+            if tf_ops.inside_function() or not tf.executing_eagerly():
+                with self._tracing(function):
+                    return call(function, *args, **kwargs)
+            return self._outermost(function, call, args, kwargs)
+
+        def watched_concrete(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._drop_xla(function)
+            with self._tracing(function):
+                return concrete(function, *args, **kwargs)
+
+        pf.Function.__call__ = watched_call
+        pf.Function.get_concrete_function = watched_concrete
+
+    def uninstall(self) -> None:
+        """Put TensorFlow's own methods back; functions not yet traced may use XLA again."""
+        for name, method in self._originals.items():
+            setattr(pf.Function, name, method)
+        for function in self._compiled:
+            function._jit_compile = True
+        self._compiled.clear()
+
+    def _outermost(self, function: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        self._observer.called(function)
+        self._local.call = Call((args, kwargs), [function])
+        try:
+            return self._observer.run(function, lambda: call(function, *args, **kwargs))
+        finally:
+            self._local.call = None
+
+    @contextmanager
+    def _tracing(self, function: Any) -> Iterator[None]:
+        functions = self.call.functions
+        functions.append(function)
+        yield
+
+    def _drop_xla(self, function: Any) -> None:
+        if function._jit_compile and not function.experimental_get_tracing_count():
+            function._jit_compile = None
+            self._compiled.append(function)
+            self._observer.xla_dropped(function)
+
+
+def is_recording() -> bool:
+    """Whether a gradient tape is active in this thread."""
+    return bool(record.could_possibly_record())
+
+
+def should_inline(function: Any) -> bool:
+    """Whether a call of ``function`` is to run as part of the function that is being traced."""
+    if not isinstance(tf.compat.v1.get_default_graph(), func_graph_module.FuncGraph) or not is_recording():
+        return False
+    python_function = tf_decorator.unwrap(function._python_function)[1]
+    module = getattr(python_function, "__module__", None) or ""
+    return module.split(".")[0] not in KEPT_MODULES and not KEEPING_ATTRIBUTES.intersection(function._attributes)
+
+
+def run_inline(function: Any, args: Any, kwargs: Any) -> Any:
+    """Run the Python code of ``function`` in the current graph, with the conversions a call would make."""
+    python_function = function._python_function
+    if function._autograph:
+        python_function = autograph_util.py_func_from_autograph(
+            python_function, function._experimental_autograph_options
+        )
+    args, kwargs = tf.nest.map_structure(_as_argument, (args, kwargs))
+    if function.input_signature is not None and not kwargs:
+        typed = tf.nest.map_structure(_as_specified, function.input_signature, tuple(args)[: len(function.input_signature)])
+        args = (*typed, *args[len(typed) :])
+    return tf.nest.map_structure(_as_result, python_function(*args, **kwargs))
+
+
+def _as_argument(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _as_specified(spec: Any, value: Any) -> Any:
+    return tf.convert_to_tensor(value, spec.dtype) if isinstance(spec, tf.TensorSpec) else value
+
+
+def _as_result(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, (bool, int, float, np.ndarray, np.generic)) else value

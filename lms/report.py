@@ -1,0 +1,141 @@
+"""Statistics as text for people, and the memory of a step as a picture."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lms.errors import LMSError
+from lms.liveness import Timeline
+from lms.stats import GraphStats, Planned, Report
+
+MIB = 1 << 20
+NAMED_TENSORS = 8
+
+
+def mib(nbytes: int | None) -> str:
+    """Bytes as MiB, or a dash where they are unknown."""
+    return "-" if nbytes is None else f"{nbytes / MIB:,.1f} MiB"
+
+
+def render_report(report: Report) -> str:
+    """The report as a table of lines."""
+    rows: list[tuple[str, str]] = [
+        ("device", f"{report.device.name}, limit {mib(report.device.limit_bytes)}"),
+        ("transport", report.transport),
+        ("graphs looked at", str(len(report.graphs))),
+        ("graphs edited", str(len(report.edited))),
+    ]
+    for graph in report.edited:
+        rows += _graph_rows(graph)
+    if not report.edited:
+        rows += [(graph.name, graph.why) for graph in report.graphs[-5:]]
+    rows += [
+        ("planned peak", mib(report.planned_peak_bytes)),
+        ("measured peak", _measured(report)),
+        ("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"),
+        ("held at most", mib(report.store.peak_bytes)),
+    ]
+    if report.retries:
+        rows.append(("planned again", f"{report.retries} time(s), after running out of memory"))
+    rows += [("warning", text) for text in report.warnings]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(["Large Model Support", *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
+    yield "graph", f"{graph.name}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
+    yield "  peak", f"{mib(graph.peak_before_bytes)} before, {mib(graph.planned_peak_bytes)} planned"
+    if graph.budget_bytes is not None:
+        yield "  budget", f"{mib(graph.budget_bytes)} for the step, {mib(graph.floor_bytes)} is the least possible"
+    yield "  swapped", (
+        f"{graph.tensors} tensors out ({mib(graph.bytes_out)}), {graph.swap_ins} times in ({mib(graph.bytes_in)}) a step"
+    )
+    yield "  edit", f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added"
+    for reason, count in graph.rejected:
+        yield "  stays", f"{count:,} tensors: {reason}"
+    for note in graph.notes:
+        yield "  note", note
+
+
+def _measured(report: Report) -> str:
+    text = mib(report.measured_peak_bytes)
+    return text if report.peak_error is None else f"{text} ({report.peak_error:+.1%} against planned)"
+
+
+def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
+    """What to add to TensorFlow's message when a step ran out of device memory."""
+    lines = ["LMS: the step ran out of memory on " + report.device.name + f" (limit {mib(report.device.limit_bytes)})."]
+    if planned is None:
+        lines.append("LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + ".")
+        lines.append("Try lms.enable(policy='all'), or a smaller batch.")
+        return "\n".join(lines)
+    plan = planned.plan
+    lines.append(
+        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step on top of {mib(planned.base_bytes)} in use; "
+        f"{len(plan.swaps)} tensors swapped; no plan needs less than {mib(plan.floor_bytes)}."
+    )
+    lines.append("Largest tensors alive at the planned peak:")
+    lines += [f"  {mib(nbytes):>14}  {name}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS)]
+    lines.append("Try a larger margin (LMS_MARGIN=0.3), policy 'all', or a smaller batch.")
+    return "\n".join(lines)
+
+
+def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
+    """Draw the memory over a step, before and after the edit, with the tensors at the peak named.
+
+    Args:
+        planned: The step.
+        path: File to write; its ending says PNG or SVG.
+
+    Raises:
+        LMSError: If matplotlib is missing or the ending is another one.
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise LMSError(f"cannot draw into {os.fspath(path)!r}; needed a name that ends in .png or .svg")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise LMSError("lms.plot needs matplotlib; install it with: pip install 'lmsrun[plot]'") from error
+    before, after = planned.before(), planned.after()
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes, legend = figure.subplots(1, 2, width_ratios=(3, 1.15))
+    _draw(axes, before, planned.base_bytes, "before", "#b0553a")
+    _draw(axes, after, planned.base_bytes, "after", "#2f6f9f")
+    if planned.plan.budget_bytes is not None:
+        budget = (planned.base_bytes + planned.plan.budget_bytes) / MIB
+        axes.axhline(budget, color="#555555", linestyle="--", linewidth=1, label=f"budget {budget:,.0f} MiB")
+    axes.set(xlabel="op of the step, in planned order", ylabel="device memory, MiB", title=planned.name, ylim=0)
+    axes.margins(x=0)
+    axes.legend(loc="upper right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    legend.axis("off")
+    legend.text(0, 1, _peak_text(planned), va="top", family="monospace", fontsize=7.5, transform=legend.transAxes)
+    figure.savefig(path, dpi=130)
+
+
+def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
+    values = [(nbytes + base) / MIB for nbytes in line.allocated]
+    places = [point / 2 for point in range(len(values))]
+    axes.fill_between(places, values, color=color, alpha=0.18, linewidth=0)
+    axes.plot(places, values, color=color, linewidth=1.2, label=f"{label}: peak {max(values, default=0):,.0f} MiB")
+    if line.peak_position is not None:
+        axes.plot(line.peak_position, (line.peak_bytes + base) / MIB, "o", color=color, markersize=5)
+
+
+def _peak_text(planned: Planned) -> str:
+    plan = planned.plan
+    parts: Sequence[str] = (
+        f"{len(plan.swaps)} tensors swapped",
+        f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
+        "",
+        "alive at the peak (after)",
+        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS * 2)),
+        *((f"{mib(planned.base_bytes):>13} in use before the step",) if planned.base_bytes else ()),
+    )
+    return "\n".join(parts)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 34 else "..." + name[-31:]

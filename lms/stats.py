@@ -1,0 +1,131 @@
+"""What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lms.device import Device
+from lms.graph import Graph
+from lms.liveness import Buffers, Timeline, timeline
+from lms.swap_plan import SwapPlan
+from lms.transports.base import StoreStats
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """One traced graph that LMS considered. Bytes of tensors count one step."""
+
+    name: str
+    edited: bool
+    why: str
+    """One line: what was done, or why nothing was."""
+    ops: int
+    policy: str = ""
+    planned_peak_bytes: int | None = None
+    """Whole device: what lay there when the graph was planned, plus the edited step's own peak."""
+    peak_before_bytes: int | None = None
+    """The same for the unedited step."""
+    base_bytes: int = 0
+    """What lay on the device when the graph was planned: variables, data."""
+    budget_bytes: int | None = None
+    floor_bytes: int | None = None
+    tensors: int = 0
+    """Tensors that are swapped out."""
+    swap_ins: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    added_ops: int = 0
+    control_edges: int = 0
+    edit_s: float = 0.0
+    """Reading, planning and rewriting together."""
+    plan_s: float = 0.0
+    rejected: tuple[tuple[str, int], ...] = ()
+    """(reason, tensors that it kept on the device), most frequent first."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What LMS did so far; prints as a table."""
+
+    device: Device
+    transport: str
+    graphs: tuple[GraphStats, ...]
+    measured_peak_bytes: int | None
+    """Most bytes on the device since the last edit; ``None`` where the allocator does not count."""
+    store: StoreStats
+    retries: int = 0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def edited(self) -> tuple[GraphStats, ...]:
+        """The graphs that were edited, in the order in which they were traced."""
+        return tuple(graph for graph in self.graphs if graph.edited)
+
+    @property
+    def planned_peak_bytes(self) -> int | None:
+        """The largest planned peak among the latest edits of each graph."""
+        latest = {graph.name: graph.planned_peak_bytes for graph in self.graphs if graph.planned_peak_bytes}
+        return max(latest.values(), default=None)
+
+    @property
+    def peak_error(self) -> float | None:
+        """(measured - planned) / measured; ``None`` without both."""
+        if not self.measured_peak_bytes or self.planned_peak_bytes is None:
+            return None
+        return (self.measured_peak_bytes - self.planned_peak_bytes) / self.measured_peak_bytes
+
+    def __str__(self) -> str:
+        from lms.report import render_report
+
+        return render_report(self)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph with its plan, kept for drawing and for explaining a failure."""
+
+    name: str
+    graph: Graph
+    plan: SwapPlan
+    base_bytes: int
+
+    def before(self) -> Timeline:
+        """The memory of the unedited step."""
+        from lms.serialize import executor_order
+
+        return timeline(Buffers.of(self.graph), executor_order(self.graph))
+
+    def after(self) -> Timeline:
+        """The memory of the step as planned."""
+        return timeline(Buffers.of(self.graph), self.plan.order, self.plan.swaps)
+
+    def largest_at_peak(self, count: int) -> list[tuple[str, int]]:
+        """The largest tensors alive at the planned peak, with their bytes."""
+        after = self.after()
+        if after.peak_position is None:
+            return []
+        live = after.live_at(after.peak_position)[:count]
+        return [(self.graph.tensor_name(stay.tensor), stay.nbytes) for stay in live]
+
+
+@dataclass
+class Collector:
+    """Gathers what happens; the only thing here that changes."""
+
+    graphs: list[GraphStats] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    retries: int = 0
+
+    def report(self, device: Device, transport: Any) -> Report:
+        """The state as a value."""
+        memory = device.memory()
+        return Report(
+            device,
+            transport.name if transport is not None else "none",
+            tuple(self.graphs),
+            None if memory is None else memory[1],
+            transport.stats() if transport is not None else StoreStats(),
+            self.retries,
+            tuple(self.warnings),
+        )
