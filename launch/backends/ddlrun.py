@@ -1,0 +1,137 @@
+"""ddlrun: IBM's launcher of PowerAI and WML CE. Its command line is read, and a real ddlrun can be driven.
+
+The options are those of "Using the ddlrun tool" in the documentation of IBM Watson Machine Learning CE
+1.6.2; each is accepted with one or two dashes, and the first word that is none of them is the program.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.cluster_job import ClusterJob, Command
+from launch.errors import UsageError
+
+Meaning = Literal["hosts", "hostfile", "rankfile", "accelerators", "mpiarg", "env", "verbose", "tcp", "none"]
+
+
+@dataclass(frozen=True)
+class _Flag:
+    names: tuple[str, ...]
+    meaning: Meaning
+    takes_value: bool
+    note: str = ""
+
+
+_FLAGS = (
+    _Flag(("H", "host"), "hosts", True),
+    _Flag(("hostfile",), "hostfile", True),
+    _Flag(("accelerators",), "accelerators", True),
+    _Flag(("mpiarg",), "mpiarg", True),
+    _Flag(("x",), "env", True),
+    _Flag(("v", "verbose"), "verbose", False),
+    _Flag(("tcp",), "tcp", False),
+    _Flag(("rf", "rankfile"), "rankfile", True, "lmsrun places ranks itself; the rank file is not read"),
+    _Flag(("m", "mode"), "none", True, "DDL's reduction mode has no meaning without DDL"),
+    _Flag(("ddlarg", "ddloption"), "none", True, "DDL's arguments have no meaning without DDL"),
+    _Flag(("no_ddloptions",), "none", False, "DDL_OPTIONS is never set"),
+    _Flag(("aisles",), "none", True, "the network's aisles were for DDL's reduction"),
+    _Flag(("racks",), "none", True, "the network's racks were for DDL's reduction"),
+    _Flag(("nodes",), "none", True, "the hosts of a rack were for DDL's reduction"),
+    _Flag(("cores",), "none", True, "cores are read from the machine"),
+    _Flag(("sockets",), "none", True, "sockets are read from the machine"),
+    _Flag(("skipchecks",), "none", False, "hosts are checked anyway"),
+    _Flag(("t", "timestamp"), "none", False, "timestamps of the output have no counterpart"),
+)
+_BY_NAME = {dashes + name: flag for flag in _FLAGS for name in flag.names for dashes in ("-", "--")}
+
+
+@dataclass(frozen=True)
+class DdlRequest:
+    """A ddlrun command line, as lmsrun's options."""
+
+    options: tuple[str, ...]
+    """The same request in lmsrun's own words, to be read by its parser."""
+    program: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What was typed and has no meaning today, one line each."""
+
+
+def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
+    """Read what follows ``ddlrun`` on a command line.
+
+    Raises:
+        UsageError: If an option is unknown or lacks its value, or there is no program.
+    """
+    given: dict[Meaning, list[str]] = {}
+    notes: list[str] = []
+    position = 0
+    while position < len(argv) and argv[position].startswith("-"):
+        word = argv[position]
+        flag = _BY_NAME.get(word)
+        if flag is None:
+            raise UsageError(
+                f"ddlrun has no option {word!r}; needed one of {', '.join(_known())}, then the program"
+            )
+        if flag.takes_value and position + 1 >= len(argv):
+            raise UsageError(f"ddlrun's {word} needs a value")
+        value = argv[position + 1] if flag.takes_value else ""
+        given.setdefault(flag.meaning, []).append(value)
+        if flag.note:
+            notes.append(f"ddlrun {f'{word} {value}'.strip()}: {flag.note}")
+        position += 1 + flag.takes_value
+    if position == len(argv):
+        raise UsageError("ddlrun names no program; needed something like 'ddlrun -H h1,h2 python train.py'")
+    return DdlRequest(_options(given), tuple(argv[position:]), tuple(notes))
+
+
+def build_ddlrun(job: ClusterJob, accelerators: int | None, ddlrun: str = "ddlrun") -> Command:
+    """The command by which a real ddlrun starts a job.
+
+    Raises:
+        UsageError: If hosts differ in ranks, which ddlrun cannot express without a rank file.
+    """
+    if job.even_ranks is None:
+        raise UsageError("ddlrun starts the same number of ranks on every host; try --launcher mpirun")
+    argv = (
+        ddlrun,
+        *("-H", ",".join(share.host for share in job.shares)),
+        *("--accelerators", str(accelerators or job.even_ranks)),
+        *("--mpiarg", "--bind-to none" + (" --allow-run-as-root" if job.allow_root else "")),
+        *(word for name in job.names for word in ("-x", name)),
+        *job.worker,
+    )
+    return Command(argv, job.env, job.withhold)
+
+
+def _options(given: dict[Meaning, list[str]]) -> tuple[str, ...]:
+    words: list[str] = []
+    slots = given.get("accelerators", [""])[-1]
+    if slots and not (slots.isascii() and slots.isdigit() and int(slots)):
+        raise UsageError(f"ddlrun's --accelerators is {slots!r}; needed a whole number of GPUs a host")
+    if "hosts" in given:
+        names = [name.strip() for name in given["hosts"][-1].split(",")]
+        words += ["--hosts", ",".join(f"{name}:{slots}" if slots else name for name in names)]
+    elif slots:
+        words += ["--hosts", f"localhost:{slots}"] if "hostfile" not in given else []
+    if "hostfile" in given:
+        words += ["--hostfile", given["hostfile"][-1]]
+    for text in (*given.get("env", ()),):
+        words += ["-x", text]
+    mpi_args = [word for text in given.get("mpiarg", ()) for word in _split(text)]
+    if "tcp" in given:
+        mpi_args.append("-tcp")
+    if mpi_args:
+        words += ["--mpi-args", shlex.join(mpi_args)]
+    return (*words, *(("-v",) if "verbose" in given else ()))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"ddlrun's --mpiarg is {text!r}: {error}") from error
+
+
+def _known() -> list[str]:
+    return [f"-{flag.names[0]}" if len(flag.names[0]) == 1 else f"--{flag.names[0]}" for flag in _FLAGS]

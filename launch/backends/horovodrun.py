@@ -1,0 +1,76 @@
+"""horovodrun: Horovod's own launcher, over Gloo or MPI, for ssh hosts and for elastic jobs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.cluster_job import ClusterJob, Command
+from launch.errors import UsageError
+
+
+@dataclass(frozen=True)
+class HorovodOptions:
+    """What horovodrun is told beside the job."""
+
+    controller: Literal["gloo", "mpi"] = "gloo"
+    timeline: str | None = None
+    min_ranks: int | None = None
+    max_ranks: int | None = None
+    discovery_script: str | None = None
+    slots_per_host: int | None = None
+    ssh_port: int | None = None
+    start_timeout_s: int | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return self.discovery_script is not None or self.min_ranks is not None or self.max_ranks is not None
+
+
+def build_horovodrun(job: ClusterJob, options: HorovodOptions, horovodrun: str = "horovodrun") -> Command:
+    """The ``horovodrun`` command that starts a job.
+
+    It hands its whole environment to every host in the argv of ssh, which is why what must not leave this
+    host is taken from it (``Command.unset``) instead of listed.
+
+    Raises:
+        UsageError: If a host is an IPv6 address, which horovodrun's host syntax cannot carry.
+    """
+    address = next((share.host for share in job.shares if ":" in share.host), None)
+    if address is not None:
+        raise UsageError(
+            f"horovodrun cannot carry the IPv6 address {address!r}; give the host a name in /etc/hosts"
+        )
+    argv = (
+        horovodrun,
+        *("-np", str(job.world_size)),
+        *_hosts(job, options),
+        f"--{options.controller}",
+        *(("--mpi-args", _MPI_ARGS[job.allow_root]) if options.controller == "mpi" else ()),
+        *_given("--timeline-filename", options.timeline),
+        *_given("--ssh-port", options.ssh_port),
+        *_given("--start-timeout", options.start_timeout_s),
+        *job.worker,
+    )
+    return Command(argv, job.env, job.withhold)
+
+
+# horovodrun adds "-bind-to none -map-by slot" itself, and cuts this text at its spaces.
+_MPI_ARGS = {
+    False: "--mca orte_abort_on_non_zero_status 1",
+    True: "--mca orte_abort_on_non_zero_status 1 --allow-run-as-root",
+}
+
+
+def _hosts(job: ClusterJob, options: HorovodOptions) -> tuple[str, ...]:
+    elastic = (
+        *_given("--min-np", options.min_ranks),
+        *_given("--max-np", options.max_ranks),
+        *_given("--slots-per-host", options.slots_per_host),
+    )
+    if options.discovery_script is not None:
+        return (*elastic, "--host-discovery-script", options.discovery_script)
+    return (*elastic, "-H", ",".join(f"{share.host}:{share.ranks}" for share in job.shares))
+
+
+def _given(flag: str, value: object) -> tuple[str, ...]:
+    return () if value is None else (flag, str(value))

@@ -1,0 +1,83 @@
+"""jsrun: IBM's Job Step Manager on LSF with CSM, as on Summit and Sierra.
+
+Every host is one resource set with all of its CPUs and GPUs, so that peers stay visible and each rank binds
+itself. Where hosts differ in ranks, or where the binding is wanted in jsrun's own hands, an explicit
+resource file says it. The grammar is IBM's "Explicit Resource File (ERF) format" of the Job Step Manager
+documentation.
+"""
+
+from collections.abc import Iterable
+
+from launch.cluster_job import ClusterJob, Command
+from launch.errors import UsageError
+from launch.idset import format_ids
+from launch.plan import RankPlan
+
+# Two ranks of a host overlap on purpose where the ERF gives each the whole host or they share a NUMA node's
+# threads.
+_PREAMBLE = (
+    "cpu_index_using: physical\n"
+    "overlapping_rs: allow\n"
+    "skip_missing_cpu: warn\n"
+    "skip_missing_gpu: allow\n"
+    "skip_missing_mem: allow\n"
+    "oversubscribe_cpu: allow\n"
+    "oversubscribe_gpu: allow\n"
+    "oversubscribe_mem: allow\n"
+    "launch_distribution: packed\n"
+)
+
+
+def build_jsrun(
+    job: ClusterJob, ranks: Iterable[RankPlan], files_dir: str, smpi_args: str = "-gpu", jsrun: str = "jsrun"
+) -> Command:
+    """The ``jsrun`` command that starts a job inside an LSF allocation.
+
+    Args:
+        job: The job.
+        ranks: The placed ranks; used where hosts differ in ranks.
+        files_dir: Where the ERF is written then.
+        smpi_args: For Spectrum MPI, which jsrun sets up.
+        jsrun: Path of the executable, or its bare name.
+    """
+    where, files = _resource_sets(job, ranks, files_dir)
+    argv = (
+        jsrun,
+        *where,
+        *("--exit_on_error", "1"),
+        *(("--stdio_mode", "prepended") if job.tag_output else ()),
+        *(("--smpiargs", smpi_args) if smpi_args else ()),
+        *job.worker,
+    )
+    return Command(argv, job.env, job.withhold, files)
+
+
+def render_erf(ranks: Iterable[RankPlan]) -> str:
+    """An ERF that binds each rank to its planned hardware threads, by the kernel's numbers.
+
+    Raises:
+        UsageError: If a rank has no CPUs: an ERF must name some.
+    """
+    return _PREAMBLE + "".join(f"rank: {rank.rank}: {{ {_resources(rank)} }}\n" for rank in ranks)
+
+
+def _resources(rank: RankPlan) -> str:
+    if not rank.cpus:
+        raise UsageError(
+            f"rank {rank.rank} has no CPUs to name in an ERF; plan with --numa auto and a topology"
+        )
+    cpus = ",".join(f"{{{run}}}" for run in format_ids(rank.cpus).split(","))
+    return f"hostname: {rank.host}; cpu: {cpus}; gpu: *; mem: *"
+
+
+def _resource_sets(
+    job: ClusterJob, ranks: Iterable[RankPlan], files_dir: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    if job.even_ranks is None:
+        path = f"{files_dir}/job.erf"
+        return ("--erf_input", path), {path: render_erf(ranks)}
+    return (
+        *("--nrs", str(len(job.shares)), "--rs_per_host", "1", "--tasks_per_rs", str(job.even_ranks)),
+        *("--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS"),
+        *("--bind", "none", "--launch_distribution", "packed"),
+    ), {}

@@ -1,0 +1,146 @@
+"""mpirun: Open MPI 4 and 5, IBM Spectrum MPI, MPICH (Hydra) and Intel MPI, one class a dialect.
+
+All of them get the same job: so many ranks on each host, no binding of their own (each rank binds itself,
+and Open MPI would bind to single cores below three ranks), and variables forwarded by name, so that no value
+stands in an argv.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from launch.cluster_job import ClusterJob, Command
+from launch.errors import UsageError
+from launch.mpi_flavour import MpiFamily, MpiFlavour
+
+
+class Dialect(Protocol):
+    """How one MPI's launcher wants to be told."""
+
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+        """The command that starts the job; files that it needs are to be written below ``files_dir``."""
+
+
+@dataclass(frozen=True)
+class OpenMpi:
+    """Open MPI's mpirun, version 4 (ORTE) by default."""
+
+    tag: tuple[str, ...] = ("--tag-output",)
+
+    # ORTE and Spectrum MPI warn about a variable that is not set, so only those that are set are named.
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+        """See ``Dialect``."""
+        where, files = self._hosts(job, files_dir)
+        policy = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
+        argv = (
+            mpirun,
+            *(("--allow-run-as-root",) if job.allow_root else ()),
+            *("-np", str(job.world_size), *where),
+            *("--bind-to", "none", "--map-by", policy),
+            *(self.tag if job.tag_output else ()),
+            *(word for name in job.names for word in ("-x", name)),
+            *job.worker,
+        )
+        return Command(argv, job.env, job.withhold, files)
+
+    def _hosts(self, job: ClusterJob, files_dir: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """``-H host:slots``, or a hostfile for IPv6 addresses, whose colons ``-H`` takes for slots."""
+        if any(":" in share.host for share in job.shares):
+            path = f"{files_dir}/hostfile"
+            return ("--hostfile", path), {path: render_hostfile(job)}
+        return ("-H", ",".join(f"{share.host}:{share.ranks}" for share in job.shares)), {}
+
+
+@dataclass(frozen=True)
+class Hydra:
+    """MPICH's and MVAPICH's launcher."""
+
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+        """See ``Dialect``."""
+        _refuse_ipv6(job, "Hydra")
+        where, files = self._hosts(job, files_dir)
+        argv = (
+            mpirun,
+            *("-n", str(job.world_size), *where),
+            *self._binding,
+            *(("-prepend-rank",) if job.tag_output else ()),
+            *(("-genvlist", ",".join(job.names)) if job.names else ()),
+            *job.worker,
+        )
+        return Command(argv, {**job.env, **self._variables}, job.withhold, files)
+
+    _binding: ClassVar[tuple[str, ...]] = ("-bind-to", "none")
+    _variables: ClassVar[dict[str, str]] = {}
+
+    def _hosts(self, job: ClusterJob, files_dir: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        del files_dir
+        return ("-hosts", ",".join(f"{share.host}:{share.ranks}" for share in job.shares)), {}
+
+
+@dataclass(frozen=True)
+class IntelMpi(Hydra):
+    """Intel MPI: Hydra with its own pinning, and a machine file where the hosts differ in ranks."""
+
+    _binding: ClassVar[tuple[str, ...]] = ("-genv", "I_MPI_PIN", "0")
+
+    def _hosts(self, job: ClusterJob, files_dir: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        if job.even_ranks is not None:
+            names = ",".join(share.host for share in job.shares)
+            return ("-hosts", names, "-ppn", str(job.even_ranks)), {}
+        path = f"{files_dir}/machinefile"
+        return ("-machine", path), {path: "".join(f"{share.host}:{share.ranks}\n" for share in job.shares)}
+
+
+_DIALECTS: dict[MpiFamily, Dialect] = {
+    "openmpi": OpenMpi(),
+    "spectrum": OpenMpi(),
+    "mpich": Hydra(),
+    "intel": IntelMpi(),
+}
+_PRRTE = OpenMpi(tag=("--output", "tag"))
+
+
+def dialect_of(flavour: MpiFlavour) -> Dialect:
+    """The dialect that a flavour speaks."""
+    return (
+        _PRRTE if flavour.family == "openmpi" and flavour.version[:1] >= (5,) else _DIALECTS[flavour.family]
+    )
+
+
+def build_mpirun(mpirun: str, flavour: MpiFlavour, job: ClusterJob, files_dir: str) -> Command:
+    """The ``mpirun`` command that starts a job.
+
+    Args:
+        mpirun: Path of the executable, or its bare name.
+        flavour: What it is.
+        job: The job.
+        files_dir: Where files that the command needs shall be written.
+
+    Raises:
+        UsageError: If root may not use it, or it cannot reach a host by IPv6 address.
+    """
+    return dialect_of(flavour).build(mpirun, job, files_dir)
+
+
+def refuse_root(flavour: MpiFlavour, job: ClusterJob, user_id: int) -> None:
+    """Open MPI and Spectrum MPI ask root for consent: ask for it before they are started.
+
+    Raises:
+        UsageError: If this is root without ``--allow-run-as-root``.
+    """
+    if user_id == 0 and not job.allow_root and flavour.family in ("openmpi", "spectrum"):
+        raise UsageError(
+            f"{flavour.title} does not run as root without consent; try another user, or --allow-run-as-root"
+        )
+
+
+def render_hostfile(job: ClusterJob) -> str:
+    """Open MPI's hostfile of a job."""
+    return "".join(f"{share.host} slots={share.ranks}\n" for share in job.shares)
+
+
+def _refuse_ipv6(job: ClusterJob, launcher: str) -> None:
+    address = next((share.host for share in job.shares if ":" in share.host), None)
+    if address is not None:
+        raise UsageError(
+            f"{launcher} cannot carry the IPv6 address {address!r}; give the host a name in /etc/hosts"
+        )

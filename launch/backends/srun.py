@@ -1,0 +1,86 @@
+"""srun: one job step over the hosts of a Slurm allocation."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+from launch.cluster_job import ClusterJob, Command
+from launch.errors import JobError
+
+PROBE_TIMEOUT_S = 10.0
+_WANTED = ("pmix", "pmix_v5", "pmix_v4", "pmix_v3", "pmix_v2", "pmi2", "none")
+
+# Slurm gives its own variables to a task by itself; --export names all others, and without these a program
+# cannot find its home.
+_SITE = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TERM")
+
+
+def build_srun(job: ClusterJob, files_dir: str, mpi: str | None = None, srun: str = "srun") -> Command:
+    """The ``srun`` command that starts a job inside an allocation.
+
+    GPUs stay visible to every rank (``--gpu-bind=none``): a rank picks its own, and peers stay reachable for
+    CUDA IPC. ``--overcommit`` lets a rank start where the allocation counted fewer tasks than GPUs.
+
+    Args:
+        job: The job.
+        files_dir: Where a host file is written when hosts differ in ranks.
+        mpi: A plugin for ``--mpi``; None leaves the site's default.
+        srun: Path of the executable, or its bare name.
+    """
+    argv = (
+        srun,
+        f"--nodes={len(job.shares)}",
+        f"--ntasks={job.world_size}",
+        *_placement(job),
+        *("--cpu-bind=none", "--mem-bind=none", "--gpu-bind=none"),
+        *("--overcommit", "--kill-on-bad-exit=1", "--unbuffered"),
+        *((f"--mpi={mpi}",) if mpi else ()),
+        *(("--label",) if job.tag_output else ()),
+        f"--export={','.join((*_SITE, *job.names))}",
+        *job.worker,
+    )
+    if job.even_ranks is not None:
+        return Command(argv, job.env, job.withhold)
+    path = f"{files_dir}/hostfile"
+    return Command(argv, {**job.env, "SLURM_HOSTFILE": path}, job.withhold, {path: render_arbitrary(job)})
+
+
+def render_arbitrary(job: ClusterJob) -> str:
+    """The host file of ``--distribution=arbitrary``: one host name a rank, in rank order."""
+    return "".join(f"{share.host}\n" * share.ranks for share in job.shares)
+
+
+def choose_mpi(text: str) -> str | None:
+    """The best of the plugins that ``srun --mpi=list`` prints; None when it names none that is known."""
+    names = set(re.findall(r"[a-z][a-z0-9_]*", text.lower().partition(":")[2] or text.lower()))
+    return next((name for name in _WANTED if name in names), None)
+
+
+def read_mpi_plugins(srun: str, environ: Mapping[str, str]) -> str:
+    """What ``srun --mpi=list`` prints.
+
+    Raises:
+        JobError: If srun cannot be run or does not answer.
+    """
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        raise JobError(f"cannot run {srun!r}: {error.strerror or error}; is this a Slurm host?") from error
+    except subprocess.TimeoutExpired as error:
+        raise JobError(f"{srun!r} --mpi=list gave no answer in {PROBE_TIMEOUT_S:g} s") from error
+    return answer.stdout.decode(errors="replace")
+
+
+def _placement(job: ClusterJob) -> tuple[str, ...]:
+    if job.even_ranks is None:
+        return ("--distribution=arbitrary",)
+    hosts = ",".join(share.host for share in job.shares)
+    return (f"--ntasks-per-node={job.even_ranks}", "--distribution=block", f"--nodelist={hosts}")

@@ -1,0 +1,89 @@
+"""Which MPI an ``mpirun`` belongs to, from what its ``--version`` prints."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.errors import JobError
+
+MpiFamily = Literal["openmpi", "spectrum", "mpich", "intel"]
+
+PROBE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class MpiFlavour:
+    """The implementation and its version. ``mpich`` stands for every launcher that is Hydra (MVAPICH too)."""
+
+    family: MpiFamily
+    version: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """For messages: ``Open MPI 4.1.4``."""
+        names = {
+            "openmpi": "Open MPI",
+            "spectrum": "IBM Spectrum MPI",
+            "mpich": "MPICH (Hydra)",
+            "intel": "Intel MPI",
+        }
+        return f"{names[self.family]} {'.'.join(map(str, self.version))}".rstrip()
+
+
+# In this order: Spectrum MPI prints "(IBM Spectrum MPI)" in the frame of Open MPI, Intel MPI is Hydra inside.
+_PATTERNS: tuple[tuple[MpiFamily, "re.Pattern[str]"], ...] = (
+    ("spectrum", re.compile(r"IBM Spectrum MPI\)?\s+(?:v|version\s+)?(\d[\d.]*)")),
+    ("openmpi", re.compile(r"\(?Open\s?MPI\)?\s+v?(\d[\d.]*)")),
+    ("openmpi", re.compile(r"\(?(?:PRRTE|OpenRTE)\)?\s+v?(\d[\d.]*)")),
+    ("intel", re.compile(r"Intel\(R\) MPI Library.*?Version\s+(\d[\d.]*)", re.DOTALL)),
+    ("mpich", re.compile(r"HYDRA build details.*?Version:\s*(\d[\d.]*)?", re.DOTALL)),
+)
+
+
+def parse_mpi_version(text: str) -> MpiFlavour | None:
+    """The flavour that printed ``text`` for ``--version``, or None when it is none that is known."""
+    for family, pattern in _PATTERNS:
+        match = pattern.search(text)
+        if match:
+            numbers = re.findall(r"\d+", match[1] or "")
+            return MpiFlavour(family, tuple(int(number) for number in numbers[:4]))
+    return None
+
+
+def read_mpi_flavour(mpirun: str, environ: Mapping[str, str]) -> MpiFlavour:
+    """Ask an ``mpirun`` what it is.
+
+    Args:
+        mpirun: Path of the executable.
+        environ: Its environment.
+
+    Raises:
+        JobError: If it cannot be run, does not answer, or is none that is known.
+    """
+    try:
+        answer = subprocess.run(
+            [mpirun, "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        raise JobError(f"cannot run {mpirun!r}: {error.strerror or error}; try another --mpirun") from error
+    except subprocess.TimeoutExpired as error:
+        raise JobError(
+            f"{mpirun!r} --version gave no answer in {PROBE_TIMEOUT_S:g} s; try another --mpirun"
+        ) from error
+    text = answer.stdout.decode(errors="replace")
+    flavour = parse_mpi_version(text)
+    if flavour is None:
+        first = text.strip().splitlines()[:1]
+        raise JobError(
+            f"{mpirun!r} --version printed {first[0][:80] if first else 'nothing'!r}; "
+            "needed Open MPI, Spectrum MPI, MPICH or Intel MPI"
+        )
+    return flavour
