@@ -96,7 +96,9 @@ def test_cpuset_limits_are_read() -> None:
 
 def test_allowed_names_only_what_exists() -> None:
     """A container's mask may name CPUs that are offline or that the machine never had."""
-    machine = machines.machine(replace(machines.SPECS["cpuset"], allowed_cpus="0-1,40-4095", allowed_mems="0,7"))
+    machine = machines.machine(
+        replace(machines.SPECS["cpuset"], allowed_cpus="0-1,40-4095", allowed_mems="0,7")
+    )
     assert (machine.allowed.cpus, machine.allowed.mems) == ({0, 1}, {0})
 
 
@@ -112,14 +114,25 @@ def test_node_without_memory() -> None:
 
 def test_smt8_with_offline_threads_and_cores() -> None:
     """Trap 8: cores follow thread_siblings_list, whatever is offline and however the ids run."""
-    assert cores(machines.machine("smt8-offline")) == ["0-3", "16-19", "24-27", "64-67", "72-75", "80-83", "88-91"]
+    assert cores(machines.machine("smt8-offline")) == [
+        "0-3",
+        "16-19",
+        "24-27",
+        "64-67",
+        "72-75",
+        "80-83",
+        "88-91",
+    ]
     assert cores(machines.machine("single")) == ["0,4", "1,5", "2,6", "3,7"]
     assert len(machines.machine("dgx").cores) == 128
 
 
 def test_several_nodes_a_package() -> None:
     """Trap 7 begins here: the planner widens to the package's nodes."""
-    assert [package.numa_nodes for package in machines.machine("dgx").packages] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert [package.numa_nodes for package in machines.machine("dgx").packages] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+    ]
 
 
 def test_unknown_package_stays_unknown() -> None:
