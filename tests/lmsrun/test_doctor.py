@@ -1,0 +1,180 @@
+"""``lmsrun check`` on machines that are not this one, and its word against Horovod's own on this one."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.discover.tree import MemoryTree
+from lmsrun import doctor
+
+LOCKED_64K = MemoryTree({"proc/self/limits": b"Max locked memory  65536  65536  bytes"}, {})
+UNLIMITED = b"Max locked memory         unlimited            unlimited            bytes\n"
+HOROVOD = b"..HOROVOD_GLOO_RENDEZVOUS_ADDR..MPI_Allreduce..libmpi.so.40.."
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Installed packages as far as the check looks into them."""
+    files = {
+        "tensorflow/python/platform/build_info.py": b"('cuda_version', '12.5.1'), ('is_cuda_build', True)",
+        "tensorflow/python/framework/config.py": b"",
+        "horovod/metadata.json": b'{"tensorflow": "2.21.0", "dummy": "none"}',
+        "horovod/tensorflow/mpi_lib.cpython-311.so": HOROVOD,
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.fixture
+def healthy(site: Path) -> doctor.Around:
+    versions = {"py-libnuma": "1.2", "tensorflow": "2.21.0", "horovod": "0.28.1"}
+    return doctor.Around(
+        tree=MemoryTree(
+            {"proc/self/limits": UNLIMITED, "proc/self/status": b"Mems_allowed_list:\t0,8\n"}, {}
+        ),
+        environ={},
+        cpus=frozenset(range(4)),
+        which=lambda name: None if name == "mpirun" else f"/usr/bin/{name}",
+        version=versions.get,
+        folder=lambda name: site / name,
+        loads=lambda library: True,
+        nvml=None,
+        set_mempolicy=True,
+    )
+
+
+def find(around: doctor.Around, name: str) -> doctor.Finding:
+    (found,) = (finding for finding in doctor.check(around) if finding.name == name)
+    return found
+
+
+def test_a_healthy_machine_is_said_to_be_one(
+    healthy: doctor.Around, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(False, healthy) == 0
+    assert capsys.readouterr().out == (
+        "ok      numactl        /usr/bin/numactl\n"
+        "ok      libnuma        py-libnuma 1.2, libnuma.so.1 loads\n"
+        "ok      memory policy  this process may set one\n"
+        "ok      cpuset         CPUs 0-3, memory nodes 0,8\n"
+        "ok      cgroup memory  no limit\n"
+        "ok      memlock        unlimited\n"
+        "ok      GPUs           none (no NVIDIA driver): ranks run on the CPUs\n"
+        "ok      TensorFlow     2.21.0, built for CUDA 12.5.1\n"
+        "ok      Horovod        0.28.1 with Gloo, MPI, built for TensorFlow 2.21.0\n"
+        "warn    MPI            no mpirun: only needed for --launcher mpirun; "
+        "try: apt-get install openmpi-bin\n"
+    )
+
+
+def test_json_says_the_same(healthy: doctor.Around, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(True, healthy) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert (table["schema"], table["ok"]) == ("lmsrun.check/1", True)
+    assert table["checks"][-1] == {
+        "name": "MPI",
+        "status": "warn",
+        "detail": "no mpirun: only needed for --launcher mpirun",
+        "remedy": "apt-get install openmpi-bin",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "status", "words"),
+    [
+        ({"set_mempolicy": False}, "memory policy", "warn", "refused"),
+        ({"set_mempolicy": None}, "memory policy", "warn", "unknown"),
+        ({"which": lambda name: None}, "numactl", "warn", "not found"),
+        ({"version": {"numa": "1.4"}.get}, "libnuma", "warn", "another package"),
+        ({"version": {}.get}, "libnuma", "warn", "not found"),
+        ({"loads": lambda library: False}, "libnuma", "warn", "without libnuma.so.1"),
+        ({"version": {}.get}, "TensorFlow", "missing", "not found"),
+        ({"version": {"tensorflow": "2.13.1"}.get}, "TensorFlow", "warn", "2.15 up to"),
+        ({"version": {"tensorflow": "2.21.0"}.get}, "Horovod", "missing", "not found"),
+        (
+            {"version": {"tensorflow": "2.20.0", "horovod": "0.28.1"}.get},
+            "Horovod",
+            "missing",
+            "will not load",
+        ),
+        (
+            {"loads": lambda library: "mpi" not in library},
+            "Horovod",
+            "missing",
+            "libmpi.so.40 cannot be loaded",
+        ),
+        ({"tree": LOCKED_64K}, "memlock", "warn", "64.0 KiB"),
+        ({"which": lambda name: f"/nowhere/{name}"}, "MPI", "warn", "cannot run"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_remedy(
+    healthy: doctor.Around, change: dict[str, object], name: str, status: str, words: str
+) -> None:
+    finding = find(dataclasses.replace(healthy, **change), name)  # type: ignore[arg-type]
+    assert finding.status == status
+    assert words in finding.detail
+
+
+def test_a_missing_framework_is_exit_1(healthy: doctor.Around, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(False, dataclasses.replace(healthy, folder=lambda name: None)) == 1
+    assert "missing TensorFlow" in capsys.readouterr().out
+
+
+def test_horovod_without_gloo_or_tensorflow(healthy: doctor.Around, site: Path) -> None:
+    (library,) = (site / "horovod" / "tensorflow").iterdir()
+    library.write_bytes(b"MPI_Allreduce")
+    assert find(healthy, "Horovod").status == "warn"
+    library.unlink()
+    assert "without TensorFlow" in find(healthy, "Horovod").detail
+
+
+def test_damaged_metadata_is_unknown_not_a_traceback(healthy: doctor.Around, site: Path) -> None:
+    (site / "horovod" / "metadata.json").write_text("[")
+    assert "built for TensorFlow unknown" in find(healthy, "Horovod").detail
+
+
+def test_native_support_of_an_old_build_is_no_warning(healthy: doctor.Around, site: Path) -> None:
+    (site / "tensorflow/python/framework/config.py").write_text("def set_lms_enabled(enabled):")
+    finding = find(dataclasses.replace(healthy, version={"tensorflow": "2.1.2"}.get), "TensorFlow")
+    assert (finding.status, finding.detail.endswith("with IBM's Large Model Support")) == ("ok", True)
+
+
+def test_gpus_without_nvml_are_counted_by_the_driver(healthy: doctor.Around) -> None:
+    tree = MemoryTree({"proc/driver/nvidia/gpus/0000:01:00.0/information": b"Model: X"}, {})
+    finding = find(dataclasses.replace(healthy, tree=tree), "GPUs")
+    assert (finding.status, finding.remedy) == ("warn", "pip install nvidia-ml-py")
+
+
+def test_cgroup_limit_is_shown(healthy: doctor.Around) -> None:
+    tree = MemoryTree({"proc/self/cgroup": b"0::/", "sys/fs/cgroup/memory.max": b"17179869184"}, {})
+    assert (
+        find(dataclasses.replace(healthy, tree=tree), "cgroup memory").detail
+        == "limit 16.0 GiB, plans keep to it"
+    )
+
+
+@pytest.mark.tensorflow
+def test_this_machines_horovod_is_judged_as_horovod_judges_itself() -> None:
+    pytest.importorskip("horovod")
+    code = "import horovod.tensorflow as h; print(h.gloo_built(), h.mpi_built(), bool(h.nccl_built()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    said = done.stdout.split()
+    detail = find(doctor.read_around(), "Horovod").detail
+    assert [str(part in detail) for part in ("Gloo", "MPI", "NCCL")] == said
+
+
+def test_the_check_imports_no_tensorflow() -> None:
+    code = "import sys; from lmsrun import doctor; doctor.main(True); assert 'tensorflow' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["schema"] == "lmsrun.check/1"
