@@ -109,7 +109,8 @@ def bind_ranks(
         bindings.append(binding)
         if why and settings.numa == "strict":
             raise PlanError(f"--numa strict: rank {placement.local_rank} {why}; try --numa auto")
-        if why:
+        if why and binding.cpus:
+            # Why a rank has no CPUs at all has been said where it was placed.
             said.append(f"rank {placement.local_rank} {why}")
     return tuple(bindings), tuple(said)
 
@@ -136,7 +137,7 @@ def _bind_rank(
 
 
 def _prefer(ladder: Ladder, placement: Placement, memory: RankMemory) -> Binding:
-    """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else the own node serves."""
+    """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else its own serves."""
     one = len(memory.mem_nodes) == 1
     if not one and "preferred-many" in ladder.policies:
         return Binding(ladder.method, placement.cpus, "preferred-many", memory.mem_nodes)

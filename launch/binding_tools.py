@@ -1,9 +1,7 @@
 """What binds on this host, found by running it: the effect in front of ``launch.binding``."""
 
-import ctypes
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 
 from launch.binding import LADDER, BindingTools
@@ -11,8 +9,6 @@ from launch.hostmem import dram_nodes
 from launch.idset import format_ids
 from launch.plan import MemPolicy
 from launch.topology import Machine
-
-_PROBE_TIMEOUT_S = 5
 
 Runner = Callable[[Sequence[str]], str | None]
 """Runs an argv; None on success, else its last line of stderr."""
@@ -69,15 +65,25 @@ def _granted_with(
 
 
 def run_probe(argv: Sequence[str]) -> str | None:
-    """Run one probe; None when it succeeded, else the last line that it wrote to stderr."""
+    """Run one probe; None when it succeeded, else the last line that it wrote to stderr.
+
+    Spawned by hand: importing ``subprocess`` takes longer than the probe itself.
+    """
+    reader, writer = os.pipe()
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S, check=False
+        child = os.posix_spawn(
+            argv[0], list(argv), os.environ, file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, writer, 2)]
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{os.path.basename(argv[0])}: {error}"
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return None if done.returncode == 0 else (lines[-1] if lines else f"numactl exits with {done.returncode}")
+    except OSError as error:
+        os.close(reader)
+        return f"{os.path.basename(argv[0])}: {error.strerror}"
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as stderr:
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return None if code == 0 else (lines[-1] if lines else f"numactl exits with {code}")
 
 
 def _without_numactl(machine: Machine) -> BindingTools:
@@ -90,6 +96,8 @@ def _without_numactl(machine: Machine) -> BindingTools:
 
 
 def _has_libnuma() -> bool:
+    import ctypes  # Only a host without numactl pays for it.
+
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:

@@ -1,18 +1,20 @@
 """How much pinned host memory each rank may take: what its GPU would like, cut to what the machine can keep.
 
-The limit is a cap that TensorFlow grows into on demand. A cap above what the NUMA node or the cgroup really has
+The limit is a cap that TensorFlow grows into on demand. A cap above what the NUMA node or the cgroup has
 fails in the middle of training, so that it is cut here, with the arithmetic shown.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from launch.errors import PlanError
 from launch.idset import IdSet, format_ids
 from launch.placement import Placement
 from launch.settings import MIB, PlanSettings
 from launch.topology import Machine, NumaNode
+
+_PARTS = 10**9
+"""Options such as 0.1 are counted in these, so that floors are exact where binary fractions are not."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _wish_mb(placement: Placement, settings: PlanSettings) -> int | None:
     if settings.host_mem_limit_mb is not None:
         return settings.host_mem_limit_mb
     known = settings.gpu_memory_bytes or (placement.gpu.memory_bytes if placement.gpu else None)
-    return int(Fraction(str(settings.host_mem_multiplier)) * known / MIB) if known else None
+    return round(settings.host_mem_multiplier * _PARTS) * known // (_PARTS * MIB) if known else None
 
 
 def _memory_nodes(machine: Machine, placement: Placement) -> IdSet:
@@ -147,7 +149,7 @@ class _Pool:
     def _share(self, pool_bytes: int | None, ranks: int) -> int | None:
         if pool_bytes is None:
             return None
-        return int((1 - Fraction(str(self._reserve))) * pool_bytes / MIB / ranks)
+        return (_PARTS - round(self._reserve * _PARTS)) * pool_bytes // (_PARTS * MIB * ranks)
 
     @property
     def share_mb(self) -> int | None:
@@ -186,7 +188,7 @@ def _limit(
         return RankMemory(nodes, wish, False), _or_error(why, settings)
     if gpu_mb is not None and share < gpu_mb:
         raise PlanError(
-            f"rank {placement.local_rank} would keep {share} MiB of host memory, less than its GPU's {gpu_mb} "
+            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than its GPU's {gpu_mb} "
             f"MiB: {pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
         )
     asked = f"{settings.host_mem_multiplier:g} x {gpu_mb} MiB of GPU memory = {wish} MiB"
@@ -231,7 +233,7 @@ def _say_unknown(
     read = [
         (
             placement.local_rank,
-            f"--gpu-memory {asked // MIB} MiB counts, although its GPU has {placement.gpu.memory_bytes // MIB} MiB",
+            f"--gpu-memory {asked // MIB} MiB counts; its GPU has {placement.gpu.memory_bytes // MIB} MiB",
         )
         for placement in placements
         if asked and placement.gpu and placement.gpu.memory_bytes not in (None, asked)

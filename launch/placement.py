@@ -52,9 +52,9 @@ def allowed_cores(machine: Machine) -> tuple[Core, ...]:
 def place_ranks(machine: Machine, gpus: Sequence[Gpu], count: int) -> HostPlacement:
     """Place ``count`` ranks on a machine.
 
-    Rank i takes GPU i; ranks without GPUs are dealt over the nodes that have cores. The ranks of a node share its
-    allowed cores evenly: whole cores with all their allowed PUs, in contiguous runs, the first ranks getting the
-    remainder.
+    Rank i takes GPU i; ranks without GPUs are dealt over the nodes that have cores. The ranks of a node share
+    its allowed cores evenly: whole cores with all their allowed PUs, in contiguous runs, the remainder to the
+    first ranks.
 
     Args:
         machine: What is there and what may be used.
@@ -89,7 +89,7 @@ def _cpus(cores: Sequence[Core]) -> IdSet:
 
 
 def _deal(cores_of: _NodeCores, count: int) -> list[int | None]:
-    """Round-robin in proportion to cores (Sainte-Laguë's divisors); none above its cores before all are full."""
+    """Round-robin in proportion to cores (Sainte-Laguë's divisors); none above its cores till all are."""
     total, dealt = sum(map(len, cores_of.values())), Counter[int | None]()
     homes: list[int | None] = []
     for position in range(count):
@@ -111,22 +111,20 @@ def _gpu_homes(
 ) -> tuple[list[int | None], list[str]]:
     """The node whose cores each GPU's rank gets; among equally near nodes the one with most cores a rank."""
     homes: list[int | None] = []
-    warnings: dict[str, None] = {}
+    odd: dict[str, dict[str, None]] = {}
     load: Counter[int | None] = Counter()
     for gpu in gpus:
         near, why = _near_nodes(machine, gpu, cores_of)
         home = max(near, key=lambda node: len(cores_of[node]) / (load[node] + 1), default=None)
         if why:
-            warnings[f"GPU {gpu.index} ({_gpu_id(gpu)}) {why}" + (f"; using node {home}" if near else "")] = (
-                None
-            )
+            odd.setdefault(f"{why}; node {home} serves" if near else why, {})[_gpu_text(gpu)] = None
         load[home] += 1
         homes.append(home)
-    return homes, list(warnings)
+    return homes, [f"{' and '.join(which)}: {why}" for why, which in odd.items()]
 
 
-def _gpu_id(gpu: Gpu) -> str:
-    return gpu.pci_bus_id or gpu.uuid or "unknown address"
+def _gpu_text(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.pci_bus_id or gpu.uuid})"
 
 
 def _near_nodes(machine: Machine, gpu: Gpu, cores_of: _NodeCores) -> tuple[list[int], str | None]:
@@ -138,21 +136,22 @@ def _near_nodes(machine: Machine, gpu: Gpu, cores_of: _NodeCores) -> tuple[list[
     if gpu.numa_node is None and beside:
         return beside, None
     if beside:
-        return beside, f"is on node {gpu.numa_node}, which has no CPU that this job may use"
+        return beside, _no_cpu(gpu)
     if gpu.numa_node is None:
         if len(usable) == 1:
             return usable, None
         return [], (
-            "has no known NUMA node, so its rank is not bound; try `lmsrun topo --save FILE`, fill in its "
-            "numa_node and run with --topology FILE"
+            "its rank is not bound, for no NUMA node is known to be near; try `lmsrun topo --save FILE`, "
+            "fill in numa_node there, and --topology FILE"
         )
     nearest = _nearest(machine, gpu.numa_node, usable)
     if nearest:
-        return nearest, f"is on node {gpu.numa_node}, which has no CPU that this job may use"
-    return [], (
-        f"is on node {gpu.numa_node}, which has no CPU that this job may use, so its rank is not bound; "
-        "widen the cpuset, or choose others with --gpus"
-    )
+        return nearest, _no_cpu(gpu)
+    return [], f"{_no_cpu(gpu)}, so its rank is not bound; widen the cpuset, or choose others with --gpus"
+
+
+def _no_cpu(gpu: Gpu) -> str:
+    return f"its node {gpu.numa_node} has no CPU that this job may use"
 
 
 def _nearest(machine: Machine, origin: int, candidates: Sequence[int]) -> list[int]:

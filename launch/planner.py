@@ -32,7 +32,7 @@ SHIM = Path(__file__).resolve().parent.parent / "lmsrun" / "__main__.py"
 class HostRequest:
     """The part of a job that one host runs: ranks ``first_rank .. first_rank + local_world_size - 1``.
 
-    ``environ`` is the user's environment, which the plan respects: thread counts, hidden devices, a memory limit.
+    ``environ`` is the user's environment, which the plan respects: threads, hidden devices, a memory limit.
     ``given`` are the values of ``-x NAME=VALUE``; they win over what lmsrun would set.
     """
 

@@ -1,7 +1,7 @@
 """The options that shape a plan, each declared once; the command line adds its own in ``lmsrun.options``.
 
-They are declared here, below the command line, because a rank that another launcher started plans for itself and
-reads the same options from its environment.
+They are declared here, below the command line, because a rank that another launcher started plans for itself
+and reads the same options from its environment.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""Entry point. Started by path for every rank, so that nothing near the user's program shadows our packages."""
+"""Entry point. Ranks start it by path, so that nothing near the user's program shadows our packages."""
 
 import os
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if sys.path[:1] != [_ROOT]:
-    # Started by path, Python puts this very folder first; and somebody else's `launch` (ROS has one) may be ahead.
+    # Started by path, Python puts this very folder first; and another `launch` (ROS has one) may be ahead.
     sys.path[:] = [_ROOT, *(entry for entry in sys.path if entry not in (_ROOT, os.path.dirname(__file__)))]
 
 

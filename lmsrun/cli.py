@@ -121,7 +121,7 @@ def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
     options = request.options
     if options.json and not dry:
         raise UsageError(
-            f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir for receipts.json"
+            f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
     _check_program(request.program, dry)
     plan, machine = _plan(request, environ)

@@ -269,7 +269,7 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
     is_project = found.name == "pyproject.toml"
-    if is_project and "lmsrun" not in text:
+    if is_project and "tool.lmsrun" not in text and "lmsrun]" not in text:
         return "", {}
     tomllib = _toml_parser()
 

@@ -12,7 +12,7 @@ from launch.idset import format_ids
 from launch.plan import SCHEMA, LaunchPlan, RankPlan
 from launch.topology import Gpu, Machine
 
-_HEADS = ("rank", "GPU", "node", "cores", "CPUs", "memory", "host limit")
+_HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
 _GPU_COLUMN = 1
 _LEAST_GPU_WIDTH = 14
 
@@ -63,7 +63,7 @@ def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool)
 
 
 def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
-    """The plan as text: one row a rank, then warnings, environment, and the commands as a shell takes them."""
+    """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
     parts = [_head(plan, machine), _table([_row(rank, machine) for rank in plan.ranks], width)]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))

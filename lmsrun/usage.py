@@ -45,9 +45,9 @@ def render_help(command: str) -> str:
         parts.append("\n".join(["Examples:", *lines]))
     if command in ("run", "plan"):
         parts.append(
-            "Each option can also stand in lmsrun.toml (or [tool.lmsrun] of pyproject.toml) under its long\n"
-            "name, and in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins,\n"
-            "then the environment, then the file."
+            "Each option can also stand in lmsrun.toml (or [tool.lmsrun] of pyproject.toml) under its\n"
+            "long name, and in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line\n"
+            "wins, then the environment, then the file."
         )
     return "\n\n".join(parts)
 
