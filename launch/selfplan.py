@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from launch.binding_tools import read_tools
 from launch.discover import read_machine
+from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
 from launch.planner import HostRequest, plan_host
 from launch.rank_env import RankIdentity, read_rank
 from launch.settings import PlanSettings
-from lms.config import LMSConfig
 
 
 def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPlan:
@@ -32,7 +32,7 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         first_rank=identity.rank - identity.local_rank,
         host=os.uname().nodename,
         settings=settings,
-        lms=LMSConfig.from_env(environ),
+        lms=read_lms_config(settings, environ),
         tools=read_tools(machine, environ.get("PATH")),
         environ=environ,
     )
