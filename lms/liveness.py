@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from lms.graph import Graph
 from lms.swap_plan import Swap
@@ -54,6 +55,25 @@ class Buffers:
             kept[roots[tensor]] = True
         return cls(graph, nbytes, tuple(map(tuple, users)), tuple(kept))
 
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The roots that take memory in the step, ascending."""
+        return tuple(root for root, nbytes in enumerate(self.nbytes) if nbytes)
+
+    @cached_property
+    def with_workspace(self) -> tuple[int, ...]:
+        """The ops that need scratch memory."""
+        return tuple(op.id for op in self.graph.ops if op.workspace_bytes)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the roots with memory that it reads."""
+        reads: list[list[int]] = [[] for _ in self.graph.ops]
+        for root in self.owners:
+            for op in self.users[root]:
+                reads[op].append(root)
+        return tuple(map(tuple, reads))
+
     def touched_by(self, op: int) -> list[int]:
         """The roots with memory that an op reads or makes, in slot order, without repeats."""
         node, roots = self.graph.ops[op], self.graph.roots
@@ -61,8 +81,7 @@ class Buffers:
         return [root for root in touched if self.nbytes[root]]
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(NamedTuple):
     """One stay of a buffer on the device, both ends included, in points (see :class:`Timeline`)."""
 
     tensor: int
@@ -108,22 +127,24 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
     trigger.
     """
     position = positions(order)
+    last = _last_uses(buffers, order, position)
+    taken = in_place_pairs(buffers, order, last)
     by_tensor = {swap.tensor: swap for swap in swaps}
-    stays = [
-        stay
-        for op in order
-        for tensor in buffers.graph.ops[op].outputs
-        if buffers.nbytes[tensor]
-        for stay in _stays(buffers, position, tensor, by_tensor.get(tensor))
-    ]
-    stays = _forwarded(buffers, order, position, stays)
+    stays: list[Residency] = []
+    for root in buffers.owners:
+        nbytes, made, end = buffers.nbytes[root], position[buffers.graph.tensors[root].op], 2 * last[root]
+        end -= root in taken  # the op that takes the bytes over counts them as its output
+        if root in by_tensor:
+            stays += _swapped_stays(buffers, position, by_tensor[root], end)
+        else:
+            stays.append(Residency(root, nbytes, 2 * made, 2 * len(order) - 1 if buffers.kept[root] else end))
     change = [0] * (2 * len(order) + 1)
-    for stay in stays:
-        change[stay.first] += stay.nbytes
-        change[stay.last + 1] -= stay.nbytes
+    for _, nbytes, first, final in stays:
+        change[first] += nbytes
+        change[final + 1] -= nbytes
     allocated = list(accumulate(change[:-1]))
-    for place, op in enumerate(order):
-        allocated[2 * place] += round_up(buffers.graph.ops[op].workspace_bytes)
+    for op in buffers.with_workspace:
+        allocated[2 * position[op]] += round_up(buffers.graph.ops[op].workspace_bytes)
     return Timeline(tuple(order), tuple(allocated), tuple(stays))
 
 
@@ -135,53 +156,47 @@ def positions(order: Sequence[int]) -> list[int]:
     return position
 
 
-def _stays(buffers: Buffers, position: list[int], tensor: int, swap: Swap | None) -> list[Residency]:
-    nbytes, users = buffers.nbytes[tensor], buffers.users[tensor]
-    made = position[buffers.graph.tensors[tensor].op]
-    if swap is None:
-        last = max((position[op] for op in users), default=made)
-        return [
-            Residency(tensor, nbytes, 2 * made, 2 * len(position) - 1 if buffers.kept[tensor] else 2 * last)
-        ]
+def _last_uses(buffers: Buffers, order: Sequence[int], position: Sequence[int]) -> list[int]:
+    """For each root the position of its last reader, or of its producer when nobody reads it."""
+    last = [0] * len(buffers.nbytes)
+    for root in buffers.owners:
+        last[root] = position[buffers.graph.tensors[root].op]
+    for place, op in enumerate(order):
+        for root in buffers.reads[op]:
+            last[root] = place
+    return last
+
+
+def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: int) -> list[Residency]:
+    """The stays of a swapped buffer, of which the last one ends at point ``end``."""
+    root, nbytes, users = swap.tensor, buffers.nbytes[swap.tensor], buffers.users[swap.tensor]
+    made = position[buffers.graph.tensors[root].op]
     far = {use.op for swap_in in swap.swap_ins for use in swap_in.uses}
     near = max([made, position[swap.after], *(position[op] for op in users if op not in far)])
     copied = min((2 * position[op] - 1 for op in swap.blocks), default=0)
-    stays = [Residency(tensor, nbytes, 2 * made, max(2 * near, copied))]
+    stays = [Residency(root, nbytes, 2 * made, max(2 * near, copied))]
     for swap_in in swap.swap_ins:
         last = max(position[use.op] for use in swap_in.uses)
-        stays.append(Residency(tensor, nbytes, 2 * position[swap_in.trigger] + 1, 2 * last))
+        stays.append(Residency(root, nbytes, 2 * position[swap_in.trigger] + 1, min(2 * last, end)))
     return stays
 
 
-def _forwarded(
-    buffers: Buffers, order: Sequence[int], position: list[int], stays: list[Residency]
-) -> list[Residency]:
-    """End a stay that an op takes over just before that op, which counts the bytes as its output."""
-    final = {stay.tensor: index for index, stay in enumerate(stays)}
-    ended = list(stays)
-    for source, op in in_place_pairs(buffers, order, position).items():
-        stay = ended[final[source]]
-        if stay.last == 2 * position[op]:
-            ended[final[source]] = Residency(stay.tensor, stay.nbytes, stay.first, stay.last - 1)
-    return ended
+def in_place_pairs(buffers: Buffers, order: Sequence[int], last: Sequence[int]) -> dict[int, int]:
+    """For each buffer that an op takes over, that op: it is the buffer's last reader and the sizes agree.
 
-
-def in_place_pairs(buffers: Buffers, order: Sequence[int], position: list[int]) -> dict[int, int]:
-    """For each buffer that an op takes over, that op: it is the buffer's last reader and the sizes agree."""
-    graph, roots = buffers.graph, buffers.graph.roots
+    ``last`` holds the position of each root's last reader.
+    """
+    graph, roots, nbytes = buffers.graph, buffers.graph.roots, buffers.nbytes
     pairs: dict[int, int] = {}
-    for op in order:
+    for place, op in enumerate(order):
         node = graph.ops[op]
-        wanted = buffers.nbytes[node.outputs[0]] if node.in_place and node.outputs else 0
-        inputs = [roots[tensor] for tensor in node.inputs] if wanted else []
-        for slot in node.in_place if wanted else ():
-            source = inputs[slot]
-            if (
-                buffers.nbytes[source] == wanted
-                and not buffers.kept[source]
-                and inputs.count(source) == 1
-                and max(position[user] for user in buffers.users[source]) == position[op]
-            ):
-                pairs[source] = op
-                break
+        if not node.in_place or not node.outputs or not nbytes[node.outputs[0]]:
+            continue
+        wanted = nbytes[node.outputs[0]]
+        for slot in node.in_place:
+            source = roots[node.inputs[slot]]
+            if nbytes[source] == wanted and last[source] == place and not buffers.kept[source]:
+                if sum(roots[tensor] == source for tensor in node.inputs) == 1:
+                    pairs[source] = op
+                    break
     return pairs

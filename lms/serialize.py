@@ -103,21 +103,18 @@ class _Release:
         self._buffers = buffers
         self._left = [len(users) for users in buffers.users]
         self._sum = [sum(users) for users in buffers.users]
-        self._reads: list[list[int]] = [[] for _ in buffers.graph.ops]
-        for root, users in enumerate(buffers.users):
-            if buffers.nbytes[root] and not buffers.kept[root]:
-                for op in users:
-                    self._reads[op].append(root)
+        for root, kept in enumerate(buffers.kept):
+            self._left[root] += kept  # never down to one reader
 
     def growth(self, op: int) -> int:
         """Bytes that are allocated more after the op than before it."""
         nbytes = self._buffers.nbytes
         made = sum(nbytes[tensor] for tensor in self._buffers.graph.ops[op].outputs)
-        return made - sum(nbytes[root] for root in self._reads[op] if self._left[root] == 1)
+        return made - sum(nbytes[root] for root in self._buffers.reads[op] if self._left[root] == 1)
 
     def run(self, op: int) -> Iterator[int]:
         """Mark the op as run; yields ops that have become the last reader of a buffer."""
-        for root in self._reads[op]:
+        for root in self._buffers.reads[op]:
             self._left[root] -= 1
             self._sum[root] -= op
             if self._left[root] == 1:

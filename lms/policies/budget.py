@@ -126,17 +126,49 @@ def prefetch(
     """The third pass: trips with earlier triggers, by what the link and the memory allow."""
     memory = _memory_with(schedule, trips)
     by_need = sorted(trips, key=lambda trip: (trip.back, trip.tensor))
+    link = _Link(pace)
     early: list[Trip] = []
     for trip, start_s in zip(by_need, _latest_starts(schedule, by_need, costs, pace), strict=True):
         nbytes, trigger = schedule.buffers.nbytes[trip.tensor], trip.trigger
+        seconds = costs.in_seconds(nbytes)
+        start_s = max(start_s + link.stall_s, link.free_s - seconds)
         lowest = trip.left + 1 if trip.freed is None else trip.freed
-        while trigger > lowest and pace.ends_s[trigger] > start_s:
+        while trigger > lowest and link.end_s(trigger) > start_s:
             if max(memory[2 * trigger], memory[2 * trigger + 1]) + nbytes > budget_bytes:
                 break
             trigger -= 1
         memory.add(2 * trigger + 2, 2 * trip.trigger + 1, nbytes)
+        link.carry(trigger, trip.back, seconds)
         early.append(replace(trip, trigger=trigger))
     return tuple(early)
+
+
+class _Link:
+    """The link to the device while copies are put on it in the order of need, and the stalls they cause."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.free_s = 0.0
+        """When the link has carried all that it was given."""
+        self.stall_s = 0.0
+        self._pace = pace
+        self._stalls: list[tuple[int, float]] = []
+
+    def end_s(self, step: int) -> float:
+        """When a step is done, by all that is known so far."""
+        later = 0.0
+        for stalled, total_s in reversed(self._stalls):
+            if stalled <= step:
+                later = total_s
+                break
+        return self._pace.ends_s[step] + later
+
+    def carry(self, trigger: int, back: int, seconds: float) -> None:
+        """Put a copy on the link; its reader ``back`` waits for it."""
+        self.free_s = max(self.free_s, self.end_s(trigger)) + seconds
+        late_s = self.free_s - (self._pace.starts_s[back] + self.stall_s)
+        if late_s > 0:
+            self.stall_s += late_s
+            self._stalls.append((back, self.stall_s))
 
 
 def _latest_starts(schedule: Schedule, by_need: Sequence[Trip], costs: Costs, pace: Pace) -> list[float]:
