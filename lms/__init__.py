@@ -1,12 +1,21 @@
-"""Large Model Support on stock TensorFlow. Importing this package imports no TensorFlow.
+"""Large Model Support on stock TensorFlow. Importing this package imports no TensorFlow."""
 
-The functions below are imported at once, not on demand: ``lms.enable`` is a function here and a file there,
-and the import system would put the module in the function's place on the file's first import. For the same
-reason no other file may be called ``report``, ``plot``, ``state`` or ``disable``.
-"""
+import sys
+import types
 
 from lms.config import ConfigError, LMSConfig
 from lms.enable import State, disable, enable, plot, report, state
 from lms.errors import LMSError
 
 __all__ = ["ConfigError", "LMSConfig", "LMSError", "State", "disable", "enable", "plot", "report", "state"]
+
+
+class _Package(types.ModuleType):
+    """Keeps ``lms.enable`` and ``lms.report`` functions: importing files of these names would bind them."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

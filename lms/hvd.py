@@ -41,7 +41,7 @@ def horovod() -> Any:
     return hvd
 
 
-# --- the optimizer ------------------------------------------------------------------------------------------
+# --- the optimizer ----------------------------------------------------------------------------------------
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name, so that a script changes one import
@@ -138,7 +138,7 @@ def _distribute_in_place(optimizer: Any, op: Any, compression: Any, sparse_as_de
     return optimizer
 
 
-# --- callbacks ----------------------------------------------------------------------------------------------
+# --- callbacks --------------------------------------------------------------------------------------------
 
 
 class _Callback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -247,7 +247,7 @@ def _tf_variable(variable: Any) -> Any:
     return variable if callable(value) else value
 
 
-# --- the check ----------------------------------------------------------------------------------------------
+# --- the check --------------------------------------------------------------------------------------------
 
 
 def check_in_sync(model_or_variables: Any, *, non_trainable: bool = False) -> None:

@@ -21,7 +21,7 @@ _OLDEST_FOR_GRAPH = (3, 10)
 _notes = []  # type: list[str]
 
 
-# --- the start of the interpreter ---------------------------------------------------------------------------
+# --- the start of the interpreter -------------------------------------------------------------------------
 
 
 def start(environ: "Mapping[str, str]") -> None:
@@ -87,7 +87,7 @@ def note(text: str) -> None:
         sys.stderr.write(f"lmsrun: {text}\n")
 
 
-# --- TensorFlow has been imported ---------------------------------------------------------------------------
+# --- TensorFlow has been imported -------------------------------------------------------------------------
 
 
 def on_tensorflow(tensorflow: "Any") -> None:
@@ -115,7 +115,8 @@ def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]"
     if not gpus:
         return []
     tokens = environ.get("LMSRUN_GPUS")
-    position, why = choose_gpu(len(gpus), tokens, environ.get("CUDA_VISIBLE_DEVICES"), local_rank(environ))
+    listed = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("HIP_VISIBLE_DEVICES")
+    position, why = choose_gpu(len(gpus), tokens, listed, local_rank(environ))
     if why:
         note(why)
     mine = list(gpus) if position is None else [gpus[position]] if position >= 0 else []
@@ -229,7 +230,7 @@ def _code_of(spec: "Any") -> "str | None":
     return None
 
 
-# --- IBM's TensorFlow builds --------------------------------------------------------------------------------
+# --- IBM's TensorFlow builds ------------------------------------------------------------------------------
 
 
 def has_native(tensorflow: "Any") -> bool:
@@ -276,7 +277,7 @@ def _enable_in_sessions(defrag: bool) -> None:
     session.BaseSession.__init__ = init
 
 
-# --- Horovod has been initialised ---------------------------------------------------------------------------
+# --- Horovod has been initialised -------------------------------------------------------------------------
 
 
 def on_horovod(basics: "Any") -> None:
@@ -303,8 +304,8 @@ def on_horovod(basics: "Any") -> None:
     basics.HorovodBasics.init = init
 
 
-_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260, "ppc64": 260}
-_MODES = {0: "none", 1: "preferred", 2: "bind", 3: "interleave", 4: "none", 5: "preferred-many"}
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "ppc64le": 260, "ppc64": 260, "s390x": 269}
+_MODES = {0: "none", 1: "preferred", 2: "bind", 3: "interleave", 4: "local", 5: "preferred-many"}
 _MODE_FLAGS = 0xE000
 _MAX_NODES = 4096  # the kernel refuses a mask that is too short for its highest possible node, at most 1023
 
@@ -331,7 +332,7 @@ def _read_mempolicy(machine: str) -> "tuple[str | None, str | None]":
         return None, None
     nodes = [word * bits + bit for word, value in enumerate(mask) for bit in range(bits) if value >> bit & 1]
     name = _MODES.get(mode.value & ~_MODE_FLAGS, f"mode {mode.value}")
-    return ("none" if name == "preferred" and not nodes else name), format_ids(nodes)
+    return name, format_ids(nodes)
 
 
 def format_ids(ids: "Iterable[int]") -> str:
@@ -345,7 +346,7 @@ def format_ids(ids: "Iterable[int]") -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-# --- receipts -----------------------------------------------------------------------------------------------
+# --- receipts ---------------------------------------------------------------------------------------------
 
 
 def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, str]") -> None:

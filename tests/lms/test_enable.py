@@ -1,0 +1,165 @@
+"""The door to LMS: at most once, with a reason for everything that is not done."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lms
+from lms.enable import LMSWarning
+
+ROOT = Path(__file__).resolve().parents[2]
+IBM = ROOT / "tests" / "fakes" / "ibm"
+
+ENGINE = """
+import json, sys, types, warnings
+import tensorflow as tf
+calls = []
+hook = types.ModuleType("lms.hook")
+hook.install = lambda config: calls.append(["install", config.policy])
+hook.uninstall = lambda: calls.append(["uninstall"])
+hook.report = lambda: "a report"
+sys.modules["lms.hook"] = hook
+import lms
+def refused(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except lms.LMSError as error:
+        return str(error)
+"""
+
+
+def run(source: str, **environ: str) -> Any:
+    """Run ``source`` with stand-ins for TensorFlow and the engine; returns the ``answer`` it leaves."""
+    path = os.pathsep.join(map(str, [ROOT, IBM]))
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", ENGINE + source + "\nprint(json.dumps(answer))"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_graph_mode_on_stock_tensorflow() -> None:
+    answer = run(
+        "first = lms.enable(policy='all')\n"
+        "answer = [first.active, first.mode, True, lms.state() is first, calls, lms.report()]",
+        FAKE_STOCK="1",
+    )
+    assert answer == [True, "graph", True, True, [["install", "all"]], "a report"]
+
+
+def test_native_mode_where_it_is_there() -> None:
+    answer = run("answer = [lms.enable().mode, tf.context.lms_enabled, calls]")
+    assert answer == ["native", True, []]
+
+
+def test_graph_mode_can_be_chosen_on_ibms_tensorflow() -> None:
+    assert run("answer = [lms.enable(mode='graph').mode, tf.context.lms_enabled]") == ["graph", False]
+
+
+def test_once_only() -> None:
+    answer = run(
+        "again = lms.enable(policy='all') is lms.enable(policy='all')\n"
+        "answer = [again, refused(lms.enable, policy='threshold'), lms.enable().config.policy]",
+        FAKE_STOCK="1",
+    )
+    assert answer[0] is True
+    assert answer[1].startswith(
+        "LMS is already on with another configuration (policy: 'all', now 'threshold'); "
+    )
+    assert answer[2] == "all"
+
+
+def test_a_call_replaces_the_environments_before_the_first_tensor() -> None:
+    source = "lms.enable(); {}\nanswer = [refused(lms.enable, policy='all'), calls]"
+    answer = run(source.format("pass"), FAKE_STOCK="1", LMS_ENABLED="1")
+    assert answer == [None, [["install", "auto"], ["uninstall"], ["install", "all"]]]
+
+
+def test_disable_and_enable_again() -> None:
+    answer = run(
+        "lms.enable(policy='all'); lms.disable(); lms.disable()\n"
+        "answer = [lms.state(), lms.enable(policy='threshold').config.policy, calls]",
+        FAKE_STOCK="1",
+    )
+    assert answer == [None, "threshold", [["install", "all"], ["uninstall"], ["install", "threshold"]]]
+
+
+def test_the_job_can_forbid_it() -> None:
+    answer = run(
+        "state = lms.enable(policy='all')\nanswer = [state.active, state.mode, state.why, calls]",
+        LMS_ENABLED="0",
+    )
+    assert answer == [False, "off", "LMS_ENABLED switches it off", []]
+
+
+def test_mode_off() -> None:
+    answer = run("state = lms.enable(mode='off')\nanswer = [state.why, refused(lms.plot, 'x.png')]")
+    assert answer == ["mode is off", "lms.plot() describes mode graph, which is not at work: mode is off"]
+
+
+def test_native_mode_too_late() -> None:
+    answer = run("tf.constant(1.0)\nanswer = refused(lms.enable)")
+    assert answer.endswith(
+        "before GPUs have been initialized; call lms.enable() right after 'import tensorflow'"
+    )
+
+
+def test_native_mode_on_stock() -> None:
+    answer = run("answer = refused(lms.enable, mode='native')", FAKE_STOCK="1")
+    assert answer.endswith("mode native needs IBM's build; try mode auto or graph")
+
+
+def test_the_host_limit_is_set_unless_it_is() -> None:
+    source = """
+import os
+from lms.enable import HOST_LIMIT_NAMES
+lms.enable(host_mem_limit_mb=64)
+answer = [os.environ[name] for name in HOST_LIMIT_NAMES]
+"""
+    assert run(source, FAKE_STOCK="1", TF_CUDA_HOST_MEM_LIMIT_IN_MB="9") == ["64", "9"]
+
+
+def test_report_before_enable() -> None:
+    with pytest.raises(lms.LMSError, match=r"not at work: lms.enable\(\) was not called"):
+        lms.report()
+
+
+def test_a_misspelt_override() -> None:
+    with pytest.raises(lms.ConfigError, match="did you mean 'policy'"):
+        lms.enable(polcy="all")
+
+
+@pytest.mark.tensorflow
+def test_real_tensorflow_late_and_early() -> None:
+    """Graph mode with the real hook: silent before the first tensor, a warning with the remedy after it."""
+    source = """
+import warnings
+import tensorflow as tf
+import lms
+with warnings.catch_warnings(record=True) as early:
+    warnings.simplefilter("always")
+    print(lms.enable(policy="all").mode, len([w for w in early if "first tensor" in str(w.message)]))
+lms.disable()
+tf.constant(1.0)
+with warnings.catch_warnings(record=True) as late:
+    warnings.simplefilter("always")
+    print(lms.enable(policy="all").mode, len([w for w in late if "first tensor" in str(w.message)]))
+print(callable(lms.enable), callable(lms.report))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines() == ["graph 0", "graph 1", "True True"], done.stderr[-2000:]
+
+
+def test_the_warning_is_a_category_of_its_own() -> None:
+    assert issubclass(LMSWarning, UserWarning)
