@@ -8,7 +8,7 @@ from lms.costs import Costs
 from lms.eligibility import judge
 from lms.graph import Graph
 from lms.liveness import Buffers, timeline
-from lms.policies.budget import RANKS, Pace, evict, prefetch, spare
+from lms.policies.budget import fit
 from lms.policies.least import plan_all
 from lms.policies.threshold import plan_threshold, rule_of, uses_first_generation
 from lms.schedule import Schedule, Trip
@@ -21,7 +21,6 @@ from lms.serialize import (
     serial_edges,
     topological_levels,
 )
-from lms.simulator import simulate
 from lms.swap_plan import Rejected, SwapPlan
 from lms.tuner import best, grid
 
@@ -151,24 +150,6 @@ def _plan_budget(case: Case, budget: int) -> SwapPlan:
         if plans[-1].feasible:
             return plans[-1]
     return min(plans, key=lambda option: option.peak_bytes)
-
-
-def fit(schedule: Schedule, budget: int, costs: Costs) -> tuple[Trip, ...]:
-    """The best of a few whole alternatives: the closest to the budget, then the fastest, then the leanest."""
-    seconds = costs.op_seconds(schedule.buffers.graph)
-    pace = Pace.of(schedule, seconds)
-    best_trips: tuple[Trip, ...] = ()
-    best_score: tuple[int, float, int] | None = None
-    for rank in RANKS:
-        trips = spare(schedule, evict(schedule, budget, rank), budget)
-        trips = prefetch(schedule, trips, budget, costs, pace)
-        swaps = schedule.swaps(trips)
-        timing = simulate(schedule.buffers, schedule.order, swaps, costs, seconds)
-        over = max(0, timeline(schedule.buffers, schedule.order, swaps).peak_bytes - budget)
-        score = (over, timing.makespan_s, sum(swap.nbytes * (1 + len(swap.swap_ins)) for swap in swaps))
-        if best_score is None or score < best_score:
-            best_trips, best_score = trips, score
-    return best_trips
 
 
 def _schedules(case: Case) -> tuple[Schedule, ...]:

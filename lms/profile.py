@@ -6,7 +6,7 @@ _BLOCK = 128
 
 
 class MemoryProfile:
-    """Bytes at each point of a schedule; both operations touch a block of points at once."""
+    """Bytes at each point of a schedule; whole blocks of points are added to and searched at once."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._values = list(values)
@@ -22,31 +22,35 @@ class MemoryProfile:
 
     def add(self, first: int, last: int, nbytes: int) -> None:
         """Add ``nbytes`` at the points ``first`` to ``last``, both included; an empty range is allowed."""
-        for block, low, high in _pieces(first, last):
-            if high - low == _BLOCK:
-                self._added[block] += nbytes
-                self._largest[block] += nbytes
-                continue
-            values = self._values
-            for point in range(low, high):
-                values[point] += nbytes
-            start = block * _BLOCK
-            self._largest[block] = max(values[start : start + _BLOCK]) + self._added[block]
+        if first > last:
+            return
+        low, high = -(-first // _BLOCK), (last + 1) // _BLOCK
+        if low > high:  # inside one block
+            self._add_inside(high, first, last + 1, nbytes)
+            return
+        self._added[low:high] = [added + nbytes for added in self._added[low:high]]
+        self._largest[low:high] = [largest + nbytes for largest in self._largest[low:high]]
+        self._add_inside(low - 1, first, low * _BLOCK, nbytes)
+        self._add_inside(high, high * _BLOCK, last + 1, nbytes)
 
     def largest(self, first: int, last: int) -> int:
         """The most bytes at the points ``first`` to ``last``, both included; 0 for an empty range."""
-        best = 0
-        for block, low, high in _pieces(first, last):
-            whole = high - low == _BLOCK
-            found = self._largest[block] if whole else max(self._values[low:high]) + self._added[block]
-            best = max(best, found)
-        return best
+        if first > last:
+            return 0
+        low, high = -(-first // _BLOCK), (last + 1) // _BLOCK
+        if low > high:
+            return self._largest_inside(high, first, last + 1)
+        return max(
+            max(self._largest[low:high], default=0),
+            self._largest_inside(low - 1, first, low * _BLOCK),
+            self._largest_inside(high, high * _BLOCK, last + 1),
+        )
 
+    def _add_inside(self, block: int, first: int, end: int, nbytes: int) -> None:
+        if first < end:
+            self._values[first:end] = [value + nbytes for value in self._values[first:end]]
+            start = block * _BLOCK
+            self._largest[block] = max(self._values[start : start + _BLOCK]) + self._added[block]
 
-def _pieces(first: int, last: int) -> list[tuple[int, int, int]]:
-    """The range cut at block borders: block, first point, point behind the last."""
-    pieces = []
-    for block in range(first // _BLOCK, last // _BLOCK + 1) if first <= last else ():
-        start = block * _BLOCK
-        pieces.append((block, max(first, start), min(last + 1, start + _BLOCK)))
-    return pieces
+    def _largest_inside(self, block: int, first: int, end: int) -> int:
+        return max(self._values[first:end]) + self._added[block] if first < end else 0

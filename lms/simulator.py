@@ -67,10 +67,8 @@ def simulate(
         costs: The device and its link.
         seconds: The ops' times by id, when ``costs.op_seconds`` was worked out before.
     """
-    run = _Run(positions(order), swaps, costs)
     seconds = costs.op_seconds(buffers.graph) if seconds is None else seconds
-    for op in order:
-        run.op(op, seconds[op])
+    run = clock(order, swaps, costs, seconds)
     stays = timeline(buffers, order, swaps)
     peak = _peak(buffers.graph, stays, run)
     starts = tuple(run.starts[op] for op in order)
@@ -78,7 +76,15 @@ def simulate(
     return Timing(run.now_s, compute, run.out.busy_s, run.back.busy_s, peak, starts)
 
 
-class _Run:
+def clock(order: Sequence[int], swaps: Sequence[Swap], costs: Costs, seconds: Sequence[float]) -> "Clock":
+    """Only the times of a step; ``seconds`` are the ops' own times by id."""
+    run = Clock(positions(order), swaps, costs)
+    for op in order:
+        run.op(op, seconds[op])
+    return run
+
+
+class Clock:
     """The state of the three resources while ops go by."""
 
     def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
@@ -117,7 +123,7 @@ class _Run:
                 self._ready_s[waiting] = max(self._ready_s[waiting], done_s)
 
 
-def _peak(graph: Graph, planned: Timeline, run: _Run) -> int:
+def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
     """The peak in time: like the planned one, but a buffer stays until its copy is really done.
 
     At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.

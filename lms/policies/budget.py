@@ -11,6 +11,7 @@ time, as far
    as the memory between allows.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -19,6 +20,7 @@ from itertools import accumulate
 from lms.costs import Costs
 from lms.profile import MemoryProfile
 from lms.schedule import Schedule, Trip
+from lms.simulator import clock
 
 Rank = Callable[[int, int, int], tuple[int, ...]]
 """(bytes, left, back) of a possible trip to how unwilling we are to take it: the least goes first."""
@@ -34,7 +36,10 @@ def largest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
     return (-nbytes * (back - left), -back)
 
 
-RANKS: tuple[Rank, ...] = (farthest, largest)
+ALTERNATIVES: tuple[tuple[Rank, float], ...] = ((farthest, 1.0), (largest, 1.0), (farthest, 0.95))
+"""What goes first, and to what share of the budget: memory left free lets copies back start earlier."""
+NO_STALL = 1.0005
+"""A makespan this close to that of compute alone has nothing left to win."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,30 @@ class Pace:
             tuple(starts),
             tuple(start + seconds[op] for start, op in zip(starts, schedule.chain, strict=True)),
         )
+
+
+def fit(schedule: Schedule, budget_bytes: int, costs: Costs) -> tuple[Trip, ...]:
+    """The best of a few whole alternatives: the closest to the budget, then the fastest, then the leanest.
+
+    Alternatives to the first are only looked at while compute has to wait for copies.
+    """
+    seconds = costs.op_seconds(schedule.buffers.graph)
+    pace = Pace.of(schedule, seconds)
+    nbytes = schedule.buffers.nbytes
+    best: tuple[Trip, ...] = ()
+    best_score: tuple[int, float, int] | None = None
+    for rank, share in ALTERNATIVES:
+        trips = spare(schedule, evict(schedule, int(budget_bytes * share), rank), budget_bytes)
+        trips = prefetch(schedule, trips, budget_bytes, costs, pace)
+        memory = _memory_with(schedule, trips)
+        over = max(0, memory.largest(0, len(memory) - 1) - budget_bytes)
+        makespan_s = clock(schedule.order, schedule.swaps(trips), costs, seconds).now_s
+        score = (over, makespan_s, sum(nbytes[trip.tensor] for trip in trips))
+        if best_score is None or score < best_score:
+            best, best_score = trips, score
+        if makespan_s <= NO_STALL * sum(seconds):
+            break
+    return best
 
 
 def evict(schedule: Schedule, budget_bytes: int, rank: Rank) -> tuple[Trip, ...]:
@@ -133,9 +162,10 @@ def prefetch(
         seconds = costs.in_seconds(nbytes)
         start_s = max(start_s + link.stall_s, link.free_s - seconds)
         lowest = trip.left + 1 if trip.freed is None else trip.freed
-        while trigger > lowest and link.end_s(trigger) > start_s:
-            if max(memory[2 * trigger], memory[2 * trigger + 1]) + nbytes > budget_bytes:
-                break
+        wanted = link.last_step_done_by(start_s, lowest, trigger)
+        if memory.largest(2 * wanted + 2, 2 * trigger + 1) + nbytes <= budget_bytes:
+            trigger = wanted
+        while trigger > wanted and max(memory[2 * trigger], memory[2 * trigger + 1]) + nbytes <= budget_bytes:
             trigger -= 1
         memory.add(2 * trigger + 2, 2 * trip.trigger + 1, nbytes)
         link.carry(trigger, trip.back, seconds)
@@ -151,16 +181,18 @@ class _Link:
         """When the link has carried all that it was given."""
         self.stall_s = 0.0
         self._pace = pace
-        self._stalls: list[tuple[int, float]] = []
+        self._stalled_steps: list[int] = []
+        self._stalls_s: list[float] = []
 
     def end_s(self, step: int) -> float:
         """When a step is done, by all that is known so far."""
-        later = 0.0
-        for stalled, total_s in reversed(self._stalls):
-            if stalled <= step:
-                later = total_s
-                break
-        return self._pace.ends_s[step] + later
+        known = bisect_right(self._stalled_steps, step)
+        return self._pace.ends_s[step] + (self._stalls_s[known - 1] if known else 0.0)
+
+    def last_step_done_by(self, time_s: float, lowest: int, highest: int) -> int:
+        """The last step of a range that is done by then, or else the first of the range."""
+        behind = bisect_right(range(lowest, highest + 1), time_s, key=self.end_s)
+        return lowest + max(behind - 1, 0)
 
     def carry(self, trigger: int, back: int, seconds: float) -> None:
         """Put a copy on the link; its reader ``back`` waits for it."""
@@ -168,7 +200,8 @@ class _Link:
         late_s = self.free_s - (self._pace.starts_s[back] + self.stall_s)
         if late_s > 0:
             self.stall_s += late_s
-            self._stalls.append((back, self.stall_s))
+            self._stalled_steps.append(back)
+            self._stalls_s.append(self.stall_s)
 
 
 def _latest_starts(schedule: Schedule, by_need: Sequence[Trip], costs: Costs, pace: Pace) -> list[float]:
