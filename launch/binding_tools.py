@@ -21,36 +21,43 @@ def assume_tools(machine: Machine) -> BindingTools:
     return BindingTools()
 
 
-def read_tools(machine: Machine, path: str | None = None, run: Runner | None = None) -> BindingTools:
+def read_tools(
+    machine: Machine, path: str | None = None, run: Runner | None = None, ask_libnuma: bool = False
+) -> BindingTools:
     """Probe this machine with the argv that ranks get, best policy first, until one is granted.
 
     Args:
         machine: This machine, for the CPUs and nodes to probe with.
         path: Where to look for numactl; None: ``PATH``.
         run: Runs a probe.
+        ask_libnuma: Look for libnuma even where numactl works, because it was asked for by name.
     """
     numactl = shutil.which("numactl", path=path)
     if numactl is None:
         return _without_numactl(machine)
     probe, run = [numactl, f"--physcpubind={format_ids(machine.allowed.cpus)}"], run or run_probe
-    nodes = [node.id for node in dram_nodes(machine)]
+    policies, why = _read_policies([node.id for node in dram_nodes(machine)], probe, run)
+    refusal = None if policies else run([*probe, "true"])
+    libnuma = not (refusal or ask_libnuma) or _has_libnuma()
+    return BindingTools(True, libnuma, refusal is None, policies, refusal or why)
+
+
+def _read_policies(
+    nodes: Sequence[int], probe: Sequence[str], run: Runner
+) -> tuple[frozenset[MemPolicy], str]:
+    """The policies that are granted, and the first refusal."""
     options: dict[MemPolicy, str] = {
         "bind": f"--membind={format_ids(nodes)}",
         "preferred-many": f"--preferred-many={format_ids(nodes)}",
         "preferred": f"--preferred={nodes[0]}" if nodes else "",
     }
-    why: str | None = None
+    why = ""
     for policy in LADDER if nodes else ():
         refusal = run([*probe, options[policy], "true"])
         if refusal is None:
-            return BindingTools(
-                True, True, True, frozenset(_granted_with(policy, nodes, probe, run)), why or ""
-            )
+            return frozenset(_granted_with(policy, nodes, probe, run)), why
         why = why or refusal
-    refusal = run([*probe, "true"])
-    return BindingTools(
-        True, _has_libnuma() if refusal else True, refusal is None, frozenset(), refusal or why or ""
-    )
+    return frozenset(), why
 
 
 def _granted_with(

@@ -174,7 +174,11 @@ def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Ma
         world_size=ranks,
         settings=options,
         lms=read_lms_config(options, {**environ, **given}, request.lms_table),
-        tools=read_tools(machine) if is_live and options.numa != "off" else assume_tools(machine),
+        tools=(
+            read_tools(machine, ask_libnuma=options.bind_method == "libnuma")
+            if is_live and options.numa != "off"
+            else assume_tools(machine)
+        ),
         environ=users,
         given=given,
     )
