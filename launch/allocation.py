@@ -73,7 +73,7 @@ def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocatio
     del root
     names = parse_hostlist(environ["SLURM_JOB_NODELIST"])
     gpus = _slurm_gpus(environ)
-    slots = [gpus] * len(names) if gpus else _slurm_tasks(environ, len(names))
+    slots = (gpus,) * len(names) if gpus else _slurm_tasks(environ, len(names))
     hosts = refuse_twice(
         (Host(name, count) for name, count in zip(names, slots, strict=True)), "SLURM_JOB_NODELIST"
     )
@@ -149,14 +149,12 @@ def _slurm_gpus(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int, ...]:
-    """Tasks where the user asked for tasks, else whole CPUs: without -n, Slurm's own count means nothing."""
+def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:
+    """Tasks where the user asked for tasks; without -n Slurm counts CPUs, which says nothing of ranks."""
     asked = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"))
     if asked and environ.get("SLURM_TASKS_PER_NODE"):
         return parse_counts(environ["SLURM_TASKS_PER_NODE"], hosts, "SLURM_TASKS_PER_NODE")
-    if environ.get("SLURM_JOB_CPUS_PER_NODE"):
-        return parse_counts(environ["SLURM_JOB_CPUS_PER_NODE"], hosts, "SLURM_JOB_CPUS_PER_NODE")
-    return (1,) * hosts
+    return (None,) * hosts
 
 
 def _lsf_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:

@@ -1,10 +1,11 @@
 """One local job before it starts: its options, its private folder, its output files, its ranks' environments."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launch.cluster_job import Command
 from launch.errors import JobError, UsageError
 from launch.plan import LaunchPlan, RankPlan
 from launch.rendezvous import Slot, slot_env
@@ -27,6 +28,8 @@ class JobOptions:
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit."""
+    command: Command | None = None
+    """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1
     stderr_fd: int = 2
 
@@ -48,7 +51,9 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
         UsageError: If the output folder cannot be written.
         JobError: If there is no place for the receipts.
     """
-    output_fds = _open_outputs(plan, options.output_dir) if options.output_dir is not None else {}
+    # Another launcher mixes its ranks' output before we see it.
+    ranks = plan.ranks if options.command is None else (launcher_process(options.command),)
+    output_fds = _open_outputs(ranks, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
     receipt_dir = temporary / f"lmsrun-{job_id}"
@@ -78,7 +83,26 @@ def rank_environ(
     }
 
 
-def _open_outputs(plan: LaunchPlan, folder: Path) -> dict[tuple[int, str], int]:
+def launcher_process(command: Command) -> RankPlan:
+    """Another launcher as the one process that we start, in the shape of a rank."""
+    return RankPlan(
+        0, 0, os.uname().nodename, None, None, frozenset(), "none", frozenset(), None, {}, command.argv
+    )
+
+
+def launcher_environ(command: Command, options: JobOptions, files: JobFiles) -> dict[str, str]:
+    """The environment of another launcher: what must not leave this host is taken out, what ranks need is put in."""
+    inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **inherited,
+        **command.env,
+        "LMSRUN_JOB_ID": files.job_id,
+        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
+    }
+
+
+def _open_outputs(ranks: Sequence[RankPlan], folder: Path) -> dict[tuple[int, str], int]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return {
@@ -87,7 +111,7 @@ def _open_outputs(plan: LaunchPlan, folder: Path) -> dict[tuple[int, str], int]:
                 os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
                 0o666,
             )
-            for rank in plan.ranks
+            for rank in ranks
             for stream in _STREAMS
         }
     except OSError as error:

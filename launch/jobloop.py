@@ -16,7 +16,7 @@ from launch.causes import (
     read_memory_counters,
     signal_name,
 )
-from launch.job import JobFiles, JobOptions, rank_environ
+from launch.job import JobFiles, JobOptions, launcher_environ, launcher_process, rank_environ
 from launch.plan import LaunchPlan, RankPlan
 from launch.receipts import RankReceipt, judge_all, read_receipts, to_json
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
@@ -89,14 +89,21 @@ class JobLoop:
             self._note(
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
-        ports = (self._rendezvous.port, free_port())
-        for rank, slot in zip(self._plan.ranks, self._rendezvous.slots, strict=True):
-            self._start(rank, rank_environ(rank, slot, ports, self._options, self._files))
+        self._start_all()
         while self._running and not self._given_up():
             self._turn(wakeup)
         return self._finish(wakeup)
 
     # Starting
+
+    def _start_all(self) -> None:
+        command = self._options.command
+        if command is not None:
+            self._start(launcher_process(command), launcher_environ(command, self._options, self._files))
+            return
+        ports = (self._rendezvous.port, free_port())
+        for rank, slot in zip(self._plan.ranks, self._rendezvous.slots, strict=True):
+            self._start(rank, rank_environ(rank, slot, ports, self._options, self._files))
 
     def _take_signals(self) -> int:
         """Have signals arrive as bytes on a pipe, so that none interrupts the work."""
@@ -127,7 +134,8 @@ class JobLoop:
 
     def _add_stream(self, rank: RankPlan, name: str, fd: int, console: Console) -> None:
         os.set_blocking(fd, False)
-        many = self._plan.world_size > 1
+        # Another launcher tags its ranks' lines itself.
+        many = self._plan.world_size > 1 and self._options.command is None
         tags = many if self._options.tag_output is None else self._options.tag_output
         tag = self._tag(rank.rank, console) if tags else b""
         tagged = TaggedStream(tag) if tags or many else None
@@ -240,10 +248,10 @@ class JobLoop:
 
     def _rank_ended(self, rank: RankPlan, status: int) -> None:
         self._statuses[rank.rank] = status
-        self._note_if_verbose(f"{describe_rank(rank)} {describe_status(status)}")
+        self._note_if_verbose(f"{self._describe(rank)} {describe_status(status)}")
         if status == 0 or self._ending is not None:
             return
-        code, line = exit_code_of(status), f"{describe_rank(rank)} {describe_status(status)}"
+        code, line = exit_code_of(status), f"{self._describe(rank)} {describe_status(status)}"
         if self._signalled is not None:
             by_signal = os.WIFSIGNALED(status)
             name = signal_name(self._signalled)
@@ -251,8 +259,13 @@ class JobLoop:
             return
         self._end(Ending(code, line + self._explain(rank, status)), signal.SIGTERM)
 
+    def _describe(self, rank: RankPlan) -> str:
+        return describe_rank(rank) if self._options.command is None else self._plan.launcher
+
     def _explain(self, rank: RankPlan, status: int) -> str:
         """What more is known of a failed rank than its status."""
+        if self._options.command is not None:
+            return ""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             if memory := explain_memory(self._memory, read_memory_counters(), rank):
                 return memory
@@ -306,7 +319,8 @@ class JobLoop:
             return
         stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in self._plan.ranks])
         self._receipts = judge_all(self._plan.ranks, stages, self._options.numa)
-        settled = all("init" in r.stages or r.rank in self._statuses for r in self._receipts)
+        over = self._options.command is not None and bool(self._statuses)
+        settled = over or all("init" in r.stages or r.rank in self._statuses for r in self._receipts)
         late = time.monotonic() >= self._table_due
         self._check_strict(late or settled)
         if settled or late:

@@ -55,11 +55,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Become the program of this rank.
 
     Args:
-        argv: ``PROGRAM ARGS``, with or without a ``--`` in front.
+        argv: ``PROGRAM ARGS``, with or without a ``--`` in front; ``--escaped --`` says that ``escape_args`` of
+            ``launch.cluster_job`` wrote them, for a launcher to which ``:`` is not a word like any other.
         environ: The environment, which the program gets with ours added.
     """
     try:
-        command = list(argv[1:] if argv[:1] == ["--"] else argv)
+        command = _read_command(argv)
         if not command:
             raise UsageError("lmsrun worker: no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
         if environ.get("LMSRUN_EXPECT"):
@@ -131,6 +132,14 @@ def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
     later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(BOOTSTRAP)]
     path = [str(BOOTSTRAP), *(entry for entry in later if entry)]
     return {**environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _read_command(argv: Sequence[str]) -> list[str]:
+    if list(argv[:2]) == ["--escaped", "--"]:
+        from launch.cluster_job import unescape_args
+
+        return list(unescape_args(argv[2:]))
+    return list(argv[1:] if argv[:1] == ["--"] else argv)
 
 
 def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
