@@ -98,6 +98,8 @@ def _supervise(
             sys.excepthook(*sys.exc_info())
         sweep(_FRONT_SWEEP_S)
     finally:
+        # The front does it too; this is for a front that was killed.
+        shutil.rmtree(files.receipt_dir, ignore_errors=True)
         os._exit(code)
 
 
