@@ -242,7 +242,7 @@ def run_logged(argv: list[str], environ: Mapping[str, str], log: Path, seen: Cal
             out.write(line)
             seen(line)
     if child.returncode:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in log.read_text("utf-8", "replace").splitlines() if not line.startswith("$ ")]
         telling = [line.strip() for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)] or lines[
             -5:
         ]

@@ -63,10 +63,10 @@ def missing_packages() -> list[Package]:
     return found
 
 
-def install_packages(missing: list[Package], log: Path) -> None:
-    """Install with apt as root; otherwise say what to ask for, and go on when it is not essential."""
+def install_packages(missing: list[Package], log: Path, may_install: bool) -> None:
+    """Install with apt; where we may not, say what to ask for, and go on when it is not essential."""
     names = [name for name, _, _ in missing]
-    if os.geteuid() == 0 and shutil.which("apt-get"):
+    if may_install:
         say(f"installing {' '.join(names)} with apt")
         environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run_logged(["apt-get", "update", "-qq"], environ, log, lambda line: None)
@@ -152,7 +152,7 @@ def main() -> int:
                 return 0
             log.unlink(missing_ok=True)
             if missing := missing_packages():
-                install_packages(missing, log)
+                install_packages(missing, log, os.geteuid() == 0 and bool(shutil.which("apt-get")))
             fill(venv, requirements, log)
             (venv / STAMP).write_text(mark)
     except (SetupError, BuildError) as error:
