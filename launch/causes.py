@@ -45,7 +45,7 @@ def read_memory_counters(root: Path = Path("/")) -> MemoryCounters:
 
 
 def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan) -> str:
-    """What the kernel did about memory between two readings, as the end of a sentence; empty when nothing shows."""
+    """What the kernel did about memory between two readings, as the end of a sentence, or empty."""
     struck = [name for name, count in after.kills.items() if count > before.kills.get(name, count)]
     if struck:
         # A cgroup kill counts for the machine too; the narrower reason is the better one.
@@ -60,7 +60,7 @@ def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan
 
 
 def describe_status(status: int) -> str:
-    """A wait status in words: ``exited with code 7`` or ``was killed by SIGSEGV (signal 11), core dumped``."""
+    """A wait status in words: ``exited with code 7``, ``was killed by SIGSEGV (signal 11)``."""
     if not os.WIFSIGNALED(status):
         return f"exited with code {os.waitstatus_to_exitcode(status)}"
     core = ", core dumped" if os.WCOREDUMP(status) else ""

@@ -1,4 +1,4 @@
-"""One local job before it starts: its options, its private folder, its output files, its ranks' environments."""
+"""One job before it starts: its options, its private folder, its output files, its ranks' environments."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What a job has on disk: the receipts' private folder, and one open file a rank and stream if asked for."""
+    """What a job has on disk: the receipts' private folder and, if asked for, a file a rank and stream."""
 
     job_id: str
     receipt_dir: Path
@@ -61,7 +61,8 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
         receipt_dir.mkdir(mode=0o700)
     except OSError as error:
         raise JobError(
-            f"cannot make a folder for receipts in {temporary}: {error.strerror}; set TMPDIR to one that can be written"
+            f"cannot make a folder for receipts in {temporary}: {error.strerror}; "
+            "set TMPDIR to one that can be written"
         ) from error
     return JobFiles(job_id, receipt_dir, output_fds, options.output_dir)
 
@@ -69,7 +70,7 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
 def rank_environ(
     plan: RankPlan, slot: Slot, ports: tuple[int, int], options: JobOptions, files: JobFiles
 ) -> dict[str, str]:
-    """The whole environment of one rank: inherited, then the launcher's, then the plan's (so that ``-x`` wins).
+    """The whole environment of one rank: inherited, then the launcher's, then the plan's (``-x`` wins).
 
     Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
     """
@@ -91,7 +92,7 @@ def launcher_process(command: Command) -> RankPlan:
 
 
 def launcher_environ(command: Command, options: JobOptions, files: JobFiles) -> dict[str, str]:
-    """The environment of another launcher: what must not leave this host is taken out, what ranks need is put in."""
+    """The environment of another launcher: without what must not leave this host, with what ranks need."""
     inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
     return {
         "PYTHONUNBUFFERED": "1",

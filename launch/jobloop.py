@@ -45,7 +45,7 @@ class Ending:
 
 
 def plan_ladder(first: int, grace_s: float) -> list[tuple[float, int]]:
-    """The signals that end a job, each with its delay in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
+    """The signals that end a job, with delays in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
     steps = [(0.0, first)]
     if first != signal.SIGTERM:
         steps.append((grace_s / 2, signal.SIGTERM))
@@ -417,7 +417,7 @@ def _become_rank(
     outputs: tuple[int, int],
     handled: set[signal.Signals],
 ) -> None:
-    """The child's side of the fork: its own session, a death tied to the supervisor's, plain signals, exec."""
+    """The child's side of the fork: own session, a death tied to the supervisor's, plain signals, exec."""
     code = 126
     try:
         os.setsid()

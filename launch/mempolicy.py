@@ -1,7 +1,8 @@
 """The CPU mask and the memory policy of this process: read back from the kernel, and set.
 
-Reading uses the system calls themselves: they are what counts, they need no library, and no wrapper can hide a
-refusal. Setting goes through py-libnuma where it can (see ``apply_mem_policy``), always checked by reading back.
+Reading uses the system calls themselves: they are what counts, they need no library, and no wrapper can hide
+a refusal. Setting goes through py-libnuma where it can (see ``apply_mem_policy``), always checked by reading
+back.
 """
 
 import ctypes
@@ -78,8 +79,8 @@ def apply_cpus(cpus: IdSet) -> None:
 def apply_mem_policy(policy: MemPolicy, nodes: IdSet, sysfs: Path = Path("/sys")) -> str:
     """Set the memory policy of the calling process; ``none`` leaves it as it is.
 
-    ``bind`` goes through py-libnuma when it can be loaded. libnuma ends the process on ids that do not exist and
-    reports no refusal, so ids are checked first and the policy is read back after. Other policies, which
+    ``bind`` goes through py-libnuma when it can be loaded. libnuma ends the process on ids that do not exist
+    and reports no refusal, so ids are checked first and the policy is read back after. Other policies, which
     py-libnuma does not offer, and a machine without libnuma use the system call.
 
     Returns:
@@ -104,8 +105,9 @@ def apply_mem_policy(policy: MemPolicy, nodes: IdSet, sysfs: Path = Path("/sys")
     found, found_nodes = _read_mem_policy(sysfs)
     if (found, found_nodes) != (policy, nodes):
         raise BindingError(
-            f"asked for memory policy {policy} on nodes {format_ids(nodes)}, the kernel keeps "
-            f"{describe_policy(found, found_nodes)}; try --mem-policy none, or in a container --cap-add SYS_NICE"
+            f"asked for memory policy {describe_policy(policy, nodes)}, the kernel keeps "
+            f"{describe_policy(found, found_nodes)}; "
+            "try --mem-policy none, or in a container --cap-add SYS_NICE"
         )
     return "libnuma" if setter is not None else "set_mempolicy"
 
@@ -118,7 +120,8 @@ def describe_policy(policy: str | None, nodes: Iterable[int]) -> str:
 def _libnuma_membind() -> Callable[..., None] | None:
     """py-libnuma's setter, or None without libnuma: importing it then raises AttributeError, not ImportError.
 
-    The other PyPI package with the import name ``numa`` has no ``memory.set_membind_nodes`` and counts as absent.
+    The other PyPI package with the import name ``numa`` has no ``memory.set_membind_nodes`` and counts as
+    absent.
     """
     try:
         from numa import memory

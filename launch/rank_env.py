@@ -1,4 +1,4 @@
-"""Which rank a process is, by the variables of whichever launcher started it: a table, first complete match wins."""
+"""Which rank a process is, by the variables of whichever launcher started it: a table of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Affinity = Literal["own", "parent"]
 
 @dataclass(frozen=True)
 class RankRow:
-    """The variables of one launcher. Each entry lists names in order of preference; the first that is set counts."""
+    """The variables of one launcher: names in order of preference, of which the first that is set counts."""
 
     launcher: str
     rank: tuple[str, ...]
@@ -21,8 +21,8 @@ class RankRow:
     remedy: str
     """What to try when the local rank is missing."""
     affinity: Affinity = "own"
-    """Whose CPU mask the ranks of a host share. Open MPI and Hydra bind each rank by default (to a core or a NUMA
-    node), so there the parent's mask tells what the job may use."""
+    """Whose CPU mask the ranks of a host share. Open MPI and Hydra bind each rank by default (to a core or a
+    NUMA node), so there the parent's mask tells what the job may use."""
 
 
 ROWS = (
@@ -102,9 +102,9 @@ class RankIdentity:
 def read_rank(environ: Mapping[str, str]) -> RankIdentity:
     """Find out which rank this process is.
 
-    The first row with both its rank and its local rank set wins; a batch job's own variables (Slurm sets them for
-    the script itself) are passed over when an MPI launcher's or torchrun's are there, because of the table's order.
-    Without such a row, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` may complete one.
+    The first row with both its rank and its local rank set wins; a batch job's own variables (Slurm sets them
+    for the script itself) are passed over when an MPI launcher's or torchrun's are there, because of the
+    table's order. Without such a row, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` may complete one.
 
     Raises:
         UsageError: If no launcher is recognised, a value is missing, or values contradict each other.
@@ -158,12 +158,13 @@ def _slurm_tasks_here(text: str, environ: Mapping[str, str]) -> str:
 def _checked(identity: RankIdentity) -> RankIdentity:
     if not identity.rank < identity.world_size:
         raise UsageError(
-            f"{identity.launcher} says rank {identity.rank} of {identity.world_size}; needed a rank below the size"
+            f"{identity.launcher} says rank {identity.rank} of {identity.world_size}; "
+            "needed a rank below the size"
         )
     if not identity.local_rank < identity.local_world_size <= identity.world_size:
         raise UsageError(
-            f"{identity.launcher} says local rank {identity.local_rank} of {identity.local_world_size} on this host, "
-            f"{identity.world_size} in all; needed local rank < ranks of this host <= all"
+            f"{identity.launcher} says local rank {identity.local_rank} of {identity.local_world_size} "
+            f"on this host, {identity.world_size} in all; needed local rank < ranks of this host <= all"
         )
     return identity
 

@@ -55,7 +55,7 @@ def write_receipt(directory: Path, rank: int, stage: str, content: Mapping[str, 
 
 
 def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
-    """Read what has arrived: the stages of each rank. Anything that is not a small JSON object is left out."""
+    """Read the stages that have arrived of each rank; what is not a small JSON object is left out."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for rank in ranks:
         stages = {stage: _read_object(directory / f"rank-{rank}.{stage}.json") for stage in STAGES}

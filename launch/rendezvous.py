@@ -1,7 +1,8 @@
-"""Where the ranks of one host meet: Horovod's own rendezvous server on loopback, and the variables that lead there.
+"""Where the ranks of one host meet: Horovod's own rendezvous server on loopback, and how ranks find it.
 
-The port is listening before the first rank starts, but Horovod is imported only when a rank first knocks: programs
-without Horovod never pay for it, and the others find it loaded while they are still importing TensorFlow.
+The port is listening before the first rank starts, but Horovod is imported only when a rank first knocks:
+programs without Horovod never pay for it, and the others find it loaded while they are still importing
+TensorFlow.
 """
 
 import importlib.util
@@ -19,7 +20,7 @@ _BACKLOG = 1024
 
 @dataclass(frozen=True)
 class Slot:
-    """One rank as Horovod's server and its workers know it (``horovod.runner.common.util.hosts.SlotInfo``)."""
+    """One rank as Horovod's server and its workers know it (``horovod.runner.common.util.hosts``)."""
 
     hostname: str
     rank: int
@@ -125,7 +126,7 @@ class Rendezvous:
     def _serve(self) -> None:
         try:
             server = _horovod_server(self._socket)
-        except Exception as error:  # noqa: BLE001 - whatever Horovod's import raises, the ranks must not hang on it
+        except Exception as error:  # noqa: BLE001 - whatever it is, ranks must not hang on it
             self._socket.close()
             self._warn(
                 f"a rank called hvd.init(), but this Python cannot serve Horovod's rendezvous ({error}); "
@@ -138,7 +139,7 @@ class Rendezvous:
 
 
 def _horovod_server(listening: socket.socket) -> Any:
-    """Horovod's HTTP server on our socket: it would itself bind every interface, unauthenticated (CVE-2024-10190)."""
+    """Horovod's HTTP server on our socket: without password (CVE-2024-10190), it would bind 0.0.0.0."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Handler(RendezvousHandler):  # type: ignore[misc]
@@ -152,7 +153,7 @@ def _horovod_server(listening: socket.socket) -> Any:
         def server_bind(self) -> None:
             """Take the socket that listens already; http.server's own would also look up a host name."""
             self.socket.close()
-            self.socket = listening
+            self.socket: socket.socket = listening
             self.server_address = listening.getsockname()
             self.server_name, self.server_port = LOOPBACK, self.server_address[1]
 

@@ -1,4 +1,4 @@
-"""What a rank that another launcher started plans for itself, from that launcher's variables and its own machine."""
+"""What a rank that another launcher started plans for itself, on its own machine."""
 
 import os
 import sys
@@ -46,8 +46,8 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
 def _share_mask(identity: RankIdentity) -> None:
     """Take the CPU mask of the parent where the launcher has bound this rank on its own account.
 
-    Open MPI binds to a core for two ranks or fewer: planned within that mask, two ranks would share one core's
-    halves. The parent (its daemon) still has what the job may use.
+    Open MPI binds to a core for two ranks or fewer: planned within that mask, two ranks would share one
+    core's halves. The parent (its daemon) still has what the job may use.
     """
     if identity.affinity != "parent":
         return

@@ -1,4 +1,4 @@
-"""The ranks' output on its way to the launcher's own: whole lines, tagged, never mixed, never lost, never unbounded."""
+"""The ranks' output on its way to the launcher's own: whole lines, tagged, never mixed, never lost."""
 
 import errno
 import os
@@ -14,8 +14,8 @@ MAX_PENDING_BYTES = 1 << 20
 """When a reader is this far behind, the ranks' pipes are left to fill: they wait, nothing is lost."""
 
 _SAFE_WRITE_BYTES = 4096
-"""PIPE_BUF: what a pipe that polls as writable takes without blocking. O_NONBLOCK would not do: it belongs to the
-open file, which the user's shell shares."""
+"""PIPE_BUF: what a pipe that polls as writable takes without blocking. O_NONBLOCK would not do: it belongs to
+the open file, which the user's shell shares."""
 
 
 class Sink:
@@ -82,8 +82,9 @@ class Sink:
 class Console:
     """Puts the lines of several streams into one sink, one line at a time.
 
-    A piece that ends in a carriage return (a progress bar) leaves its line open for the same stream to draw over.
-    Other streams' bars are held back meanwhile, and only their last state is shown, when their line ends.
+    A piece that ends in a carriage return (a progress bar) leaves its line open for the same stream to draw
+    over. Other streams' bars are held back meanwhile, and only their last state is shown, when their line
+    ends.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -242,7 +243,7 @@ class RankStream:
 
 
 def open_consoles(stdout_fd: int, stderr_fd: int) -> tuple[Console, Console]:
-    """Consoles for both descriptors: one and the same when both lead to one place, so that lines stay whole."""
+    """Consoles for both descriptors: the same one when both lead to one place, so that lines stay whole."""
     out = Console(Sink(stdout_fd))
     try:
         same = os.path.samestat(os.fstat(stdout_fd), os.fstat(stderr_fd))

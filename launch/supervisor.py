@@ -1,9 +1,9 @@
 """Starts the ranks of one host, carries their output, and ends the job so that no process of it is left.
 
-Two processes share the work. The front is the command itself: it passes signals on, waits, and exits with the job's
-code. The supervisor, its child, owns the ranks. Each is a subreaper, and each notices the other's death: if the front
-is killed the supervisor kills the job, if the supervisor is killed its ranks die with it (PR_SET_PDEATHSIG) and the
-front sweeps up what they leave.
+Two processes share the work. The front is the command itself: it passes signals on, waits, and exits with the
+job's code. The supervisor, its child, owns the ranks. Each is a subreaper, and each notices the other's
+death: if the front is killed the supervisor kills the job, if the supervisor is killed its ranks die with it
+(PR_SET_PDEATHSIG) and the front sweeps up what they leave.
 """
 
 import os
@@ -46,8 +46,8 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         render_receipts: Makes the table that is printed when the ranks have started.
 
     Returns:
-        The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output went
-        away, 0 when all went well.
+        The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output
+        went away, 0 when all went well.
 
     Raises:
         UsageError: If the output folder cannot be written; nothing was started.
@@ -92,7 +92,7 @@ def _supervise(
         die_with_parent(signal.SIGTERM, front)
         adopt_orphans()
         code = JobLoop(plan, options, files, render_receipts, front, passed).run()
-    except Exception as error:  # noqa: BLE001 - the last place that can say why, and the job must still be swept
+    except Exception as error:  # noqa: BLE001 - the last place that can say why
         os.write(options.stderr_fd, f"lmsrun: internal error: {type(error).__name__}: {error}\n".encode())
         if options.verbose:
             sys.excepthook(*sys.exc_info())

@@ -1,8 +1,8 @@
-"""The per-rank shim ``lmsrun worker -- PROGRAM ARGS``: find out who we are, bind, verify, leave a receipt, exec.
+"""The per-rank shim ``lmsrun worker -- PROGRAM ARGS``: who are we, bind, verify, leave a receipt, exec.
 
-With ``LMSRUN_EXPECT`` the binding is decided and (unless its method is ``libnuma``) done: verify it. Without, another
-launcher started this rank: plan for it here, then start over with the binding in front. Nothing of the shim stays in
-memory once the program runs.
+With ``LMSRUN_EXPECT`` the binding is decided and (unless its method is ``libnuma``) done: verify it. Without,
+another launcher started this rank: plan for it here, then start over with the binding in front. Nothing of
+the shim stays in memory once the program runs.
 """
 
 import json
@@ -55,8 +55,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Become the program of this rank.
 
     Args:
-        argv: ``PROGRAM ARGS``, with or without a ``--`` in front; ``--escaped --`` says that ``escape_args`` of
-            ``launch.cluster_job`` wrote them, for a launcher to which ``:`` is not a word like any other.
+        argv: ``PROGRAM ARGS``, with or without a ``--`` in front; ``--escaped --`` says that
+            ``escape_args`` of ``launch.cluster_job`` wrote them, for a launcher to which ``:`` is special.
         environ: The environment, which the program gets with ours added.
     """
     try:
@@ -111,7 +111,7 @@ def verify(expected: Expectation, found: Binding) -> tuple[bool, list[str]]:
 
 
 def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The argv to exec: ``.py`` runs under ``LMSRUN_PYTHON`` or this Python, anything else is looked up in PATH.
+    """The argv to exec: ``.py`` runs under ``LMSRUN_PYTHON`` or this Python, the rest is looked up in PATH.
 
     Raises:
         ProgramError: If it is not there or cannot be run.
