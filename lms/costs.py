@@ -14,8 +14,8 @@ FLOPS_PER_BYTE = {"Conv": 60.0, "MatMul": 60.0, "Einsum": 60.0}
 class Costs:
     """A device and its link to the host.
 
-    The defaults are a V100 on PCIe 3: about half of its 15.7 TFLOP/s (fp32) and 0.9 TB/s are reached by real
-    kernels, and a pinned copy moves 12 GB/s each way.
+    The defaults are a V100 on PCIe 3: a good half of its 15.7 TFLOP/s (fp32) and 0.9 TB/s is what real
+    kernels reach, and a pinned copy moves 12 GB/s each way.
     """
 
     flops_per_s: float = 9e12
@@ -53,3 +53,14 @@ class Costs:
         if flops is None:
             flops = touched * next((rate for part, rate in FLOPS_PER_BYTE.items() if part in node.type), 0.0)
         return max(self.launch_s, flops / self.flops_per_s, touched / self.device_bytes_per_s)
+
+
+def costs_of(device_type: str) -> Costs:
+    """What is assumed of a device (``CPU``, ``GPU``) of which nothing was measured.
+
+    On a CPU a copy to the host is a copy in memory: slow next to a GPU's link, fast next to the CPU's
+    arithmetic.
+    """
+    if device_type == "CPU":
+        return Costs(5e10, 8e9, 2e-5, out_bytes_per_s=4e9, in_bytes_per_s=4e9, copy_latency_s=2e-5)
+    return Costs()

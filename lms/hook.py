@@ -13,6 +13,7 @@ from tensorflow.python.eager.polymorphic_function import transform
 from tensorflow.python.saved_model import save_context
 
 from lms.config import LMSConfig
+from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
 from lms.errors import LMSError
@@ -102,7 +103,7 @@ class Engine:
         base = (memory[0] if memory else 0) + pending_variable_bytes(tf_graph)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
-        made = plan(view.graph, self.rescue.config, limit_bytes=limit)
+        made = plan(view.graph, self.rescue.config, limit_bytes=limit, costs=costs_of(self.device.type))
         plan_s = time.perf_counter() - planned_at
         edits = None
         if not made.is_empty:

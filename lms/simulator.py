@@ -106,8 +106,6 @@ class Clock:
             for swap_in in swap.swap_ins:
                 first = min(position[use.op] for use in swap_in.uses)
                 self._coming.setdefault(swap_in.trigger, []).append((first, swap, swap_in))
-        for coming in self._coming.values():
-            coming.sort(key=lambda entry: (entry[0], entry[1].tensor))
 
     def op(self, op: int, seconds: float) -> None:
         """Run one op, then start the copies that waited for it."""
@@ -116,8 +114,11 @@ class Clock:
         self.now_s = self.ends[op] = self.starts[op] + seconds
         for swap in self._leaving.get(op, ()):
             self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
-        for _, swap, swap_in in self._coming.get(op, ()):
-            ready_s = max(self.now_s, self.left_s[swap.tensor])
+        coming = [
+            (max(self.now_s, self.left_s[swap.tensor]), first, swap.tensor, swap, swap_in)
+            for first, swap, swap_in in self._coming.get(op, ())
+        ]
+        for ready_s, _, _, swap, swap_in in sorted(coming, key=lambda entry: entry[:3]):
             done_s = self.back.run(ready_s, self._costs.in_seconds(swap.nbytes))
             for waiting in (*(use.op for use in swap_in.uses), *swap_in.blocks):
                 self._ready_s[waiting] = max(self._ready_s[waiting], done_s)
@@ -128,17 +129,23 @@ def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
 
     At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
     """
-    order, copying = planned.order, dict(run.left_s)
+    order, end = planned.order, 2 * len(planned.order) - 1
+    on_host: set[int] = set()
     events: list[tuple[float, int, int]] = []
     for stay in planned.residencies:
         begin_s = run.ends[order[stay.first // 2]] if stay.first % 2 else run.starts[order[stay.first // 2]]
-        if stay.last == 2 * len(order) - 1:
+        if stay.last == end:
             end_s = run.now_s
         else:
             end_s = (
                 run.starts[order[stay.last // 2 + 1]] if stay.last % 2 else run.ends[order[stay.last // 2]]
             )
-        end_s = max(end_s, copying.pop(stay.tensor, 0.0))
+        copied_s = run.left_s.get(stay.tensor, 0.0)
+        if stay.tensor in on_host:  # it comes back, which needs the whole copy
+            begin_s = max(begin_s, copied_s)
+        elif copied_s:
+            on_host.add(stay.tensor)
+            end_s = max(end_s, copied_s)
         events += [(begin_s, 2 * stay.first, stay.nbytes), (end_s, 2 * stay.last + 1, -stay.nbytes)]
     for place, op in enumerate(order):
         scratch = round_up(graph.ops[op].workspace_bytes)
