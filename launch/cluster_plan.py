@@ -15,6 +15,10 @@ _OF_THE_PLAN = ("LMSRUN_EXPECT",)
 """Decided here only to be shown: a rank that another launcher starts decides it again on its own machine."""
 
 
+_JOB_NAMES = {False: ("LMSRUN_JOB_ID",), True: ("LMSRUN_JOB_ID", "LMSRUN_RECEIPT_DIR")}
+"""Set when the job starts; the receipts' folder is on this host."""
+
+
 def plan_shares(
     shares: Sequence[HostShare], machine_of: Callable[[str], Machine], request: HostRequest
 ) -> HostPlan:
@@ -74,7 +78,7 @@ def build_job(
             **_master(shares, environ),
             **request.given,
         },
-        forward=forwarded_names(environ, asked),
+        forward=(*forwarded_names(environ, asked), *_JOB_NAMES[only_here]),
         withhold=() if only_here else withheld_names(environ, asked),
         allow_root=settings.allow_run_as_root,
         oversubscribe=settings.oversubscribe,

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from launch.binding_tools import read_tools
 from launch.discover import read_machine
@@ -23,7 +24,8 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
     """
     identity = read_rank(environ)
     _share_mask(identity)
-    settings = PlanSettings.from_env(environ)
+    # How many ranks a host takes was decided by whoever started them: too late to refuse.
+    settings = replace(PlanSettings.from_env(environ), oversubscribe=True)
     machine = read_machine()
     request = HostRequest(
         program=tuple(command),

@@ -7,15 +7,20 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from lmsrun.options import LaunchOptions, Parsed, Request, nearest, parse_argv, read_request
 
 if TYPE_CHECKING:
+    from launch.cluster_job import Command
     from launch.plan import LaunchPlan
+    from launch.planner import HostRequest
     from launch.topology import Machine
+    from lmsrun.cluster import Place
 
 COMMANDS = ("run", "plan", "topo", "worker", "check")
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -123,7 +128,10 @@ def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
         raise UsageError(
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
-    _check_program(request.program, dry)
+    place, request = _find_place(request, environ)
+    _check_program(request.program, dry or (place is not None and not place.only_here))
+    if place is not None:
+        return _run_by_launcher(place, request, environ, dry)
     plan, machine = _plan(request, environ)
     if dry:
         from lmsrun.render import print_plan
@@ -136,13 +144,14 @@ def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
     return _start(plan, options, environ)
 
 
-def _check_program(program: Sequence[str], dry: bool) -> None:
+def _check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
     """A program that is not there must not cost a job; a plan may be for another machine."""
     if not program:
         raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS]")
     name = program[0]
-    found = Path(name).is_file() if name.endswith(".py") else shutil.which(name) is not None
-    if dry or found:
+    if dry or (
+        Path(name).is_file() if name.endswith(".py") else shutil.which(name, path=environ.get("PATH"))
+    ):
         return
     if name in COMMANDS:
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
@@ -150,28 +159,82 @@ def _check_program(program: Sequence[str], dry: bool) -> None:
     raise UsageError(f"program {name!r} is not there, or cannot be executed{nearest(name, frozenset(here))}")
 
 
-def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Machine]":
-    from launch.binding_tools import assume_tools, read_tools
+def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | None, Request]":
+    """Where the job runs; None: on this host, started by lmsrun itself, one rank a slot."""
+    options = request.options
+    asked = (
+        options.hosts or options.hostfile or options.host_discovery_script or options.min_np or options.max_np
+    )
+    if options.launcher in ("auto", "local") and not asked and not has_allocation(environ):
+        return None, request
+    from lmsrun.cluster import find_place
+
+    place = find_place(options, environ)
+    if not place.is_local:
+        return place, request
+    slots = options.num_proc or place.hosts[0].slots
+    return None, replace(request, options=replace(options, num_proc=slots))
+
+
+def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], dry: bool) -> int:
     from launch.discover import read_machine
+    from lmsrun.cluster import plan_cluster, write_files, write_rankfile
+
+    options = request.options
+    machine = read_machine(options.topology)
+    host_request, names, unset = _host_request(request, environ, machine, place.only_here)
+    plan, command = plan_cluster(place, options, host_request, lambda host: machine, names, dry)
+    plan = _with_warnings(plan, unset)
+    if options.launcher == "auto" or options.verbose:
+        _say(f"launcher: {place.choice.name} ({place.choice.why})")
+    if options.rankfile_out:
+        _say(write_rankfile(options.rankfile_out, plan))
+    if dry:
+        from lmsrun.render import print_plan
+
+        print_plan(plan, machine, as_json=options.json, verbose=options.verbose)
+        return 0
+    for warning in plan.warnings:
+        _say(f"warning: {warning}")
+    write_files(command)
+    return _start(plan, options, environ, command)
+
+
+def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Machine]":
+    from launch.discover import read_machine
+    from launch.planner import plan_local_job, plan_slots
+
+    machine = read_machine(request.options.topology)
+    host_request, _, unset = _host_request(request, environ, machine, only_here=True)
+    ranks = request.options.num_proc or plan_slots(machine, request.options, host_request.environ)
+    if ranks == 0:
+        raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
+    plan = plan_local_job(machine, replace(host_request, local_world_size=ranks, world_size=ranks))
+    return _with_warnings(plan, unset), machine
+
+
+def _host_request(
+    request: Request, environ: Mapping[str, str], machine: "Machine", only_here: bool
+) -> "tuple[HostRequest, tuple[str, ...], list[str]]":
+    """What the planner is asked, but for the ranks' number; the names that ``-x`` hands on; warnings."""
+    from launch.binding_tools import assume_tools, read_tools
     from launch.lms_choice import read_lms_config
-    from launch.planner import HostRequest, plan_local_job, plan_slots
+    from launch.planner import HostRequest
     from launch.worker_env import parse_forward
 
     options = request.options
-    given, _, unset = parse_forward(options.forward, environ)
-    machine = read_machine(options.topology)
+    given, names, unset = parse_forward(options.forward, environ)
     is_live = not options.topology
     # What is hidden from CUDA here says nothing about another machine.
     users = (
-        dict(environ) if is_live else {k: v for k, v in environ.items() if not k.endswith("_VISIBLE_DEVICES")}
+        dict(environ)
+        if is_live and only_here
+        else {k: v for k, v in environ.items() if not k.endswith("_VISIBLE_DEVICES")}
     )
-    ranks = options.num_proc or plan_slots(machine, options, users)
-    if ranks == 0:
-        raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
     host_request = HostRequest(
         program=request.program,
-        local_world_size=ranks,
-        world_size=ranks,
+        local_world_size=1,
+        world_size=1,
         settings=options,
         lms=read_lms_config(options, {**environ, **given}, request.lms_table),
         tools=(
@@ -182,13 +245,10 @@ def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Ma
         environ=users,
         given=given,
     )
-    plan = plan_local_job(machine, host_request)
-    return _with_warnings(plan, unset), machine
+    return host_request, names, unset
 
 
 def _with_warnings(plan: "LaunchPlan", warnings: Sequence[str]) -> "LaunchPlan":
-    from dataclasses import replace
-
     return replace(plan, warnings=(*plan.warnings, *warnings)) if warnings else plan
 
 
@@ -205,7 +265,9 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
             )
 
 
-def _start(plan: "LaunchPlan", options: LaunchOptions, environ: Mapping[str, str]) -> int:
+def _start(
+    plan: "LaunchPlan", options: LaunchOptions, environ: Mapping[str, str], command: "Command | None" = None
+) -> int:
     from launch.job import JobOptions
     from launch.supervisor import run_job
     from lmsrun.render_receipts import render_receipts
@@ -213,10 +275,11 @@ def _start(plan: "LaunchPlan", options: LaunchOptions, environ: Mapping[str, str
     job = JobOptions(
         grace_period_s=options.grace_period,
         output_dir=Path(options.output_dir) if options.output_dir else None,
-        tag_output=options.tag_output,
+        tag_output=options.tag_output if command is None else False,
         numa=options.numa,
         receipt_timeout_s=options.receipt_timeout,
         verbose=options.verbose,
         environ=dict(environ),
+        command=command,
     )
     return run_job(plan, job, render_receipts)

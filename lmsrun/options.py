@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from launch.cluster_settings import ClusterSettings
 from launch.errors import UsageError
 from launch.settings import (
     ENV_PREFIX,
     JOB,
     Option,
-    PlanSettings,
-    choice,
     declared_options,
     option,
     parse_option,
@@ -26,7 +25,6 @@ from launch.settings import (
     whole_number,
 )
 
-LAUNCHERS = ("auto", "local")
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 FOREIGN_VARIABLES = frozenset({f"{ENV_PREFIX}{name}" for name in ("JOB_ID", "RECEIPT_DIR", "EXPECT", "VENV")})
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
@@ -40,7 +38,7 @@ def parse_num_proc(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class LaunchOptions(PlanSettings):
+class LaunchOptions(ClusterSettings):
     """What the user asked for, from all sources together. Times are seconds."""
 
     num_proc: int | None = option(
@@ -52,7 +50,6 @@ class LaunchOptions(PlanSettings):
         metavar="N|auto",
         flags=("-np", "-n"),
     )
-    launcher: str = choice("auto", "launcher", "what starts the ranks", JOB, LAUNCHERS)
     topology: str | None = option(
         None,
         "topology",

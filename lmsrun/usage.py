@@ -2,11 +2,12 @@
 
 import textwrap
 
+from launch.cluster_settings import CLUSTER
 from launch.settings import JOB, LMS, MEMORY, PLACEMENT, Option, PlanSettings, declared_options
 from lmsrun.options import OPTIONS, OUTPUT, LaunchOptions
 
 _WIDTH, _INDENT = 96, 30
-_GROUPS = (JOB, PLACEMENT, MEMORY, LMS, OUTPUT)
+_GROUPS = (JOB, CLUSTER, PLACEMENT, MEMORY, LMS, OUTPUT)
 _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 """Listed behind the command line's own options, which people look for first."""
 _HEADS = {

@@ -85,19 +85,20 @@ def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
     return DdlRequest(_options(given), tuple(argv[position:]), tuple(notes))
 
 
-def build_ddlrun(job: ClusterJob, accelerators: int | None, ddlrun: str = "ddlrun") -> Command:
-    """The command by which a real ddlrun starts a job.
+def build_ddlrun(job: ClusterJob, extra: tuple[str, ...] = (), ddlrun: str = "ddlrun") -> Command:
+    """The command by which a real ddlrun starts a job; ``extra`` are the user's own words for its mpirun.
 
     Raises:
         UsageError: If hosts differ in ranks, which ddlrun cannot express without a rank file.
     """
     if job.even_ranks is None:
         raise UsageError("ddlrun starts the same number of ranks on every host; try --launcher mpirun")
+    root = ("--allow-run-as-root",) if job.allow_root else ()
     argv = (
         ddlrun,
         *("-H", ",".join(share.host for share in job.shares)),
-        *("--accelerators", str(accelerators or job.even_ranks)),
-        *("--mpiarg", "--bind-to none" + (" --allow-run-as-root" if job.allow_root else "")),
+        *("--accelerators", str(job.even_ranks)),
+        *("--mpiarg", shlex.join(("--bind-to", "none", *root, *extra))),
         *(word for name in job.names for word in ("-x", name)),
         *job.worker,
     )

@@ -29,7 +29,11 @@ _PREAMBLE = (
 
 
 def build_jsrun(
-    job: ClusterJob, ranks: Iterable[RankPlan], files_dir: str, smpi_args: str = "-gpu", jsrun: str = "jsrun"
+    job: ClusterJob,
+    ranks: Iterable[RankPlan],
+    files_dir: str,
+    extra: tuple[str, ...] = (),
+    jsrun: str = "jsrun",
 ) -> Command:
     """The ``jsrun`` command that starts a job inside an LSF allocation.
 
@@ -37,7 +41,7 @@ def build_jsrun(
         job: The job.
         ranks: The placed ranks; used where hosts differ in ranks.
         files_dir: Where the ERF is written then.
-        smpi_args: For Spectrum MPI, which jsrun sets up.
+        extra: The user's own words for it.
         jsrun: Path of the executable, or its bare name.
     """
     where, files = _resource_sets(job, ranks, files_dir)
@@ -46,7 +50,8 @@ def build_jsrun(
         *where,
         *("--exit_on_error", "1"),
         *(("--stdio_mode", "prepended") if job.tag_output else ()),
-        *(("--smpiargs", smpi_args) if smpi_args else ()),
+        *("--smpiargs", "-gpu"),
+        *extra,
         *job.worker,
     )
     return Command(argv, job.env, job.withhold, files)

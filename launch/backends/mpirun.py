@@ -5,18 +5,21 @@ and Open MPI would bind to single cores below three ranks), and variables forwar
 stands in an argv.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from launch.cluster_job import ClusterJob, Command
 from launch.errors import UsageError
+from launch.idset import format_ids
 from launch.mpi_flavour import MpiFamily, MpiFlavour
+from launch.plan import RankPlan
 
 
 class Dialect(Protocol):
     """How one MPI's launcher wants to be told."""
 
-    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """The command that starts the job; files that it needs are to be written below ``files_dir``."""
 
 
@@ -27,7 +30,7 @@ class OpenMpi:
     tag: tuple[str, ...] = ("--tag-output",)
 
     # ORTE and Spectrum MPI warn about a variable that is not set, so only those that are set are named.
-    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """See ``Dialect``."""
         where, files = self._hosts(job, files_dir)
         policy = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
@@ -38,6 +41,7 @@ class OpenMpi:
             *("--bind-to", "none", "--map-by", policy),
             *(self.tag if job.tag_output else ()),
             *(word for name in job.names for word in ("-x", name)),
+            *extra,
             *job.worker,
         )
         return Command(argv, job.env, job.withhold, files)
@@ -54,7 +58,7 @@ class OpenMpi:
 class Hydra:
     """MPICH's and MVAPICH's launcher."""
 
-    def build(self, mpirun: str, job: ClusterJob, files_dir: str) -> Command:
+    def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """See ``Dialect``."""
         _refuse_ipv6(job, "Hydra")
         where, files = self._hosts(job, files_dir)
@@ -64,6 +68,7 @@ class Hydra:
             *self._binding,
             *(("-prepend-rank",) if job.tag_output else ()),
             *(("-genvlist", ",".join(job.names)) if job.names else ()),
+            *extra,
             *job.worker,
         )
         return Command(argv, {**job.env, **self._variables}, job.withhold, files)
@@ -106,7 +111,9 @@ def dialect_of(flavour: MpiFlavour) -> Dialect:
     )
 
 
-def build_mpirun(mpirun: str, flavour: MpiFlavour, job: ClusterJob, files_dir: str) -> Command:
+def build_mpirun(
+    mpirun: str, flavour: MpiFlavour, job: ClusterJob, files_dir: str, extra: tuple[str, ...] = ()
+) -> Command:
     """The ``mpirun`` command that starts a job.
 
     Args:
@@ -114,11 +121,12 @@ def build_mpirun(mpirun: str, flavour: MpiFlavour, job: ClusterJob, files_dir: s
         flavour: What it is.
         job: The job.
         files_dir: Where files that the command needs shall be written.
+        extra: The user's own words for it.
 
     Raises:
         UsageError: If root may not use it, or it cannot reach a host by IPv6 address.
     """
-    return dialect_of(flavour).build(mpirun, job, files_dir)
+    return dialect_of(flavour).build(mpirun, job, files_dir, extra)
 
 
 def refuse_root(flavour: MpiFlavour, job: ClusterJob, user_id: int) -> None:
@@ -136,6 +144,21 @@ def refuse_root(flavour: MpiFlavour, job: ClusterJob, user_id: int) -> None:
 def render_hostfile(job: ClusterJob) -> str:
     """Open MPI's hostfile of a job."""
     return "".join(f"{share.host} slots={share.ranks}\n" for share in job.shares)
+
+
+def render_rankfile(ranks: Iterable[RankPlan]) -> str:
+    """The plan as Open MPI's rank file, by the kernel's numbers (``--mca rmaps_rank_file_physical 1``).
+
+    Raises:
+        UsageError: If a rank has no CPUs: a rank file must name some.
+    """
+    return "".join(f"rank {rank.rank}={rank.host} slot={_slots(rank)}\n" for rank in ranks)
+
+
+def _slots(rank: RankPlan) -> str:
+    if not rank.cpus:
+        raise UsageError(f"rank {rank.rank} has no CPUs to name in a rank file; plan with --numa auto")
+    return format_ids(rank.cpus)
 
 
 def _refuse_ipv6(job: ClusterJob, launcher: str) -> None:

@@ -15,7 +15,13 @@ _WANTED = ("pmix", "pmix_v5", "pmix_v4", "pmix_v3", "pmix_v2", "pmi2", "none")
 _SITE = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TERM")
 
 
-def build_srun(job: ClusterJob, files_dir: str, mpi: str | None = None, srun: str = "srun") -> Command:
+def build_srun(
+    job: ClusterJob,
+    files_dir: str,
+    mpi: str | None = None,
+    extra: tuple[str, ...] = (),
+    srun: str = "srun",
+) -> Command:
     """The ``srun`` command that starts a job inside an allocation.
 
     GPUs stay visible to every rank (``--gpu-bind=none``): a rank picks its own, and peers stay reachable for
@@ -25,6 +31,7 @@ def build_srun(job: ClusterJob, files_dir: str, mpi: str | None = None, srun: st
         job: The job.
         files_dir: Where a host file is written when hosts differ in ranks.
         mpi: A plugin for ``--mpi``; None leaves the site's default.
+        extra: The user's own words for it.
         srun: Path of the executable, or its bare name.
     """
     argv = (
@@ -37,6 +44,7 @@ def build_srun(job: ClusterJob, files_dir: str, mpi: str | None = None, srun: st
         *((f"--mpi={mpi}",) if mpi else ()),
         *(("--label",) if job.tag_output else ()),
         f"--export={','.join((*_SITE, *job.names))}",
+        *extra,
         *job.worker,
     )
     if job.even_ranks is not None:

@@ -1,0 +1,253 @@
+"""From a request to a job that another launcher starts: the effects around ``launch.cluster_plan``."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.allocation import Allocation, read_allocation, refuse_inside_step
+from launch.backends.ddlrun import build_ddlrun
+from launch.backends.horovodrun import HorovodOptions, build_horovodrun
+from launch.backends.jsrun import build_jsrun, render_erf
+from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
+from launch.backends.srun import build_srun, choose_mpi, read_mpi_plugins
+from launch.cluster_job import ClusterJob, Command
+from launch.cluster_plan import build_job, plan_shares
+from launch.errors import JobError, UsageError
+from launch.hosts import (
+    Host,
+    HostShare,
+    parse_hostfile,
+    parse_hosts,
+    resolve_slots,
+    restrict_hosts,
+    share_ranks,
+)
+from launch.launcher_choice import EXECUTABLES, LauncherChoice, Surroundings, choose_launcher
+from launch.mpi_flavour import MpiFlavour, read_mpi_flavour
+from launch.plan import LaunchPlan, RankPlan
+from launch.planner import HostRequest, plan_slots
+from launch.topology import Machine
+from lmsrun.options import LaunchOptions
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs and what starts it there."""
+
+    choice: LauncherChoice
+    hosts: tuple[Host, ...]
+    only_here: bool
+    allocation: Allocation | None
+    found: Mapping[str, str]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether lmsrun starts the ranks itself."""
+        return self.choice.name == "local"
+
+
+def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
+    """Read hosts and allocation, and pick the launcher.
+
+    Raises:
+        UsageError: If hosts, allocation and launcher contradict each other.
+    """
+    refuse_inside_step(environ)
+    allocation = read_allocation(environ)
+    hosts = _read_hosts(options, allocation)
+    only_here = all(_is_here(host.name) for host in hosts)
+    found = _find_launchers(options, environ)
+    elastic = any((options.min_np, options.max_np, options.host_discovery_script))
+    around = Surroundings(len(hosts), only_here, allocation, found, elastic)
+    return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found)
+
+
+def plan_cluster(
+    place: Place,
+    options: LaunchOptions,
+    request: HostRequest,
+    machine_of: Callable[[str], Machine],
+    asked: Sequence[str],
+    dry: bool,
+) -> tuple[LaunchPlan, Command]:
+    """Plan a job that another launcher starts.
+
+    Args:
+        place: From ``find_place``.
+        options: The user's.
+        request: What all hosts share; its rank counts are set here.
+        machine_of: The machine of a host.
+        asked: Names of variables to hand on.
+        dry: Whether nothing will be started, so that launchers that are not here may be planned for.
+
+    Raises:
+        LmsrunError: If the request cannot be met.
+    """
+    hosts = resolve_slots(place.hosts, lambda name: plan_slots(machine_of(name), options, request.environ))
+    shares = share_ranks(hosts, options.num_proc, options.oversubscribe)
+    # The slots were checked over all hosts: one of them may take more than its machine would by itself.
+    more = options.oversubscribe or _exceeds(shares, machine_of, request)
+    settings = replace(request.settings, oversubscribe=more)
+    request = replace(request, world_size=sum(share.ranks for share in shares), settings=settings)
+    planned = plan_shares(shares, machine_of, request)
+    job = build_job(shares, options, request, asked, place.only_here, options.tag_output)
+    command = _build_command(place, options, job, planned.ranks, request.environ, dry)
+    plan = LaunchPlan(request.world_size, place.choice.name, planned.ranks, (command.argv,), planned.warnings)
+    return plan, command
+
+
+def write_rankfile(path: str, plan: LaunchPlan) -> str:
+    """Write the plan as the rank file of its launcher; returns what to say.
+
+    Raises:
+        UsageError: If it cannot be written.
+    """
+    text = render_erf(plan.ranks) if plan.launcher == "jsrun" else render_rankfile(plan.ranks)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another --rankfile-out") from None
+    return f"wrote {path}"
+
+
+def write_files(command: Command) -> None:
+    """Write what a command needs beside it.
+
+    Raises:
+        JobError: If there is no place for it.
+    """
+    for path, text in command.files.items():
+        try:
+            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"cannot write {path}: {error.strerror}; set TMPDIR to a folder for it") from error
+
+
+def _read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[Host, ...]:
+    known: tuple[Host, ...] = ()
+    where = ""
+    if options.hostfile:
+        known, where = parse_hostfile(_read_text(options.hostfile), options.hostfile), options.hostfile
+    elif allocation is not None:
+        known, where = allocation.hosts, allocation.title
+    if options.hosts:
+        wanted = parse_hosts(options.hosts)
+        return restrict_hosts(wanted, known, where) if known else wanted
+    return known or (Host("localhost"),)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
+
+
+def _is_here(name: str) -> bool:
+    own = os.uname().nodename
+    return name in LOCAL_NAMES or name == own or name.partition(".")[0] == own.partition(".")[0] != ""
+
+
+def _find_launchers(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    path = environ.get("PATH", os.defpath)
+    wanted = {"mpirun": options.mpirun, **{name: name for name in EXECUTABLES}}
+    found = {name: shutil.which(program, path=path) for name, program in wanted.items()}
+    beside = Path(os.path.dirname(sys.executable)) / "horovodrun"
+    if found["horovodrun"] is None and beside.is_file():
+        found["horovodrun"] = str(beside)
+    return {name: program for name, program in found.items() if program}
+
+
+def _exceeds(shares: Sequence[HostShare], machine_of: Callable[[str], Machine], request: HostRequest) -> bool:
+    slots = {
+        share.host: plan_slots(machine_of(share.host), request.settings, request.environ) for share in shares
+    }
+    return any(share.ranks > slots[share.host] for share in shares)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """All that a launcher's command depends on."""
+
+    program: str
+    is_here: bool
+    options: LaunchOptions
+    job: ClusterJob
+    ranks: Sequence[RankPlan]
+    environ: Mapping[str, str]
+    dry: bool
+
+    @property
+    def files_dir(self) -> str:
+        return f"{self.environ.get('TMPDIR') or '/tmp'}/lmsrun-files-{os.getpid()}"  # noqa: S108 - mode 0700
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.options.mpi_args or ""))
+
+
+def _build_command(
+    place: Place,
+    options: LaunchOptions,
+    job: ClusterJob,
+    ranks: Sequence[RankPlan],
+    environ: Mapping[str, str],
+    dry: bool,
+) -> Command:
+    name = place.choice.name
+    program = place.found.get(name)
+    if program is None and not dry:
+        raise JobError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+    return _BUILDERS[name](_Start(program or name, program is not None, options, job, ranks, environ, dry))
+
+
+def _mpirun(start: _Start) -> Command:
+    # A plan for elsewhere is shown in the dialect of Open MPI 4, the most common.
+    flavour = read_mpi_flavour(start.program, start.environ) if start.is_here else MpiFlavour("openmpi", (4,))
+    if not start.dry:
+        refuse_root(flavour, start.job, os.geteuid())
+    return build_mpirun(start.program, flavour, start.job, start.files_dir, start.extra)
+
+
+def _srun(start: _Start) -> Command:
+    mpi = choose_mpi(read_mpi_plugins(start.program, start.environ)) if start.is_here else None
+    return build_srun(start.job, start.files_dir, mpi, start.extra, start.program)
+
+
+def _jsrun(start: _Start) -> Command:
+    return build_jsrun(start.job, start.ranks, start.files_dir, start.extra, start.program)
+
+
+def _ddlrun(start: _Start) -> Command:
+    return build_ddlrun(start.job, start.extra, start.program)
+
+
+def _horovodrun(start: _Start) -> Command:
+    return build_horovodrun(start.job, _horovod_options(start.options), start.program)
+
+
+_BUILDERS: Mapping[str, Callable[[_Start], Command]] = {
+    "mpirun": _mpirun,
+    "srun": _srun,
+    "jsrun": _jsrun,
+    "ddlrun": _ddlrun,
+    "horovodrun": _horovodrun,
+}
+
+
+def _horovod_options(options: LaunchOptions) -> HorovodOptions:
+    return HorovodOptions(
+        controller="mpi" if options.controller == "mpi" else "gloo",
+        timeline=options.timeline,
+        min_ranks=options.min_np,
+        max_ranks=options.max_np,
+        discovery_script=options.host_discovery_script,
+    )
