@@ -16,7 +16,7 @@ setup:  ## .venv with TensorFlow, Horovod (compiled once, then cached) and the t
 	@$(PYTHON) scripts/setup.py
 
 demo: setup  ## two bound Horovod ranks learn real handwritten digits
-	$(BIN)/lmsrun -np 2 examples/train_digits.py
+	@$(BIN)/python scripts/demo.py
 
 test: setup  ## all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -25,6 +25,7 @@ lint: setup  ## style, format, types, oldest Python that can read the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts
 	$(BIN)/vermin --quiet --no-tips --target=3.10- --violations lmsrun launch lms scripts
 	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations lms/bootstrap/sitecustomize.py
 
@@ -33,8 +34,10 @@ check: lint test  ## lint, then all tests
 bench: setup  ## start-up against horovodrun and mpirun
 	$(BIN)/python bench/startup.py
 
+ifneq ($(wildcard bench/lms.py),)
 bench-lms: setup  ## the largest batch with and without Large Model Support
 	$(BIN)/python bench/lms.py
+endif
 
 clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)
 	rm -rf $(LMSRUN_VENV) $(LMSRUN_VENV)-setup.log $(LMSRUN_VENV)-setup.lock build dist *.egg-info
