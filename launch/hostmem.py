@@ -160,7 +160,8 @@ class _Pool:
     def arithmetic(self) -> str:
         """The share as a formula."""
         if self.share_mb == self.node_share_mb and self._bytes is not None:
-            where = f"memory of node {format_ids(self._nodes)}" if self._nodes else "host memory"
+            nodes = f"node{'s' * (len(self._nodes) > 1)} {format_ids(self._nodes)}"
+            where = f"memory of {nodes}" if self._nodes else "host memory"
             pool_bytes, ranks = self._bytes, self._sharers
         else:
             where, pool_bytes, ranks = "cgroup limit", self._cgroup_bytes or 0, self._local_ranks
@@ -209,7 +210,7 @@ def _say_moved(
     for placement, before, after in zip(placements, near, wide, strict=True):
         why = None
         if after != before:
-            why = f"node {format_ids(before)} is too small, so its memory widens to nodes {format_ids(after)}"
+            why = f"one NUMA node is too small, so memory widens to nodes {format_ids(after)} of its package"
         elif after and placement.numa_node not in after:
             why = f"node {placement.numa_node} has no memory for this job; node {format_ids(after)} serves"
         elif placement.cpus and not after:

@@ -129,7 +129,7 @@ def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
     place, request = _find_place(request, environ)
-    _check_program(request.program, dry or (place is not None and not place.only_here))
+    _check_program(request.program, dry or (place is not None and not place.only_here), environ)
     if place is not None:
         return _run_by_launcher(place, request, environ, dry)
     plan, machine = _plan(request, environ)

@@ -64,7 +64,10 @@ def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool)
 
 def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
     """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
-    parts = [_head(plan, machine), _table([_row(rank, machine) for rank in plan.ranks], width)]
+    parts = [
+        _head(plan, machine),
+        _table([_row(rank, machine, len(_models(plan)) > 1) for rank in plan.ranks], width),
+    ]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
     parts.append("\n".join(["environment of every rank:", *_shared_env(plan)]))
@@ -78,17 +81,30 @@ def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = 
 def _head(plan: LaunchPlan, machine: Machine) -> str:
     hosts = list(dict.fromkeys(rank.host for rank in plan.ranks))
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    models = _models(plan)
+    gpus = f"\nGPUs: {models[0]}" if len(models) == 1 else ""
     return (
         f"{plan.world_size} rank{'s' * (plan.world_size != 1)} on {where} "
-        f"({machine.architecture}, topology: {machine.source}), launcher: {plan.launcher}"
+        f"({machine.architecture}, topology: {machine.source}), launcher: {plan.launcher}{gpus}"
     )
 
 
-def _row(rank: RankPlan, machine: Machine) -> tuple[str, ...]:
+def _models(plan: LaunchPlan) -> list[str]:
+    """The kinds of GPU in the plan; a single one is named once, above the table."""
+    kinds = {
+        (rank.gpu.name or "model unknown")
+        + (f", {rank.gpu.memory_bytes >> 20} MiB each" if rank.gpu.memory_bytes else ", memory unknown"): None
+        for rank in plan.ranks
+        if rank.gpu
+    }
+    return list(kinds)
+
+
+def _row(rank: RankPlan, machine: Machine, name_gpu: bool) -> tuple[str, ...]:
     cores = sum(1 for core in machine.cores if core.cpus & rank.cpus)
     return (
         str(rank.rank),
-        _gpu_text(rank.gpu),
+        _gpu_text(rank.gpu, name_gpu),
         "-" if rank.numa_node is None else str(rank.numa_node),
         str(cores) if rank.cpus else "-",
         format_ids(rank.cpus) or "not bound",
@@ -97,10 +113,12 @@ def _row(rank: RankPlan, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def _gpu_text(gpu: Gpu | None) -> str:
+def _gpu_text(gpu: Gpu | None, with_name: bool) -> str:
     if gpu is None:
         return "-"
-    return " ".join(filter(None, [f"{gpu.index}:", gpu.pci_bus_id or gpu.uuid, gpu.name]))
+    return " ".join(
+        filter(None, [f"{gpu.index}:", gpu.pci_bus_id or gpu.uuid, gpu.name if with_name else None])
+    )
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> str:

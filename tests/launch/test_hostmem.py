@@ -81,7 +81,10 @@ def test_snc_widens_to_the_package() -> None:
     assert [format_ids(rank.mem_nodes) for rank in memory.ranks] == ["0-3"] * 4 + ["4-7"] * 4
     # 0.9 x 512 GiB / 4 ranks; a node alone had 57.6 GiB a rank.
     assert {rank.limit_mb for rank in memory.ranks} == {117964}
-    assert any("too small, so its memory widens to nodes 0-3" in warning for warning in memory.warnings)
+    assert any(
+        "ranks 0-3: one NUMA node is too small, so memory widens to nodes 0-3 of its package" in warning
+        for warning in memory.warnings
+    )
 
 
 def test_a_node_without_memory_uses_its_neighbours() -> None:

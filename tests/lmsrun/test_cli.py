@@ -1,0 +1,164 @@
+"""The command line as a user meets it: subcommands, exit codes, one line for every error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import machines
+import pytest
+
+from launch.discover.saved import to_json
+from launch.planner import SHIM
+from lmsrun import __version__
+from lmsrun.cli import main
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program that leaves a trace, and a saved machine."""
+    (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
+    (tmp_path / "ac922.json").write_text(json.dumps(to_json(machines.machine("ac922"))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("-np 2", "no program; needed lmsrun -np N [options] PROGRAM [ARGS]"),
+        ("plan -np 2", "no program"),
+        ("-np 0 train.py", "-np is '0'"),
+        ("--bogus train.py", "unknown option --bogus"),
+        ("-np 1 tarin.py", "program 'tarin.py' is not there, or cannot be executed; did you mean train.py?"),
+        ("-np 1 no-such-program", "program 'no-such-program' is not there"),
+        ("-np 1 topo", "'topo' is a command of lmsrun and goes first: lmsrun topo"),
+        ("-np 4000 train.py", "4000 ranks do not fit on localhost with"),
+        ("-np 5 --topology ac922.json train.py", "5 ranks do not fit on localhost with 4 GPUs; try -np 4"),
+        ("-np 1 --topology ac922.json train.py", "is ac922.json another machine? try `lmsrun plan`"),
+        ("--topology nowhere train.py", "nowhere"),
+        ("--json -np 1 train.py", "--json prints a plan; use `lmsrun plan --json`"),
+        ("-np 1 --gpus 99 train.py", "--gpus names '99', which is not here"),
+        ("-np 1 --lms-config nowhere.toml train.py", "LMS: cannot read nowhere.toml"),
+        ("-np 1 -x RANK=3 train.py", "-x RANK: lmsrun sets RANK for each rank itself"),
+        ("-np 1 -x =3 train.py", "-x is '=3'; needed NAME or NAME=VALUE"),
+        ("topo train.py", "lmsrun topo takes no program"),
+        ("topo --gpus 0", "unknown option --gpus"),
+        ("topo --save /nonexistent/x", "cannot write /nonexistent/x: No such file"),
+        (
+            "plan --strict --host-mem-limit 1000000 --topology ac922.json train.py",
+            "--strict: host memory limit",
+        ),
+    ],
+)
+def test_mistakes_cost_one_line_and_start_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], argv: str, said: str
+) -> None:
+    assert main(argv.split(), {}) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("lmsrun: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not (here / "started").exists()
+
+
+def test_a_newline_in_a_name_stays_on_the_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np", "1", "a\nb.py"], {}) == 2
+    assert main(["--a\nb"], {}) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_misspelt_variable_or_key_starts_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np", "1", "train.py"], {"LMSRUN_GPU": "0"}) == 2
+    assert "did you mean LMSRUN_GPUS?" in capsys.readouterr().err
+    (here / "lmsrun.toml").write_text("hostmem-limit = 3")
+    assert main(["-np", "1", "train.py"], {}) == 2
+    assert "did you mean host-mem-limit?" in capsys.readouterr().err
+    assert not (here / "started").exists()
+
+
+def test_a_program_named_like_a_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["run", "--dry-run", "plan"], ["--dry-run", "--", "plan"], ["plan", "plan"]):
+        assert main([*argv, "-np", "9"], {}) == 0
+        assert "worker -- plan -np 9" in capsys.readouterr().out
+
+
+def test_version_and_help(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"], {}) == 0
+    assert capsys.readouterr().out == f"lmsrun {__version__}\n"
+    for argv in (["--help"], ["-np", "2", "-h"], ["plan", "-h"], ["topo", "--help"], ["check", "-h"]):
+        assert main(argv, {}) == 0
+        assert capsys.readouterr().out.startswith("usage: lmsrun")
+    assert main([], {}) == 2
+
+
+def test_topo_saves_what_topology_replays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topo", "--topology", "ac922.json", "--json", "--save", "again.json"], {}) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == json.loads((here / "again.json").read_text())
+    assert main(["plan", "-np", "4", "--json", "--topology", "again.json", "x.py"], {}) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 4
+
+
+def test_lms_is_on_unless_told_otherwise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "lms.toml").write_text("[lms]\nenabled = false\nlb = 3\n")
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        ([], {}, "1"),
+        (["--no-lms"], {"LMS_ENABLED": "1"}, "0"),
+        (["--lms-config", "lms.toml"], {}, "0"),
+        (["--lms-config", "lms.toml"], {"LMS_ENABLED": "1"}, "1"),
+        (["--lms-config", "lms.toml", "--lms"], {}, "1"),
+    ]
+    for argv, environ, enabled in cases:
+        command = ["plan", "--json", "-np", "1", "--topology", "ac922.json", *argv, "x.py"]
+        assert main(command, environ) == 0
+        env = json.loads(capsys.readouterr().out)["ranks"][0]["env"]
+        assert env["LMS_ENABLED"] == enabled
+        assert env.get("LMS_LB") == ("3" if "--lms-config" in argv else None)
+        assert env["LMS_HOST_MEM_LIMIT_MB"] == env["TF_GPU_HOST_MEM_LIMIT_IN_MB"]
+
+
+def test_a_forwarded_value_is_never_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "-v", "--topology", "ac922.json", "-x", "SECRET", "-x", "ABSENT", "x.py"]
+    assert main(argv, {"SECRET": "hunter2"}) == 0
+    out, err = capsys.readouterr()
+    assert "hunter2" not in out + err
+    assert "ABSENT is not set here" in " ".join(out.split())
+
+
+def test_verbose_says_where_a_value_came_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-v", "--topology", "ac922.json", "x.py"], {"LMSRUN_NUM_PROC": "2"}) == 0
+    assert "lmsrun: num-proc = 2 (from LMSRUN_NUM_PROC)" in capsys.readouterr().err
+
+
+def test_oversubscription(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "--json", "-np", "6", "--oversubscribe", "--topology", "ac922.json", "x.py"]
+    assert main(argv, {}) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [rank["gpu"]["index"] for rank in ranks] == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_reader_that_goes_away(here: Path) -> None:
+    command = [sys.executable, str(SHIM), "plan", "--json", "-np", "4", "--topology", "ac922.json", "x.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_the_way_to_the_first_rank_imports_neither_rich_nor_tensorflow(here: Path) -> None:
+    (here / "launch.py").write_text("raise SystemExit('the wrong launch')\n")
+    heavy = "rich|tensorflow|numpy|horovod|argparse|subprocess|mpi4py"
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['lmsrun', 'plan', '--json', '--topology', 'ac922.json', 'x.py']\n"
+        f"try: runpy.run_path({str(SHIM)!r}, run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        f"print([name for name in {heavy!r}.split('|') if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")

@@ -1,0 +1,174 @@
+"""Options: one declaration, four sources, and a clear line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.errors import UsageError
+from launch.settings import parse_size
+from lmsrun.options import OPTIONS, Request, parse_argv, read_request
+from lmsrun.usage import render_help
+
+
+def read(argv: str, environ: dict[str, str] | None = None, folder: Path = Path("/nonexistent")) -> Request:
+    return read_request(parse_argv("run", argv.split()), environ or {}, folder)
+
+
+def test_the_stronger_source_wins(tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text(
+        'numa = "off"\nhost-mem-reserve = 0.3\ngrace_period = 5\nstrict = true\n'
+    )
+    environ = {"LMSRUN_NUMA": "strict", "LMSRUN_HOST_MEM_RESERVE": "0.2", "LMSRUN_TOPOLOGY": ""}
+    request = read("--host-mem-reserve 0.1 a.py", environ, tmp_path)
+    chosen = request.options
+    assert (chosen.numa, chosen.host_mem_reserve, chosen.grace_period, chosen.strict) == (
+        "strict",
+        0.1,
+        5.0,
+        True,
+    )
+    assert request.origins == {
+        "numa": "LMSRUN_NUMA",
+        "host_mem_reserve": "--host-mem-reserve",
+        "grace_period": "lmsrun.toml",
+        "strict": "lmsrun.toml",
+    }
+
+
+def test_pyproject_serves_where_there_is_no_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.lmsrun]\nforward = ["A=1", "B"]\ngpus = [0, 2]\n[tool.lmsrun.lms]\nlb = 2'
+    )
+    request = read("a.py", folder=tmp_path)
+    assert request.options.forward == ("A=1", "B")
+    assert request.options.gpus == "0,2"
+    assert request.lms_table == {"lb": 2}
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
+    assert read("a.py", folder=tmp_path).origins == {}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_read_from_the_environment(name: str) -> None:
+    declared = OPTIONS[name]
+    tried = (declared.words[-1:] or ("1", "0", "16G", "a:1")) if name != "config" else ("",)
+    text = next((text for text in tried if accepts(name, text)), "")
+    request = read("a.py", {declared.env_name: text})
+    assert request.origins == ({name: declared.env_name} if text else {})
+
+
+def accepts(name: str, text: str) -> bool:
+    try:
+        OPTIONS[name].parse(text)
+    except (ValueError, UsageError):
+        return False
+    return True
+
+
+def test_everything_behind_the_program_is_its_own() -> None:
+    request = read("-np 2 train.py -np 7 --bogus -- --json")
+    assert request.program == ("train.py", "-np", "7", "--bogus", "--", "--json")
+    assert read("-np 2 -- -odd-name --x").program == ("-odd-name", "--x")
+    assert read("-np=2 --no-lms - x").program == ("-", "x")
+
+
+def test_repeated_and_switched() -> None:
+    request = read("-x A=1 -x B --no-lms --tag-output a.py")
+    assert (request.options.forward, request.options.lms, request.options.tag_output) == (
+        ("A=1", "B"),
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--host-mem-limt 3 a.py", "unknown option --host-mem-limt; did you mean --host-mem-limit?"),
+        ("--numa sideways a.py", "--numa is 'sideways'; needed one of auto, strict, off"),
+        ("-np 0 a.py", "-np is '0'; needed a whole number, at least 1"),
+        ("-np two a.py", "-np is 'two'"),
+        ("-np", "-np needs a value: -np N|auto"),
+        ("-np 2 -np 3 a.py", "-np contradicts -np before it"),
+        ("--lms --no-lms a.py", "--no-lms contradicts --lms before it"),
+        ("--lms=yes a.py", "--lms takes no value"),
+        ("--gpu-memory 16 a.py", "at least 1M"),
+        ("--gpu-memory lots a.py", "a size such as 16G"),
+        ("--gpus 0,,1 a.py", "a list such as 0,2"),
+        ("--gpus none,1 a.py", "auto or none alone"),
+        ("--host-mem-reserve 1 a.py", "a number from 0 and below 1"),
+        ("--host-mem-reserve nan a.py", "a number from 0 and below 1"),
+        ("--host-mem-multiplier 0 a.py", "a number above 0"),
+        ("--numa off --mem-policy bind a.py", "--numa off contradicts --mem-policy bind"),
+        ("--numa strict --mem-policy none a.py", "--numa strict contradicts --mem-policy none"),
+        ("--save x a.py", "unknown option --save"),
+    ],
+)
+def test_mistakes_on_the_command_line(argv: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(argv)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            {"LMSRUN_HOST_MEM_LIMTI": "3"},
+            "unknown variable LMSRUN_HOST_MEM_LIMTI; did you mean LMSRUN_HOST_MEM_LIMIT?",
+        ),
+        ({"LMSRUN_HOSTMEM": "3"}, "unknown variable LMSRUN_HOSTMEM; did you mean LMSRUN_HOST"),
+        ({"LMSRUN_STRICT": "maybe"}, "LMSRUN_STRICT is 'maybe'; needed true or false"),
+        (
+            {"LMSRUN_NUMA": "off", "LMSRUN_MEM_POLICY": "bind"},
+            "LMSRUN_NUMA off contradicts LMSRUN_MEM_POLICY bind",
+        ),
+    ],
+)
+def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read("a.py", environ)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('nuam = "off"', "lmsrun.toml: unknown key 'nuam'; did you mean numa?"),
+        ("num-proc = 0", "lmsrun.toml: num-proc is '0'"),
+        ("num-proc = 1.5", "lmsrun.toml: num-proc is '1.5'"),
+        ('strict = "yes"', "lmsrun.toml: strict is 'yes'; needed true or false"),
+        ("numa = {a = 1}", "lmsrun.toml: numa is dict"),
+        ("numa = ", "lmsrun.toml is not TOML"),
+        ('config = "x"', "unknown key 'config'"),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "lmsrun.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read("a.py", folder=tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_file_named_and_missing() -> None:
+    with pytest.raises(UsageError, match="cannot read /nonexistent/a.toml: No such file"):
+        read("--config /nonexistent/a.toml a.py")
+
+
+def test_a_stronger_source_overrides_without_contradiction() -> None:
+    assert read("--numa off a.py", {"LMSRUN_MEM_POLICY": "bind"}).options.numa == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16G", 16 << 30), ("16GiB", 16 << 30), ("16gb", 16 << 30), ("40000M", 40000 << 20), ("1.5G", 3 << 29)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_help_names_every_option() -> None:
+    text = render_help("run")
+    for declared in OPTIONS.values():
+        if "run" in declared.commands:
+            assert declared.name in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,86 @@
+"""The import rules of docs/architecture.md, read from the source."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TENSORFLOW = {"tensorflow", "keras", "tf_keras", "horovod"}
+SOURCES = sorted(path for room in ("lmsrun", "launch", "lms") for path in (ROOT / room).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every imported module, and whether importing the file imports it at once."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    late = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.dump(outer.test))
+        for inner in ast.walk(outer)
+    }
+    for statement in ast.walk(tree):
+        at_once = id(statement) not in late
+        if isinstance(statement, ast.Import):
+            yield from ((alias.name, at_once) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, f"{path}: a relative import"
+            yield str(statement.module), at_once
+            yield from ((f"{statement.module}.{alias.name}", at_once) for alias in statement.names)
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    mine = path.relative_to(ROOT).parts[0]
+    for module, at_once in imports(path):
+        if mine == "lms":
+            assert room(module) not in {"launch", "lmsrun"}, module
+        if mine == "launch":
+            assert room(module) != "lmsrun", module
+            assert room(module) not in TENSORFLOW - {"horovod"}, module
+            assert not (at_once and room(module) == "horovod"), module
+            assert room(module) != "lms" or module.startswith("lms.config") or module == "lms", module
+        if mine == "lmsrun":
+            assert not (at_once and room(module) in {*TENSORFLOW, "rich", "numpy"}), module
+
+
+@pytest.mark.parametrize(
+    "name", ["idset", "topology", "plan", "errors", "placement", "binding", "hostmem", "planner"]
+)
+def test_planners_touch_no_machine(name: str) -> None:
+    touching = {"os", "subprocess", "socket", "ctypes", "psutil", "time", "random", "shutil", "signal"}
+    assert not {room(module) for module, _ in imports(ROOT / "launch" / f"{name}.py")} & touching
+
+
+def test_the_launcher_needs_little_beyond_the_standard_library() -> None:
+    allowed = {
+        "lmsrun",
+        "launch",
+        "lms",
+        "rich",
+        "pynvml",
+        "horovod",
+        "numa",
+        "psutil",
+        "tomllib",
+        "tomli",
+        "mpi4py",
+    }
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] in {"lmsrun", "launch"}:
+            others = {room(module) for module, _ in imports(path)} - allowed - set(sys.stdlib_module_names)
+            assert not others, f"{path}: {others}"
+
+
+def test_no_shell_lines() -> None:
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert "shell=True" not in text, path
+        assert "os.system(" not in text, path
