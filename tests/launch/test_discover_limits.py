@@ -2,6 +2,9 @@
 
 import ctypes
 import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from launch.discover.limits import probe_set_mempolicy, read_cpuset, read_limits
 from launch.discover.tree import MemoryTree
 
 GIB = 1 << 30
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def memory_limit(files: dict[str, str]) -> int | None:
@@ -112,3 +116,29 @@ def test_the_probe_changes_no_policy() -> None:
 
 def test_the_probe_does_not_guess() -> None:
     assert probe_set_mempolicy("vax") is None
+
+
+UNDER_SECCOMP = """
+import ctypes, struct, sys
+from launch.discover.limits import SET_MEMPOLICY, probe_set_mempolicy
+# Load the number of the system call; EPERM if it is set_mempolicy, else allow: Docker's default in short.
+program = b"".join(struct.pack("HBBI", *line) for line in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, SET_MEMPOLICY[sys.argv[1]]),
+    (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)
+))
+buffer = ctypes.create_string_buffer(program, len(program))
+header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, header, 0, 0):
+    sys.exit("no seccomp here")
+print(probe_set_mempolicy(sys.argv[1]))
+"""
+
+
+def test_a_container_that_forbids_policies() -> None:
+    """Trap 4: EPERM from the filter is told from the kernel's own EINVAL."""
+    argv = [sys.executable, "-c", UNDER_SECCOMP, platform.machine()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    if "no seccomp here" in done.stderr:
+        pytest.skip("this kernel takes no seccomp filter")
+    assert (done.stdout, done.stderr) == ("False\n", "")
