@@ -13,7 +13,7 @@ from launch.discover.check import check
 from launch.discover.gpus import PCI_GPU_CLASSES, GpuFacts, build_gpu, parse_pci_address, pci_order
 from launch.discover.sysfs import Hardware, build_cores, build_packages, kind_of
 from launch.errors import TopologyError
-from launch.idset import IdSet, parse_mask
+from launch.idset import IdSet, format_ids, parse_mask
 from launch.topology import Allowed, Gpu, Machine, NumaNode
 
 MAX_DEPTH = 256
@@ -205,10 +205,14 @@ def _build_hardware(document: _Document, root: _Object, objects: list[_Object]) 
     node_cpus = {one.number("os_index") or 0: (one.mask("cpuset") or frozenset()) & online for one in nodes}
     memory = {one.number("os_index") or 0: one.number("local_memory") for one in nodes}
     of_gpu = {one.number("os_index") or 0 for one in nodes if one.attributes.get("subtype") == "GPUMemory"}
-    warnings = () if nodes else ("the file shows no NUMA nodes: taken as one node 0",)
+    warnings: list[str] = []
     if not nodes:
+        warnings.append("the file shows no NUMA nodes: taken as one node 0")
         node_cpus, memory = {0: online}, {0: root.number("local_memory")}
     _take_shared_cpus_once(node_cpus, of_gpu)
+    # lstopo leaves out nodes that have CPUs and no memory.
+    if stray := online.difference(*node_cpus.values()):
+        warnings.append(f"CPUs {format_ids(stray)} are on no NUMA node")
     numa_nodes = tuple(
         NumaNode(
             id=node,
@@ -224,7 +228,7 @@ def _build_hardware(document: _Document, root: _Object, objects: list[_Object]) 
         packages=build_packages(package_of, numa_nodes),
         numa_nodes=numa_nodes,
         cores=build_cores(_core_sets(objects, online), package_of, node_cpus),
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 
