@@ -319,7 +319,11 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Two set-ups at once build once; the second waits and then finds the wheel."""
     with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another set-up, which holds {path}", flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
