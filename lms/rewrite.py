@@ -14,7 +14,7 @@ from lms.errors import LMSError
 from lms.graph import Graph
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
-from lms.tf_graph import MARK, GraphView
+from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
 from lms.transports.base import Transport
 
 MARK_ATTR = "_lms"
@@ -62,7 +62,7 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
         for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
             editor.swap(swap)
     for edge in plan.serial_edges:
-        editor.order(view.ops[edge.before], view.ops[edge.after])
+        editor.order(view.ops[edge.before], edge.after)
     return Edits(tuple(editor.added), editor.swap_outs, editor.swap_ins, editor.control_edges)
 
 
@@ -114,7 +114,7 @@ class _Editor:
         self._mark(held.op, "swap_out")
         self.swap_outs += 1
         for op in swap.blocks:
-            self.order(held.op, self.view.ops[op])
+            self.order(held.op, op)
         for number, swap_in in enumerate(swap.swap_ins):
             self._swap_in(swap, swap_in, held, f"{base}/swap_in_{number}")
 
@@ -128,9 +128,12 @@ class _Editor:
         versions = {swap.tensor: back}
         for use in swap_in.uses:
             read = self.view.graph.ops[use.op].inputs[use.slot]
-            ops[use.op]._update_input(use.slot, self._version(read, versions, name))
+            version = self._version(read, versions, name)
+            ops[use.op]._update_input(use.slot, version)
+            if use.op in self.view.twins and use.slot == TWIN_SLOTS[ops[use.op].type]:
+                self.view.twins[use.op]._update_input(0, version)
         for op in swap_in.blocks:
-            self.order(back.op, ops[op])
+            self.order(back.op, op)
 
     def _version(self, tensor: int, versions: dict[int, Any], name: str) -> Any:
         """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
@@ -161,10 +164,10 @@ class _Editor:
         op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
         self.added.append(op)
 
-    def order(self, before: Any, after: Any) -> None:
-        """A control edge, unless the two are ordered directly already."""
-        edge = (before.name, after.name)
-        if edge not in self._ordered:
-            self._ordered.add(edge)
-            after._add_control_input(before)
-            self.control_edges += 1
+    def order(self, before: Any, after: int) -> None:
+        """Control edges to an op (and to the second one that it stands for), each once."""
+        for op in (self.view.ops[after], self.view.twins.get(after)):
+            if op is not None and (before.name, op.name) not in self._ordered:
+                self._ordered.add((before.name, op.name))
+                op._add_control_input(before)
+                self.control_edges += 1

@@ -1,4 +1,4 @@
-"""Reads a TensorFlow graph into the engine's values (:mod:`lms.graph`), keeping the way back to the real ops."""
+"""Reads a TensorFlow graph into the engine's values (:mod:`lms.graph`) and keeps the way back to its ops."""
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,6 +32,11 @@ BODY_ATTRS = {
 TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "Size", "Shape", "Rank"})
 """Ops whose outputs are a few numbers, however open their shapes are."""
 
+TWIN_SLOTS = {"Conv2DBackpropFilter": 2}
+"""On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in this slot),
+without looking for paths between the two: with one it makes a cycle, and where the two wait for different ops it
+leaves them apart and the bias gradient differs in the last digits. So both are one op to the engine."""
+
 NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
 
 Shapes = Mapping[str, Sequence[int | None] | None]
@@ -47,6 +52,8 @@ class GraphView:
     tensors: tuple[Any, ...]
     unknown: tuple[str, ...]
     """Names of the tensors whose size is not known."""
+    twins: Mapping[int, Any]
+    """By op id the second TensorFlow op of an op that stands for two (see :data:`TWIN_SLOTS`)."""
 
 
 def read_graph(
@@ -60,18 +67,42 @@ def read_graph(
         shapes: Completed shapes (:func:`lms.shapes.complete_shapes`).
         outputs: Tensors that outlive the step; ``None``: the function's own outputs.
     """
+    ops = tf_graph.get_operations()
+    twins = find_twins(ops) if device_type == "CPU" else {}
     reader = _Reader(tf_graph, device_type, shapes or {})
-    for op in schedule(tf_graph.get_operations()):
-        reader.add(op)
+    second = {first: twin for twin, first in twins.items()}
+    for op in schedule(ops, twins):
+        reader.add(op, second.get(op))
     kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
     graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
-    return GraphView(graph, tuple(reader.ops), tuple(reader.tensors), tuple(reader.unknown))
+    return GraphView(graph, tuple(reader.ops), tuple(reader.tensors), tuple(reader.unknown), reader.twins)
 
 
-def schedule(ops: Sequence[Any]) -> Sequence[Any]:
-    """``ops`` in an order in which every input comes first; the order of creation, wherever that is one."""
+def find_twins(ops: Iterable[Any]) -> dict[Any, Any]:
+    """For each op that oneDNN merges into another that other op."""
+    twins = {}
+    for op in ops:
+        slot = TWIN_SLOTS.get(op.type)
+        if slot is not None:
+            readers = op.inputs[slot].consumers()
+            bias = next((one for one in readers if one.type == "BiasAddGrad" and one not in twins), None)
+            if bias is not None:
+                twins[bias] = op
+    return twins
+
+
+def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequence[Any]:
+    """``ops`` in an order in which every input comes first; the order of creation, wherever that is one.
+
+    Keys of ``twins`` are left out: they run with the op they map to.
+    """
+    twins = twins or {}
+    ops = [op for op in ops if op not in twins]
     place = {op: index for index, op in enumerate(ops)}
+    place.update((twin, place[op]) for twin, op in twins.items())
     before = [{place[t.op] for t in op.inputs}.union(place[c] for c in op.control_inputs) for op in ops]
+    for twin, op in twins.items():
+        before[place[op]].update(place[c] for c in twin.control_inputs)
     if all(not earlier or max(earlier) < index for index, earlier in enumerate(before)):
         return ops
     waiting = [len(earlier) for earlier in before]
@@ -98,13 +129,19 @@ class _Reader:
         self.tensors: list[Any] = []
         self.ids: dict[int, int] = {}
         self.unknown: list[str] = []
+        self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
 
-    def add(self, op: Any) -> None:
-        op_type, outputs = op.type, op.outputs
+    def add(self, op: Any, twin: Any = None) -> None:
+        op_type, outputs = op.type, list(op.outputs)
         inputs = [self.ids[id(tensor)] for tensor in op.inputs]
         controls = [self._op_ids[control] for control in op.control_inputs]
+        if twin is not None:
+            outputs += twin.outputs
+            controls += [self._op_ids[control] for control in twin.control_inputs]
+            self._op_ids[twin] = len(self.ops)
+            self.twins[len(self.ops)] = twin
         if op_type in SHAPE_READERS:
             controls += [self._op_ids[tensor.op] for tensor in op.inputs]
             inputs = []
@@ -191,9 +228,11 @@ def _product(dims: Sequence[int | None]) -> int | None:
 
 
 def has_backward_pass(ops: Iterable[Any], update_types: Collection[str] = ()) -> bool:
-    """Whether a graph trains: it holds a gradient kernel, or an op made by a gradient tape or ``tf.gradients``."""
+    """Whether a graph trains: it holds a gradient kernel, or an op that a gradient tape made."""
     return any(
-        op.name.startswith("gradient") or op.type.endswith(("Grad", "Backprop", "BackpropInput", "BackpropFilter"))
-        or "gradient_tape/" in op.name or op.type in update_types
+        op.name.startswith("gradient")
+        or op.type.endswith(("Grad", "Backprop", "BackpropInput", "BackpropFilter"))
+        or "gradient_tape/" in op.name
+        or op.type in update_types
         for op in ops
     )
