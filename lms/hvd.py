@@ -10,7 +10,7 @@ import importlib
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, so that a script chang
 ) -> Any:
     """Let an optimizer average the gradients over all ranks before it applies them.
 
-    A Keras 3 optimizer is changed in place and keeps its class name, state and configuration: a model saved
-    with it loads without Horovod. Optimizers of tf-keras and of ``tf.compat.v1.train`` get Horovod's own
-    wrapper.
+    An optimizer of Keras 3 or tf-keras is changed in place and keeps its class name, state and configuration:
+    a model saved with it loads without Horovod. Those of ``tf.compat.v1.train`` get Horovod's own wrapper.
 
     Under mixed precision wrap the loss scaling, ``DistributedOptimizer(LossScaleOptimizer(Adam()))``: the
     other way round a rank whose gradients overflow would skip the exchange that its peers wait in.
@@ -68,12 +67,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, so that a script chang
     hvd = horovod()
     op = hvd.Average if op is None else op
     compression = hvd.Compression.none if compression is None else compression
-    if _is_keras_3(optimizer):
-        return _distribute_in_place(optimizer, op, compression, sparse_as_dense)
     options = {"op": op, "compression": compression, "sparse_as_dense": sparse_as_dense}
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return hvd.DistributedOptimizer(optimizer, **options)
-    return importlib.import_module("horovod.tensorflow.keras").DistributedOptimizer(optimizer, **options)
+    plain = type(optimizer)
+    if getattr(plain, "lms_distributed", False):
+        raise LMSError(f"this {plain.__name__} is distributed already; wrap an optimizer once")
+    if not hasattr(plain, "apply_gradients"):
+        raise LMSError(f"{plain.__name__} has no apply_gradients; needed an optimizer of Keras or TensorFlow")
+    overriding = (
+        _averaging_apply(plain, options) if _is_keras_3(optimizer) else _averaging_apply_2(plain, options)
+    )
+    body = {"__module__": plain.__module__, "__doc__": plain.__doc__, "lms_distributed": True, **overriding}
+    # Keras's own __setattr__ would track the class as if it were state.
+    object.__setattr__(optimizer, "__class__", type(plain.__name__, (plain,), body))
+    return optimizer
 
 
 def reduce_gradients(
@@ -117,25 +125,36 @@ def _is_keras_3(optimizer: Any) -> bool:
     return hasattr(optimizer, "stateless_apply") and hasattr(optimizer, "apply")
 
 
-def _distribute_in_place(optimizer: Any, op: Any, compression: Any, sparse_as_dense: bool) -> Any:
-    """Give a Keras 3 optimizer a subclass of its own class, by the same name, that averages first."""
-    plain = type(optimizer)
-    if getattr(plain, "lms_distributed", False):
-        raise LMSError(f"this {plain.__name__} is distributed already; wrap an optimizer once")
-    prefix = f"lms.gradient.{next(_serial)}"
+def _averaging_apply(plain: type, options: dict[str, Any]) -> dict[str, Any]:
+    """What Keras 3 calls with the gradients, by ``fit`` as well as by ``apply_gradients``."""
+    reduce = _reducer(options)
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        names = [f"{prefix}.{index}" for index in range(len(grads))]
-        reduced = reduce_gradients(
-            grads, names, op=op, compression=compression, sparse_as_dense=sparse_as_dense
-        )
-        return plain.apply(self, reduced, trainable_variables)
+        return plain.apply(self, reduce(grads), trainable_variables)  # type: ignore[attr-defined]
 
-    body = {"__module__": plain.__module__, "__doc__": plain.__doc__, "apply": apply, "lms_distributed": True}
-    # Keras's own __setattr__ would track the class as if it were state.
-    object.__setattr__(optimizer, "__class__", type(plain.__name__, (plain,), body))
-    return optimizer
+    return {"apply": apply}
+
+
+def _averaging_apply_2(plain: type, options: dict[str, Any]) -> dict[str, Any]:
+    """What tf-keras calls with the gradients, its older optimizers too."""
+    reduce = _reducer(options)
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        grads, variables = zip(*grads_and_vars, strict=True)
+        pairs = list(zip(reduce(grads), variables, strict=True))
+        return plain.apply_gradients(self, pairs, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return {"apply_gradients": apply_gradients}
+
+
+def _reducer(options: dict[str, Any]) -> Callable[[Iterable[Any]], list[Any]]:
+    prefix = f"lms.gradient.{next(_serial)}"
+
+    def reduce(gradients: Iterable[Any]) -> list[Any]:
+        listed = list(gradients)
+        return reduce_gradients(listed, [f"{prefix}.{index}" for index in range(len(listed))], **options)
+
+    return reduce
 
 
 # --- callbacks --------------------------------------------------------------------------------------------
