@@ -12,7 +12,7 @@ from typing import Literal
 from launch.errors import PlanError
 from launch.hostmem import RankMemory
 from launch.idset import IdSet, format_ids
-from launch.placement import Placement
+from launch.placement import Placement, say_by_rank
 from launch.plan import MemPolicy
 from launch.settings import PlanSettings
 
@@ -103,16 +103,15 @@ def bind_ranks(
     Raises:
         PlanError: If ``--numa strict`` is set and a rank would be less than bound.
     """
-    bindings, said = [], list(ladder.warnings)
+    bindings, said = [], []
     for placement, memory in zip(placements, memories, strict=True):
         binding, why = _bind_rank(ladder, settings, placement, memory)
         bindings.append(binding)
         if why and settings.numa == "strict":
-            raise PlanError(f"--numa strict: rank {placement.local_rank} {why}; try --numa auto")
-        if why and binding.cpus:
-            # Why a rank has no CPUs at all has been said where it was placed.
-            said.append(f"rank {placement.local_rank} {why}")
-    return tuple(bindings), tuple(said)
+            raise PlanError(f"--numa strict: rank {placement.local_rank}: {why}; try --numa auto")
+        # Why a rank has no CPUs at all has been said where it was placed.
+        said.append((placement.local_rank, why if binding.cpus else None))
+    return tuple(bindings), (*ladder.warnings, *say_by_rank(said))
 
 
 def _bind_rank(
@@ -121,15 +120,15 @@ def _bind_rank(
     if ladder.method == "none":
         return Binding("none"), None
     if not placement.cpus:
-        return Binding("none"), "is not bound: no CPUs are known for it"
+        return Binding("none"), "it is not bound, for no CPUs are known for it"
     unbound_memory = Binding(ladder.method, placement.cpus)
     if not memory.mem_nodes or not ladder.policies:
         missing = ladder.policies and not memory.mem_nodes
-        return unbound_memory, "is bound to CPUs only: it has no memory node" if missing else None
+        return unbound_memory, "it is bound to CPUs only, for it has no memory node" if missing else None
     if ladder.policies[0] == "bind" and settings.mem_policy == "auto" and not memory.fits:
         return _prefer(ladder, placement, memory), (
-            f"prefers node {format_ids(memory.mem_nodes)} instead of being bound to it, "
-            f"because its limit of {memory.limit_mb} MiB may not fit there and a bound rank would be killed"
+            f"memory of node {format_ids(memory.mem_nodes)} is preferred, not bound: the limit of "
+            f"{memory.limit_mb} MiB may not fit there, and a bound rank would be killed"
         )
     if ladder.policies[0] == "bind":
         return Binding(ladder.method, placement.cpus, "bind", memory.mem_nodes), None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launch.errors import PlanError
 from launch.idset import IdSet, format_ids
-from launch.placement import Placement
+from launch.placement import Placement, say_by_rank
 from launch.settings import MIB, PlanSettings
 from launch.topology import Machine, NumaNode
 
@@ -54,7 +54,7 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
         (
             *_say_moved(machine, placements, near, wide),
             *_say_unknown(placements, wishes, settings),
-            *_join_ranks(
+            *say_by_rank(
                 [(placement.local_rank, why) for placement, (_, why) in zip(placements, ranks, strict=True)]
             ),
         ),
@@ -216,7 +216,7 @@ def _say_moved(
         elif placement.cpus and not after:
             why = "no NUMA node's memory can be named for it, so memory is not bound"
         said.append((placement.local_rank, why))
-    return _join_ranks(said) if machine.numa_nodes else []
+    return say_by_rank(said) if machine.numa_nodes else []
 
 
 def _say_unknown(
@@ -239,13 +239,4 @@ def _say_unknown(
         for placement in placements
         if asked and placement.gpu and placement.gpu.memory_bytes not in (None, asked)
     ]
-    return _join_ranks([*blind, *read])
-
-
-def _join_ranks(said: Sequence[tuple[int, str | None]]) -> list[str]:
-    """One line for all ranks of which the same is said."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, why in said:
-        if why:
-            ranks_of.setdefault(why, []).append(rank)
-    return [f"rank{'s' * (len(ranks) > 1)} {format_ids(ranks)}: {why}" for why, ranks in ranks_of.items()]
+    return say_by_rank([*blind, *read])

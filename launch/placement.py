@@ -76,6 +76,15 @@ def place_ranks(machine: Machine, gpus: Sequence[Gpu], count: int) -> HostPlacem
     return HostPlacement(placements, (*warnings, *_crowding(homes, cores_of)))
 
 
+def say_by_rank(said: Sequence[tuple[int, str | None]]) -> list[str]:
+    """One line for all ranks of which the same is to be said; None says nothing."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, why in said:
+        if why:
+            ranks_of.setdefault(why, []).append(rank)
+    return [f"rank{'s' * (len(ranks) > 1)} {format_ids(ranks)}: {why}" for why, ranks in ranks_of.items()]
+
+
 _NodeCores = dict[int | None, tuple[Core, ...]]
 
 

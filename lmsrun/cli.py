@@ -68,11 +68,11 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
 
         print(f"lmsrun {__version__}")
         return 0
-    if parsed.wish == "help" or (command == "run" and not argv):
+    if parsed.wish == "help":
         from lmsrun.usage import render_help
 
         print(render_help(command))
-        return 0 if parsed.wish else UsageError.exit_code
+        return 0
     if command in ("topo", "check"):
         _refuse_program(command, parsed)
     if command == "check":
@@ -147,7 +147,7 @@ def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
 def _check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
     """A program that is not there must not cost a job; a plan may be for another machine."""
     if not program:
-        raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS]")
+        raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
     name = program[0]
     if dry or (
         Path(name).is_file() if name.endswith(".py") else shutil.which(name, path=environ.get("PATH"))

@@ -71,3 +71,28 @@ def _render_option(field: str, declared: Option) -> str:
         lines.insert(0, "")
     first, *more = lines
     return "\n".join([f"{left:<{_INDENT}}{first}".rstrip(), *(" " * _INDENT + line for line in more)])
+
+
+def render_reference() -> str:
+    """Every option of `run`, `plan` and `topo` as a page of Markdown tables."""
+    about = (
+        "Made from the declarations in `launch/settings.py` and its neighbours by `pytest --update-golden`. A\n"
+        "switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or `[tool.lmsrun]` of\n"
+        "`pyproject.toml`, the key is the long name. The command line wins, then the environment, then the file."
+    )
+    return "\n\n".join(["# Options", about, *map(_reference_table, _GROUPS)]) + "\n"
+
+
+def _reference_table(group: str) -> str:
+    rows = [_reference_row(field, declared) for field, declared in OPTIONS.items() if declared.group == group]
+    heads = ["| option | variable | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([f"## {group}", "", *heads, *rows])
+
+
+def _reference_row(field: str, declared: Option) -> str:
+    flags = ", ".join(f"`{flag}`" for flag in (*declared.flags, declared.long_flag))
+    value = f" `{declared.metavar}`" if declared.metavar else ""
+    default = getattr(LaunchOptions, field)
+    shown = "" if default in (None, False, ()) else f"`{default}`"
+    cells = (flags + value, f"`{declared.env_name}`", shown, declared.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -78,7 +78,7 @@ def test_preferred_on_request() -> None:
 def test_a_limit_that_does_not_fit_is_preferred_not_bound() -> None:
     argv, warnings = bind(BindingTools(), host_mem_limit_mb=10**6)
     assert argv == [("numactl", "--physcpubind=0-63", "--preferred=0")]
-    assert "may not fit there and a bound rank would be killed" in warnings[0]
+    assert "may not fit there, and a bound rank would be killed" in warnings[0]
     assert bind(BindingTools(), host_mem_limit_mb=10**6, mem_policy="bind")[0][0][-1] == "--membind=0"
 
 
@@ -105,7 +105,11 @@ def test_several_nodes_prefer_many() -> None:
         (NO_POLICY, {"mem_policy": "bind"}, f"--mem-policy bind is refused here ({REFUSED})"),
         (NO_NUMACTL, {"bind_method": "numactl"}, "--bind-method numactl does not work here"),
         (replace(NO_NUMACTL, libnuma=False), {"bind_method": "libnuma"}, "try --numa off"),
-        (BindingTools(), {"numa": "strict", "host_mem_limit_mb": 10**6}, "--numa strict: rank 0 prefers"),
+        (
+            BindingTools(),
+            {"numa": "strict", "host_mem_limit_mb": 10**6},
+            "--numa strict: rank 0: memory of node 0 is preferred",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_an_error(tools: BindingTools, options: dict[str, object], said: str) -> None:
@@ -115,7 +119,7 @@ def test_what_cannot_be_had_is_an_error(tools: BindingTools, options: dict[str, 
 
 
 def test_an_unbindable_rank_fails_strict() -> None:
-    with pytest.raises(PlanError, match="--numa strict: rank 0 is not bound"):
+    with pytest.raises(PlanError, match="--numa strict: rank 0: it is not bound"):
         bind(BindingTools(), name="unknown-node", numa="strict")
 
 

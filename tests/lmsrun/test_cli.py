@@ -91,6 +91,7 @@ def test_version_and_help(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert main(argv, {}) == 0
         assert capsys.readouterr().out.startswith("usage: lmsrun")
     assert main([], {}) == 2
+    assert capsys.readouterr().err.startswith("lmsrun: no program; needed lmsrun -np N")
 
 
 def test_topo_saves_what_topology_replays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

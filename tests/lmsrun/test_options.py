@@ -1,5 +1,6 @@
 """Options: one declaration, four sources, and a clear line for every mistake."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from launch.errors import UsageError
 from launch.settings import parse_size
 from lmsrun.options import OPTIONS, Request, parse_argv, read_request
-from lmsrun.usage import render_help
+from lmsrun.usage import render_help, render_reference
 
 
 def read(argv: str, environ: dict[str, str] | None = None, folder: Path = Path("/nonexistent")) -> Request:
@@ -172,3 +173,7 @@ def test_help_names_every_option() -> None:
         if "run" in declared.commands:
             assert declared.name in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_page_of_options_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/options.md", render_reference())
