@@ -76,9 +76,10 @@ def _render_option(field: str, declared: Option) -> str:
 def render_reference() -> str:
     """Every option of `run`, `plan` and `topo` as a page of Markdown tables."""
     about = (
-        "Made from the declarations in `launch/settings.py` and its neighbours by `pytest --update-golden`. A\n"
-        "switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or `[tool.lmsrun]` of\n"
-        "`pyproject.toml`, the key is the long name. The command line wins, then the environment, then the file."
+        "Made from the declarations in `launch/settings.py` and its neighbours by\n"
+        "`pytest --update-golden`. A switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or\n"
+        "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name. The command line wins, then the\n"
+        "environment, then the file."
     )
     return "\n\n".join(["# Options", about, *map(_reference_table, _GROUPS)]) + "\n"
 
