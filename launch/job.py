@@ -4,11 +4,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launch.cluster_job import Command
 from launch.errors import JobError, UsageError
 from launch.plan import LaunchPlan, RankPlan
 from launch.rendezvous import Slot, slot_env
+
+if TYPE_CHECKING:
+    from launch.cluster_job import Command
 
 _STREAMS = ("stdout", "stderr")
 
@@ -28,7 +31,7 @@ class JobOptions:
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit."""
-    command: Command | None = None
+    command: "Command | None" = None
     """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1
     stderr_fd: int = 2
@@ -84,14 +87,14 @@ def rank_environ(
     }
 
 
-def launcher_process(command: Command) -> RankPlan:
+def launcher_process(command: "Command") -> RankPlan:
     """Another launcher as the one process that we start, in the shape of a rank."""
     return RankPlan(
         0, 0, os.uname().nodename, None, None, frozenset(), "none", frozenset(), None, {}, command.argv
     )
 
 
-def launcher_environ(command: Command, options: JobOptions, files: JobFiles) -> dict[str, str]:
+def launcher_environ(command: "Command", options: JobOptions, files: JobFiles) -> dict[str, str]:
     """The environment of another launcher: without what must not leave this host, with what ranks need."""
     inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
     return {
