@@ -145,7 +145,7 @@ def test_replayed_sources_agree_with_the_live_machine(profile: Profile) -> None:
     live, xml, tree = (done[name].json() for name in ("topo", "from-xml", "from-sys"))
     for key in ("packages", "numa_nodes", "cores", "gpus", "allowed"):
         assert tree[key] == live[key]
-    # lstopo leaves out a node without memory (its cores are on no node then), and the distance of an only node.
+    # lstopo leaves out a node without memory (its cores are on no node then), and an only node's distance.
     known = [node for node in live["numa_nodes"] if node["memory_bytes"]]
     keys = (
         "id",
