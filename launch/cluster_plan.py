@@ -15,8 +15,10 @@ _OF_THE_PLAN = ("LMSRUN_EXPECT",)
 """Decided here only to be shown: a rank that another launcher starts decides it again on its own machine."""
 
 
-_JOB_NAMES = {False: ("LMSRUN_JOB_ID",), True: ("LMSRUN_JOB_ID", "LMSRUN_RECEIPT_DIR")}
-"""Set when the job starts; the receipts' folder is on this host."""
+_JOB_NAMES = ("LMSRUN_JOB_ID", "LMSRUN_LINE_BUFFERED")
+"""Set when the job starts."""
+_RECEIPT_WAYS = {True: "LMSRUN_RECEIPT_DIR", False: "LMSRUN_RECEIPT_LINES"}
+"""The receipts' folder is on this host; from others they come as lines."""
 
 
 def plan_shares(
@@ -78,7 +80,7 @@ def build_job(
             **_master(shares, environ),
             **request.given,
         },
-        forward=(*forwarded_names(environ, asked), *_JOB_NAMES[only_here]),
+        forward=(*forwarded_names(environ, asked), *_JOB_NAMES, _RECEIPT_WAYS[only_here]),
         withhold=() if only_here else withheld_names(environ, asked),
         allow_root=settings.allow_run_as_root,
         oversubscribe=settings.oversubscribe,

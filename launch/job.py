@@ -98,11 +98,13 @@ def launcher_environ(command: "Command", options: JobOptions, files: JobFiles) -
     """The environment of another launcher: without what must not leave this host, with what ranks need."""
     inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
     return {
-        "PYTHONUNBUFFERED": "1",
+        # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
+        "LMSRUN_LINE_BUFFERED": "1",
         **inherited,
         **command.env,
         "LMSRUN_JOB_ID": files.job_id,
         "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
+        "LMSRUN_RECEIPT_LINES": "1",
     }
 
 

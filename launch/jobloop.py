@@ -140,7 +140,12 @@ class JobLoop:
         tag = self._tag(rank.rank, console) if tags else b""
         tagged = TaggedStream(tag) if tags or many else None
         file_fd = self._files.output_fds.get((rank.rank, name))
-        self._streams.append(RankStream(fd, console, tagged, file_fd, f"rank-{rank.rank}.{name}"))
+        stream = RankStream(fd, console, tagged, file_fd, f"rank-{rank.rank}.{name}")
+        if self._options.command is not None:
+            from launch.receipt_lines import ReceiptSieve  # Only a launcher of other hosts pays for it.
+
+            stream.sieve = ReceiptSieve(self._files.job_id, self._files.receipt_dir)
+        self._streams.append(stream)
 
     def _tag(self, rank: int, console: Console) -> bytes:
         width = len(str(self._plan.world_size - 1)) + 2

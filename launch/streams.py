@@ -6,6 +6,7 @@ import select
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 MAX_LINE_BYTES = 1 << 16
 """A longer line is shown in pieces of this size (the rank's own file has it whole)."""
@@ -16,6 +17,16 @@ MAX_PENDING_BYTES = 1 << 20
 _SAFE_WRITE_BYTES = 4096
 """PIPE_BUF: what a pipe that polls as writable takes without blocking. O_NONBLOCK would not do: it belongs to
 the open file, which the user's shell shares."""
+
+
+class Sieve(Protocol):
+    """Takes out of a stream what is not meant for people."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to pass on."""
+
+    def finish(self) -> bytes:
+        """What was held back, at the end of the stream."""
 
 
 class Sink:
@@ -196,6 +207,8 @@ class RankStream:
     file_name: str = ""
     file_error: OSError | None = field(default=None)
     open: bool = True
+    sieve: Sieve | None = None
+    """Sees the bytes first, and says which of them are output."""
 
     def pump(self, limit: int = 1 << 16) -> bool:
         """Read once and pass it on; False when nothing was there or the stream has ended."""
@@ -208,8 +221,7 @@ class RankStream:
         if not data:
             self.close()
             return False
-        self._save(data)
-        self._show(data)
+        self._pass(data if self.sieve is None else self.sieve.feed(data))
         return True
 
     def close(self) -> None:
@@ -217,12 +229,19 @@ class RankStream:
         if not self.open:
             return
         self.open = False
+        if self.sieve is not None:
+            self._pass(self.sieve.finish())
         if self.tagged is not None:
             for piece in self.tagged.finish():
                 self.console.put(self.tagged, piece)
         os.close(self.fd)
         if self.file_fd is not None:
             os.close(self.file_fd)
+
+    def _pass(self, data: bytes) -> None:
+        if data:
+            self._save(data)
+            self._show(data)
 
     def _show(self, data: bytes) -> None:
         if self.tagged is None:

@@ -155,6 +155,8 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
         raise BindingError(
             f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
         )
+    if environ.get("PMI_FD"):
+        _exec_under_hydra(argv, program_environ(environ))
     _exec(argv, program_environ(environ))
 
 
@@ -174,8 +176,8 @@ def _apply(expected: Expectation) -> list[str]:
 def _leave_receipt(
     expected: Expectation, found: Binding, verified: bool, reasons: list[str], environ: Mapping[str, str]
 ) -> None:
-    folder = environ.get("LMSRUN_RECEIPT_DIR")
-    if not folder:
+    folder, lines = environ.get("LMSRUN_RECEIPT_DIR"), environ.get("LMSRUN_RECEIPT_LINES")
+    if not folder and not lines:
         if reasons and expected.numa != "off":
             _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}", environ)
         return
@@ -195,9 +197,14 @@ def _leave_receipt(
         "reasons": reasons,
     }
     try:
-        write_receipt(Path(folder), expected.rank, "start", content)
+        if folder:
+            write_receipt(Path(folder), expected.rank, "start", content)
+        else:
+            from launch.receipt_lines import format_line
+
+            os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), expected.rank, "start", content))
     except OSError as error:
-        _say(f"cannot leave a receipt in {folder}: {error.strerror}", environ)
+        _say(f"cannot leave a receipt in {folder or 'stderr'}: {error.strerror}", environ)
 
 
 def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
@@ -209,6 +216,13 @@ def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
     argv = list(rank.argv)
     argv[0] = _find(argv[0], environ)
     _exec(argv, {**environ, **rank.env})
+
+
+def _exec_under_hydra(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    from launch.hydra_guard import needs_guard, run_guarded
+
+    if needs_guard(environ):
+        run_guarded(argv, environ)
 
 
 def _warn_of_unbound(rank: RankPlan, environ: Mapping[str, str]) -> None:

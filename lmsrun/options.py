@@ -26,7 +26,12 @@ from launch.settings import (
 )
 
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
-FOREIGN_VARIABLES = frozenset({f"{ENV_PREFIX}{name}" for name in ("JOB_ID", "RECEIPT_DIR", "EXPECT", "VENV")})
+FOREIGN_VARIABLES = frozenset(
+    {
+        f"{ENV_PREFIX}{name}"
+        for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "LINE_BUFFERED", "EXPECT", "VENV")
+    }
+)
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
 
 OUTPUT = "Output"

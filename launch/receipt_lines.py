@@ -1,0 +1,91 @@
+"""Receipts from hosts that share no folder with the launcher: one marked line each on the rank's stderr.
+
+Every launcher carries stderr home over its own channel, so this needs no port and no protocol of ours. The
+line starts with a control character and the job's random id, which only this job's ranks know; it is taken
+out again before a person or a file sees it. To the launcher it is data from outside, as receipts in files
+are.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.receipts import MAX_RECEIPT_BYTES, STAGES
+
+SWITCH = "LMSRUN_RECEIPT_LINES"
+MARK = b"\x1elmsrun-receipt "
+_MAX_TAG_BYTES = 80
+_TAG = re.compile(rb"(?:\[[\w,.:-]+\](?:<std(?:out|err)>)?:?|\w+:) ?\Z")
+"""What launchers put before a line: Open MPI ``[1,0]<stderr>:``, Hydra ``[0]``, srun ``0:``."""
+
+
+def format_line(job_id: str, rank: int, stage: str, content: Mapping[str, Any]) -> bytes:
+    """The line that carries one receipt."""
+    return MARK + f"{job_id} {rank} {stage} {json.dumps(dict(content))}\n".encode()
+
+
+class ReceiptSieve:
+    """Takes receipt lines out of a stream and leaves them in the receipts' folder. Use one a stream."""
+
+    def __init__(self, job_id: str, folder: Path) -> None:
+        self._job_id, self._folder = job_id.encode(), folder
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to pass on; what may be the start of a receipt is held back until its line is whole."""
+        data, passed = self._held + data, b""
+        while (start := data.find(MARK)) >= 0:
+            before, after = data[:start], data[start:]
+            line, newline, rest = after.partition(b"\n")
+            if not newline and len(line) <= MAX_RECEIPT_BYTES:
+                self._held = after
+                return passed + before
+            if self._keep(line[len(MARK) :]):
+                before = _without_tag(before)
+            else:
+                before += line + newline
+            passed, data = passed + before, rest
+        whole = len(data) - _partial_mark(data)
+        self._held = data[whole:]
+        return passed + data[:whole]
+
+    def finish(self) -> bytes:
+        """What was held back and turned out to be no receipt."""
+        rest, self._held = self._held, b""
+        return rest
+
+    def _keep(self, line: bytes) -> bool:
+        """Write one receipt, if it is one of this job; the first of a rank and stage wins."""
+        words = line.rstrip(b"\r").split(b" ", 3)
+        if len(words) != 4 or words[0] != self._job_id or len(line) > MAX_RECEIPT_BYTES:
+            return False
+        rank, stage = words[1].decode(errors="replace"), words[2].decode(errors="replace")
+        is_rank = rank.isascii() and rank.isdigit() and len(rank) < 9
+        if not is_rank or stage not in STAGES:
+            return False
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(self._folder / f"rank-{int(rank)}.{stage}.json", flags, 0o600)
+        except OSError:
+            return True
+        with open(fd, "wb") as file:
+            file.write(words[3])
+        return True
+
+
+def _partial_mark(data: bytes) -> int:
+    """How many bytes at the end of ``data`` could begin a mark."""
+    return next(
+        (size for size in range(min(len(MARK) - 1, len(data)), 0, -1) if data.endswith(MARK[:size])), 0
+    )
+
+
+def _without_tag(before: bytes) -> bytes:
+    """Drop the tag that a launcher put in front of the receipt's line."""
+    start = before.rfind(b"\n") + 1
+    last = before[start:]
+    match = _TAG.search(last) if len(last) <= _MAX_TAG_BYTES else None
+    return before[: start + match.start()] if match else before
