@@ -11,6 +11,12 @@ if sys.path[:1] != [_ROOT]:
 
 def main() -> int:
     """Run the command line; returns its exit code."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        if (
+            getattr(sys, name) is None
+        ):  # Closed by the caller (>&-); what is opened next must not take its number.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+            setattr(sys, name, open(fd, "w"))  # noqa: SIM115 - for the rest of the process
     if sys.argv[1:2] == ["worker"]:
         from launch.worker import main as work  # The short way: a rank needs nothing of the command line.
 

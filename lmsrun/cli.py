@@ -45,10 +45,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered has no reader; Python would complain of it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        _drop_stdout()
+        _say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return 1
     return code
+
+
+def _drop_stdout() -> None:
+    """What is still buffered cannot be written; Python would complain of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:

@@ -111,7 +111,7 @@ class LaunchOptions(ClusterSettings):
         "say where each option came from, and more of what is done",
         OUTPUT,
         flags=("-v",),
-        commands=("run", "topo", "check"),
+        commands=("run", "topo"),
     )
     config: str | None = option(
         None,

@@ -149,6 +149,15 @@ def test_a_reader_that_goes_away(here: Path) -> None:
     assert (process.returncode, err) == (141, b"")
 
 
+@pytest.mark.parametrize(("where", "code", "said"), [(">/dev/full", 1, "No space left"), (">&-", 0, "")])
+def test_an_output_that_cannot_be_written(here: Path, where: str, code: int, said: str) -> None:
+    line = f"exec {sys.executable} {SHIM} plan --json --topology ac922.json x.py {where}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)
+
+
 def test_the_way_to_the_first_rank_imports_neither_rich_nor_tensorflow(here: Path) -> None:
     (here / "launch.py").write_text("raise SystemExit('the wrong launch')\n")
     heavy = "rich|tensorflow|numpy|horovod|argparse|subprocess|mpi4py"
