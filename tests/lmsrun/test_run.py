@@ -20,13 +20,10 @@ HOSTILE = ["a b", "$(touch pwned)", ";", "--np", "-np", "0", "--", "new\nline", 
 
 
 def lmsrun(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(SHIM), *argv]
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return subprocess.run(
-        [sys.executable, str(SHIM), *argv],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
     )
 
 
