@@ -65,6 +65,9 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
     wanted = _wanted(config, overrides, os.environ)
     from_environment = config is None and not overrides
     with _lock:
+        if wanted.enabled and wanted.mode != "off":
+            # First of all: in a rank this import itself enables the job's configuration.
+            importlib.import_module("tensorflow")
         if _applied is not None:
             if wanted == _applied.state.config or from_environment:
                 return _applied.state
@@ -141,7 +144,7 @@ def _start(config: LMSConfig) -> State:
             "lms.enable() came after TensorFlow's first tensor: functions traced before stay as they are; "
             "call it right after 'import tensorflow'",
             LMSWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     importlib.import_module("lms.hook").install(config)
     return State(

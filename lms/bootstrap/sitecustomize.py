@@ -375,7 +375,7 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
     if _notes:
         content["notes"] = list(_notes)
     if by_line:
-        _send_receipt(f"{environ.get('LMSRUN_JOB_ID', '')} {rank} {stage} {json.dumps(content)}")
+        _send_receipt(environ.get("LMSRUN_JOB_ID", ""), rank, stage, json.dumps(content))
         return
     path = os.path.join(folder or "", f"rank-{rank}.{stage}.json")
     draft = f"{path}.{os.getpid()}.tmp"
@@ -393,10 +393,14 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
         pass
 
 
-def _send_receipt(text: str) -> None:
+def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
     """Where no folder leads to the launcher: a marked line, which it takes out of our stderr again."""
+    mark = f"LMSRUN_SENT_{stage.upper()}"
+    if os.environ.get(mark) == f"{job} {rank}":  # by this process or the one that started it
+        return
+    os.environ[mark] = f"{job} {rank}"
     try:
-        os.write(2, f"\x1elmsrun-receipt {text}\n".encode())
+        os.write(2, f"\x1elmsrun-receipt {job} {rank} {stage} {text}\n".encode())
     except OSError:
         pass
 

@@ -15,6 +15,7 @@ from lms.bootstrap import sitecustomize as bootstrap
 ROOT = Path(__file__).resolve().parents[2]
 BOOTSTRAP = ROOT / "lms" / "bootstrap"
 IBM = ROOT / "tests" / "fakes" / "ibm"
+HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "8"}
 
 
 class Rank:
@@ -68,6 +69,26 @@ def test_it_runs_on_python_3_6() -> None:
     options = ["-t=3.6-", "--no-tips", "--violations", str(BOOTSTRAP / "sitecustomize.py")]
     done = subprocess.run([*start, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("minor", [6, 7])
+def test_it_does_its_work_on_a_real_old_python(rank: Rank, minor: int) -> None:
+    old = [*Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"), shutil.which(f"python3.{minor}")]
+    python = next((str(path) for path in old if path), None)
+    if python is None:
+        pytest.skip(f"no Python 3.{minor} here")
+    has_wrapt = subprocess.run([python, "-c", "import wrapt"], capture_output=True).returncode == 0
+    source = "import tensorflow as tf, horovod.tensorflow as hvd; hvd.init(); print(tf.context.lms_enabled)"
+    script = rank.home / "train.py"
+    script.write_text(source)
+    environ = {**rank.environ, **HOROVOD, "LMS_ENABLED": "1", "LMSRUN_VERBOSE": "1"}
+    done = subprocess.run([python, str(script)], env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{has_wrapt}\n"), done.stderr
+    if not has_wrapt:
+        assert done.stderr.count("No module named 'wrapt'") == 2
+        pytest.skip(f"Python 3.{minor} starts well, but has no wrapt to go on with")
+    assert rank.receipt("framework")["lms"]["mode"] == "native"
+    assert rank.receipt("init")["hvd_size"] == 8
 
 
 def test_a_start_imports_nothing_more(rank: Rank) -> None:
@@ -143,6 +164,19 @@ def test_ibms_tensorflow_gets_its_own_lms(rank: Rank, mode: str) -> None:
         "why": "TensorFlow's own large model support is on",
     }
     assert (receipt["rank"], receipt["tensorflow"], receipt["visible_gpus"]) == (3, "2.1.0", [])
+
+
+def test_a_scripts_own_call_finds_native_lms_on(rank: Rank) -> None:
+    source = """
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession
+tf.constant(1.0)
+before = BaseSession.__init__
+import lms
+print(lms.enable().mode, BaseSession.__init__ is before)
+"""
+    path = os.pathsep.join(map(str, [BOOTSTRAP, ROOT, IBM]))
+    assert rank.ok(source, LMS_ENABLED="1", PYTHONPATH=path) == "native True\n"
 
 
 def test_defragmentation_on_request(rank: Rank) -> None:
@@ -278,6 +312,16 @@ subprocess.run([sys.executable, "-c", "import tensorflow"], check=True)
     assert rank.receipt("framework")["pid"] == pid
 
 
+def test_receipts_go_by_line_where_no_folder_leads_to_the_launcher(rank: Rank) -> None:
+    """Once for each stage: a child that imports TensorFlow too has nothing to tell of its rank."""
+    source = "import subprocess, sys, tensorflow; subprocess.run([sys.executable, '-c', 'import tensorflow'])"
+    done = rank.run(source, LMSRUN_RECEIPT_DIR="", LMSRUN_RECEIPT_LINES="1")
+    (line,) = done.stderr[:-1].split("\n")
+    front, content = line.split(" ", 4)[:4], json.loads(line.split(" ", 4)[4])
+    assert front == ["\x1elmsrun-receipt", "job", "3", "framework"]
+    assert content["tensorflow"] == "2.1.0"
+
+
 def test_without_a_place_for_receipts_a_program_runs_on(rank: Rank) -> None:
     shutil.rmtree(rank.receipts)
     assert rank.ok("import tensorflow; print('on')") == "on\n"
@@ -295,7 +339,6 @@ import horovod.tensorflow as hvd
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 hvd.init()
 """
-HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "8"}
 
 
 def test_init_leaves_what_the_kernel_says(rank: Rank) -> None:

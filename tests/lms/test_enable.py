@@ -84,6 +84,31 @@ def test_a_call_replaces_the_environments_before_the_first_tensor() -> None:
     assert answer == [None, [["install", "auto"], ["uninstall"], ["install", "all"]]]
 
 
+def test_in_a_rank_a_call_may_come_before_the_import_of_tensorflow() -> None:
+    """The import that the call causes enables the job's configuration, inside the call."""
+    source = """
+import sys, types
+calls = []
+hook = types.ModuleType("lms.hook")
+hook.install = lambda config: calls.append(["install", config.policy])
+hook.uninstall = lambda: calls.append(["uninstall"])
+sys.modules["lms.hook"] = hook
+import lms
+print(lms.enable(policy="all").config.policy, calls)
+"""
+    path = os.pathsep.join(map(str, [ROOT / "lms" / "bootstrap", ROOT, IBM]))
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "LMS_ENABLED": "1", "FAKE_STOCK": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "all [['install', 'auto'], ['uninstall'], ['install', 'all']]\n", done.stderr
+
+
+def test_native_mode_again_after_the_first_tensor() -> None:
+    answer = run("lms.enable(); tf.constant(1.0)\nanswer = lms.enable().mode", LMS_ENABLED="1")
+    assert answer == "native"
+
+
 def test_disable_and_enable_again() -> None:
     answer = run(
         "lms.enable(policy='all'); lms.disable(); lms.disable()\n"

@@ -27,7 +27,7 @@ class _Context:
             for index in range(int(os.environ.get("FAKE_GPUS", "0")))
         ]
         self.visible = list(self.gpus)
-        self.growing: list[PhysicalDevice] = []
+        self.growing = []  # type: list[PhysicalDevice]
 
     def require_fresh(self, what: str) -> None:
         if self.initialized:
@@ -64,6 +64,10 @@ class _Experimental:
         context.lms_defrag_enabled = _boolean(enabled)
 
     @staticmethod
+    def get_lms_defrag_enabled() -> bool:
+        return context.lms_defrag_enabled
+
+    @staticmethod
     def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
         context.require_fresh("Memory growth")
         if _boolean(enable):
@@ -88,8 +92,9 @@ class _Config:
 config = _Config
 
 if os.environ.get("FAKE_STOCK"):
-    for name in ("set_lms_enabled", "get_lms_enabled", "set_lms_defrag_enabled"):
-        delattr(_Experimental, name)
+    for name in ("lms_enabled", "lms_defrag_enabled"):
+        delattr(_Experimental, f"set_{name}")
+        delattr(_Experimental, f"get_{name}")
 
 
 def constant(value: float) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class _Message:
-    fields: dict[str, Any] = {}
+    fields = {}  # type: dict[str, Any]
 
     def __init__(self, **given: Any) -> None:
         for name, default in self.fields.items():
