@@ -85,9 +85,7 @@ def choose_ladder(settings: PlanSettings, tools: BindingTools) -> Ladder:
         why = f"memory is not bound, CPUs only: {_refusal(tools)}; {SYS_NICE_HINT}"
         return _step_down(settings, Ladder(method, ()), why)
     if settings.mem_policy == "auto" and granted[0] != "bind":
-        why = (
-            f"memory is {granted[0]} instead of bound: {tools.why or 'bind is not granted'}; {SYS_NICE_HINT}"
-        )
+        why = f"memory is {granted[0]} instead of bound: {_refusal(tools)}; {SYS_NICE_HINT}"
         return _step_down(settings, Ladder(method, granted), why)
     return Ladder(method, granted)
 
@@ -137,17 +135,13 @@ def _bind_rank(
 
 def _prefer(ladder: Ladder, placement: Placement, memory: RankMemory) -> Binding:
     """``preferred`` takes one node; several need ``preferred-many`` (Linux 5.15), else its own serves."""
-    one = len(memory.mem_nodes) == 1
-    if not one and "preferred-many" in ladder.policies:
-        return Binding(ladder.method, placement.cpus, "preferred-many", memory.mem_nodes)
+    nodes = memory.mem_nodes
+    if "preferred-many" in ladder.policies and (len(nodes) > 1 or "preferred" not in ladder.policies):
+        return Binding(ladder.method, placement.cpus, "preferred-many", nodes)
     if "preferred" not in ladder.policies:
-        policy: MemPolicy = "preferred-many" if "preferred-many" in ladder.policies else "none"
-        nodes = memory.mem_nodes if policy != "none" else frozenset()
-        return Binding(ladder.method, placement.cpus, policy, nodes)
-    own = placement.numa_node if placement.numa_node in memory.mem_nodes else min(memory.mem_nodes)
-    return Binding(
-        ladder.method, placement.cpus, "preferred", memory.mem_nodes if one else frozenset({own or 0})
-    )
+        return Binding(ladder.method, placement.cpus)
+    own = min(sorted(nodes), key=lambda node: node != placement.numa_node)
+    return Binding(ladder.method, placement.cpus, "preferred", frozenset({own}))
 
 
 def _wanted(settings: PlanSettings) -> tuple[MemPolicy, ...]:
@@ -182,7 +176,7 @@ def _no_method(tools: BindingTools) -> str:
 
 
 def _refusal(tools: BindingTools) -> str:
-    return tools.why or "no memory policy is granted"
+    return tools.why or "the kernel does not grant it"
 
 
 def _step_down(settings: PlanSettings, ladder: Ladder, why: str) -> Ladder:

@@ -70,22 +70,25 @@ def dram_nodes(machine: Machine) -> tuple[NumaNode, ...]:
     )
 
 
-def _gpu_mb(placement: Placement, settings: PlanSettings) -> int | None:
-    known = settings.gpu_memory_bytes or (placement.gpu.memory_bytes if placement.gpu else None)
-    return known // MIB if known else None
+def _gpu_bytes(placement: Placement, settings: PlanSettings) -> int | None:
+    return settings.gpu_memory_bytes or (placement.gpu.memory_bytes if placement.gpu else None)
 
 
 def _wish_mb(placement: Placement, settings: PlanSettings) -> int | None:
     if settings.host_mem_limit_mb is not None:
         return settings.host_mem_limit_mb
-    known = settings.gpu_memory_bytes or (placement.gpu.memory_bytes if placement.gpu else None)
+    known = _gpu_bytes(placement, settings)
     return round(settings.host_mem_multiplier * _PARTS) * known // (_PARTS * MIB) if known else None
+
+
+def _home(machine: Machine, placement: Placement) -> NumaNode | None:
+    return None if placement.numa_node is None else machine.numa_node(placement.numa_node)
 
 
 def _memory_nodes(machine: Machine, placement: Placement) -> IdSet:
     """The rank's own node; if its memory cannot be used the package's nodes, else the nearest, else all."""
     usable = {node.id: node for node in dram_nodes(machine)}
-    home = machine.numa_node(placement.numa_node) if placement.numa_node is not None else None
+    home = _home(machine, placement)
     if home is None or not placement.cpus:
         return frozenset()
     if home.id in usable:
@@ -117,12 +120,12 @@ def _widen(
     tight: set[int | None] = set()
     for placement, nodes, wish in zip(placements, near, wishes, strict=True):
         pool = _Pool(machine, nodes, near, len(placements), settings.host_mem_reserve)
-        home = machine.numa_node(placement.numa_node) if placement.numa_node is not None else None
+        home = _home(machine, placement)
         if home and wish and pool.node_share_mb is not None and wish > pool.node_share_mb:
             tight.add(home.package)
     wide = []
     for placement, nodes in zip(placements, near, strict=True):
-        home = machine.numa_node(placement.numa_node) if placement.numa_node is not None else None
+        home = _home(machine, placement)
         wide.append(
             nodes | _package_nodes(machine, home) if home and nodes and home.package in tight else nodes
         )
@@ -157,6 +160,10 @@ class _Pool:
         known = [share for share in (self.node_share_mb, self.cgroup_share_mb) if share is not None]
         return min(known, default=None)
 
+    def holds(self, limit_mb: int) -> bool | None:
+        """Whether a limit fits the rank's share of its nodes; None when their memory is unknown."""
+        return None if self.node_share_mb is None else limit_mb <= self.node_share_mb
+
     def arithmetic(self) -> str:
         """The share as a formula."""
         if self.share_mb == self.node_share_mb and self._bytes is not None:
@@ -175,26 +182,25 @@ def _limit(
     placement: Placement, wish: int | None, nodes: IdSet, pool: _Pool, settings: PlanSettings
 ) -> tuple[RankMemory, str | None]:
     """One rank's limit, and why it is not its wish."""
-    share, gpu_mb = pool.share_mb, _gpu_mb(placement, settings)
+    share, gpu_mb = pool.share_mb, (_gpu_bytes(placement, settings) or 0) // MIB
     if wish is None:
         return RankMemory(nodes), None
     if share is None:
-        return RankMemory(
-            nodes, wish, None
-        ), f"host memory limit {wish} MiB is unchecked: the host's memory is unknown"
+        why = f"host memory limit {wish} MiB is unchecked: the host's memory is unknown"
+        return RankMemory(nodes, wish, None), why
     if wish <= share:
-        return RankMemory(nodes, wish), None
+        return RankMemory(nodes, wish, pool.holds(wish)), None
     if settings.host_mem_limit_mb is not None:
         why = f"host memory limit {wish} MiB, as asked for, is above the rank's share: {pool.arithmetic()}"
-        return RankMemory(nodes, wish, False), _or_error(why, settings)
-    if gpu_mb is not None and share < gpu_mb:
+        return RankMemory(nodes, wish, pool.holds(wish)), _or_error(why, settings)
+    if share < gpu_mb:
         raise PlanError(
             f"rank {placement.local_rank} keeps {share} MiB of host memory, less than its GPU's {gpu_mb} "
             f"MiB: {pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
         )
     asked = f"{settings.host_mem_multiplier:g} x {gpu_mb} MiB of GPU memory = {wish} MiB"
     why = f"host memory limit clamped to {share} MiB: {asked} wanted, {pool.arithmetic()} there"
-    return RankMemory(nodes, share), _or_error(why, settings)
+    return RankMemory(nodes, share, pool.holds(share)), _or_error(why, settings)
 
 
 def _or_error(why: str, settings: PlanSettings) -> str:
