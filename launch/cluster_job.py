@@ -52,6 +52,8 @@ class Command:
     """To remove from it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path -> content of what has to be written first."""
+    gloo: bool = False
+    """Whether ranks meet over our own rendezvous, because Horovod is linked with another MPI than this."""
 
 
 # What a program needs to find itself and its libraries, and the families of variables that tune the job.

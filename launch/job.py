@@ -94,7 +94,7 @@ def launcher_process(command: "Command") -> RankPlan:
     )
 
 
-def launcher_environ(command: "Command", options: JobOptions, files: JobFiles) -> dict[str, str]:
+def launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
     """The environment of another launcher: without what must not leave this host, with what ranks need."""
     inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
     return {
@@ -105,6 +105,7 @@ def launcher_environ(command: "Command", options: JobOptions, files: JobFiles) -
         "LMSRUN_JOB_ID": files.job_id,
         "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
         "LMSRUN_RECEIPT_LINES": "1",
+        **({"LMSRUN_RENDEZVOUS_PORT": str(port)} if command.gloo else {}),
     }
 
 

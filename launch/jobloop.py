@@ -99,7 +99,8 @@ class JobLoop:
     def _start_all(self) -> None:
         command = self._options.command
         if command is not None:
-            self._start(launcher_process(command), launcher_environ(command, self._options, self._files))
+            environ = launcher_environ(command, self._options, self._files, self._rendezvous.port)
+            self._start(launcher_process(command), environ)
             return
         ports = (self._rendezvous.port, free_port())
         for rank, slot in zip(self._plan.ranks, self._rendezvous.slots, strict=True):

@@ -57,6 +57,19 @@ def plan_slots(ranks: Sequence[RankPlan]) -> tuple[Slot, ...]:
 def slot_env(slot: Slot, port: int, master_port: int) -> dict[str, str]:
     """The variables of one rank: Horovod's Gloo contract, and those that other frameworks read."""
     return {
+        **gloo_env(slot, port),
+        "RANK": str(slot.rank),
+        "LOCAL_RANK": str(slot.local_rank),
+        "WORLD_SIZE": str(slot.size),
+        "LOCAL_WORLD_SIZE": str(slot.local_size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def gloo_env(slot: Slot, port: int) -> dict[str, str]:
+    """Horovod's Gloo contract: who a rank is, and where it finds the others."""
+    return {
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),
@@ -69,12 +82,6 @@ def slot_env(slot: Slot, port: int, master_port: int) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "lo",
-        "RANK": str(slot.rank),
-        "LOCAL_RANK": str(slot.local_rank),
-        "WORLD_SIZE": str(slot.size),
-        "LOCAL_WORLD_SIZE": str(slot.local_size),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(master_port),
     }
 
 

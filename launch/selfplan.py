@@ -42,7 +42,19 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
     if identity.local_rank == 0:
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")
-    return planned.ranks[identity.local_rank]
+    rank = planned.ranks[identity.local_rank]
+    return replace(rank, env={**rank.env, **_meeting_place(identity, environ)})
+
+
+def _meeting_place(identity: RankIdentity, environ: Mapping[str, str]) -> dict[str, str]:
+    """Horovod's Gloo contract, where the launcher of a one-host job has opened a rendezvous for it."""
+    port = environ.get("LMSRUN_RENDEZVOUS_PORT", "")
+    if not port.isdigit():
+        return {}
+    from launch.rendezvous import Slot, gloo_env
+
+    host, rank, size = os.uname().nodename, identity.rank, identity.world_size
+    return gloo_env(Slot(host, rank, identity.local_rank, 0, size, identity.local_world_size, 1), int(port))
 
 
 def _share_mask(identity: RankIdentity) -> None:

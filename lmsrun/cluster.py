@@ -17,6 +17,7 @@ from launch.backends.srun import build_srun, choose_mpi, read_mpi_plugins
 from launch.cluster_job import ClusterJob, Command
 from launch.cluster_plan import build_job, plan_shares
 from launch.errors import JobError, UsageError
+from launch.horovod_build import read_horovod_mpi, speaks_with
 from launch.hosts import (
     Host,
     HostShare,
@@ -179,6 +180,7 @@ class _Start:
 
     program: str
     is_here: bool
+    only_here: bool
     options: LaunchOptions
     job: ClusterJob
     ranks: Sequence[RankPlan]
@@ -206,7 +208,9 @@ def _build_command(
     program = place.found.get(name)
     if program is None and not dry:
         raise JobError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
-    return _BUILDERS[name](_Start(program or name, program is not None, options, job, ranks, environ, dry))
+    return _BUILDERS[name](
+        _Start(program or name, program is not None, place.only_here, options, job, ranks, environ, dry)
+    )
 
 
 def _mpirun(start: _Start) -> Command:
@@ -214,7 +218,15 @@ def _mpirun(start: _Start) -> Command:
     flavour = read_mpi_flavour(start.program, start.environ) if start.is_here else MpiFlavour("openmpi", (4,))
     if not start.dry:
         refuse_root(flavour, start.job, os.geteuid())
-    return build_mpirun(start.program, flavour, start.job, start.files_dir, start.extra)
+    command = build_mpirun(start.program, flavour, start.job, start.files_dir, start.extra)
+    if speaks_with(read_horovod_mpi(), flavour.family):
+        return command
+    if not start.only_here:
+        raise JobError(
+            f"Horovod here is linked with another MPI than {flavour.title}; try the mpirun of that one "
+            "(--mpirun PATH), or --launcher horovodrun"
+        )
+    return replace(command, gloo=True)
 
 
 def _srun(start: _Start) -> Command:

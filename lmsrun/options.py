@@ -29,17 +29,27 @@ FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 FOREIGN_VARIABLES = frozenset(
     {
         f"{ENV_PREFIX}{name}"
-        for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "LINE_BUFFERED", "EXPECT", "VENV")
+        for name in (
+            "JOB_ID",
+            "RECEIPT_DIR",
+            "RECEIPT_LINES",
+            "RENDEZVOUS_PORT",
+            "LINE_BUFFERED",
+            "EXPECT",
+            "VENV",
+        )
     }
 )
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
 
 OUTPUT = "Output"
+MAX_RANKS = 10**6
+"""More is a typing error, and would only fill memory with its plan."""
 
 
 def parse_num_proc(text: str) -> int | None:
     """``auto`` (None: every slot) or a number of ranks."""
-    return None if text.strip() == "auto" else whole_number(1)(text)
+    return None if text.strip() == "auto" else whole_number(1, MAX_RANKS)(text)
 
 
 @dataclass(frozen=True)
@@ -277,7 +287,7 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
 
     try:
         table = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{found} is not TOML: {error}") from None
     if is_project:
         table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
