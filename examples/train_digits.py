@@ -41,10 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     if rank == 0:
         agreement = f", {size} ranks hold the same weights" if size > 1 else ""
         print(f"test accuracy {accuracy:.4f}, loss {loss:.4f}, {len(test[0])} images{agreement}", flush=True)
-    if accuracy < options.min_accuracy:
+    if accuracy >= options.min_accuracy:
+        return 0
+    if rank == 0:
         print(f"accuracy {accuracy:.4f} is below --min-accuracy {options.min_accuracy}", file=sys.stderr)
-        return 1
-    return 0
+    return 1
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
