@@ -108,13 +108,15 @@ def parse_gpus(text: str) -> str:
     return ",".join(tokens)
 
 
-def whole_number(low: int) -> Callable[[str], int]:
-    """A parser of whole numbers from ``low`` on."""
+def whole_number(low: int, high: int = 10**9) -> Callable[[str], int]:
+    """A parser of whole numbers from ``low`` to ``high``."""
+    needed = f"a whole number, at least {low}" + (f" and at most {high}" if high < 10**9 else "")
 
     def parse(text: str) -> int:
         word = text.strip()
-        if not (word.isascii() and word.removeprefix("-").isdigit()) or len(word) > 12 or int(word) < low:
-            raise ValueError(f"a whole number, at least {low}")
+        digits = word.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or not low <= int(word) <= high:
+            raise ValueError(needed)
         return int(word)
 
     return parse

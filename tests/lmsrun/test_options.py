@@ -88,6 +88,8 @@ def test_repeated_and_switched() -> None:
         ("--numa sideways a.py", "--numa is 'sideways'; needed one of auto, strict, off"),
         ("-np 0 a.py", "-np is '0'; needed a whole number, at least 1"),
         ("-np two a.py", "-np is 'two'"),
+        ("-np 9999999 a.py", "at least 1 and at most 1000000"),
+        ("-np -3 a.py", "-np is '-3'"),
         ("-np", "-np needs a value: -np N|auto"),
         ("-np 2 -np 3 a.py", "-np contradicts -np before it"),
         ("--lms --no-lms a.py", "--no-lms contradicts --lms before it"),
@@ -140,6 +142,7 @@ def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None
         ('strict = "yes"', "lmsrun.toml: strict is 'yes'; needed true or false"),
         ("numa = {a = 1}", "lmsrun.toml: numa is dict"),
         ("numa = ", "lmsrun.toml is not TOML"),
+        ("numa = " + "[" * 5000, "lmsrun.toml is not TOML"),
         ('config = "x"', "unknown key 'config'"),
     ],
 )
