@@ -31,7 +31,7 @@ def start(environ: "Mapping[str, str]") -> None:
         return
     sys.modules[_NAME] = sys.modules[__name__]
     if environ.get("LMSRUN_LINE_BUFFERED") and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.meta_path.insert(0, Watcher({"tensorflow": on_tensorflow, "horovod.common.basics": on_horovod}))
 
 
