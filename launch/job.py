@@ -80,6 +80,7 @@ def rank_environ(
     return {
         "PYTHONUNBUFFERED": "1",
         **options.environ,
+        **({"LMSRUN_VERBOSE": "1"} if options.verbose else {}),
         **slot_env(slot, *ports),
         **plan.env,
         "LMSRUN_JOB_ID": files.job_id,
