@@ -1,10 +1,12 @@
 """The hook: one transform of every graph that TensorFlow traces, from the moment it is installed."""
 
+import gc
 import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
 from lms.errors import LMSError
+from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
 from lms.planner import plan
@@ -45,6 +48,7 @@ class Engine:
         self.batch_sizes = BatchSizes()
         self.watch = Watch(self)
         self.rescue = Rescue(config)
+        self.optimizer = OptimizerSettings(bool(config.arithmetic_optimization))
         self._device: Device | None = None
         self._transport: Transport | None = None
         self._warned: set[str] = set()
@@ -94,6 +98,10 @@ class Engine:
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None, outputs: Any = None
     ) -> Edits | None:
         """Plan ``tf_graph`` and edit it where that helps; returns what was added."""
+        with _collector_paused():
+            return self._edit(tf_graph, name, hints, call, outputs)
+
+    def _edit(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None, outputs: Any) -> Edits | None:
         started = time.perf_counter()
         shapes = complete_shapes(tf_graph, hints)
         view = read_graph(tf_graph, self.device.type, shapes, outputs)
@@ -152,7 +160,7 @@ class Engine:
                 return self._last_try(step)
             raise self._explained(error) from error
         finally:
-            self.rescue.done(function)
+            self.rescue.done()
 
     def _last_try(self, step: Callable[[], Any]) -> Any:
         try:
@@ -215,6 +223,18 @@ class Engine:
             self.warn(f"{name}: nothing can be swapped; every tensor is small, short-lived or must stay")
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Python's cyclic collector walks all of TensorFlow's graphs each time: half of the edit time, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _why(made: SwapPlan) -> str:
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
@@ -222,7 +242,6 @@ def _why(made: SwapPlan) -> str:
 
 
 _engine: Engine | None = None
-_arithmetic_before: Mapping[str, Any] | None = None
 
 
 def install(config: LMSConfig) -> None:
@@ -234,13 +253,11 @@ def install(config: LMSConfig) -> None:
     Raises:
         LMSError: If the hook is installed already.
     """
-    global _engine, _arithmetic_before
+    global _engine
     if _engine is not None:
         raise LMSError("LMS is installed already; call lms.disable() first")
     _engine = Engine(config, os.environ)
-    if not config.arithmetic_optimization:
-        _arithmetic_before = tf.config.optimizer.get_experimental_options()
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    _engine.optimizer.apply()
     if tf.config.optimizer.get_jit():
         _engine.warn(
             "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps away; "
@@ -253,16 +270,14 @@ def install(config: LMSConfig) -> None:
 
 def uninstall() -> None:
     """Edit nothing any more; graphs that were edited keep their swaps."""
-    global _engine, _arithmetic_before
+    global _engine
     if _engine is None:
         return
     transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
     _engine.batch_sizes.uninstall()
     _engine.watch.uninstall()
-    if _arithmetic_before is not None:
-        known = _arithmetic_before.get("arithmetic_optimization", True)
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": known})
-    _engine, _arithmetic_before = None, None
+    _engine.optimizer.restore()
+    _engine = None
 
 
 def engine() -> Engine:

@@ -101,6 +101,8 @@ class Watch:
         self._compiled.clear()
 
     def _outermost(self, function: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(self._local, "call", None) is not None:  # eager code that runs while a function is traced
+            return call(function, *args, **kwargs)
         self._observer.called(function)
         self._local.call = Call((args, kwargs), [function])
         try:

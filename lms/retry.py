@@ -67,6 +67,6 @@ class Rescue:
         self.config = replace(self.config, margin=margin)
         return True
 
-    def done(self, function: Any) -> None:
+    def done(self) -> None:
         """The outermost call is over: a step that worked needs no rescue."""
         self._attempt = None

@@ -1,0 +1,50 @@
+"""What of TensorFlow's graph optimizer must be off while LMS plans memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
+
+ARITHMETIC = "arithmetic_optimization"
+
+
+class OptimizerSettings:
+    """Changes the optimizer's options, and puts them back.
+
+    Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of results.
+    The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the plan: it turns
+    sums into chains of updates whose first buffer is allocated long before the plan has room for it.
+    """
+
+    def __init__(self, arithmetic: bool) -> None:
+        self._arithmetic = arithmetic
+        self._options_before: Mapping[str, Any] = {}
+        self._config_before: Any = None
+
+    def apply(self) -> None:
+        """Set the options for everything that runs from now on."""
+        self._options_before = tf.config.optimizer.get_experimental_options()
+        self._config_before = context.context()._config
+        context.context()._config = without_memory_optimizer(self._config_before)
+        self._set_arithmetic(self._arithmetic)
+
+    def restore(self) -> None:
+        """Put back what was there before."""
+        context.context()._config = self._config_before
+        self._set_arithmetic(bool(self._options_before.get(ARITHMETIC, True)))
+
+    def _set_arithmetic(self, on: bool) -> None:
+        """Setting an option also makes TensorFlow read its configuration anew."""
+        tf.config.optimizer.set_experimental_options({ARITHMETIC: on})
+
+
+def without_memory_optimizer(config: Any) -> Any:
+    """A copy of a session's or the eager context's configuration, with the memory optimizer off."""
+    changed = config_pb2.ConfigProto()
+    if config is not None:
+        changed.CopyFrom(config)
+    rewrite = changed.graph_options.rewrite_options
+    rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    return changed
