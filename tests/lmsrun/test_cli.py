@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a program that leaves a trace, and a saved machine."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
     (tmp_path / "ac922.json").write_text(json.dumps(to_json(machines.machine("ac922"))))
+    (tmp_path / "dgx.json").write_text(json.dumps(to_json(machines.machine("dgx"))))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -35,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-np 1 topo", "'topo' is a command of lmsrun and goes first: lmsrun topo"),
         ("-np 4000 train.py", "4000 ranks do not fit on localhost with"),
         ("-np 5 --topology ac922.json train.py", "5 ranks do not fit on localhost with 4 GPUs; try -np 4"),
-        ("-np 1 --topology ac922.json train.py", "is ac922.json another machine? try `lmsrun plan`"),
+        ("-np 1 --gpus 6 --topology dgx.json train.py", "is dgx.json another machine? try `lmsrun plan`"),
         ("--topology nowhere train.py", "nowhere"),
         ("--json -np 1 train.py", "--json prints a plan; use `lmsrun plan --json`"),
         ("-np 1 --gpus 99 train.py", "--gpus names '99', which is not here"),
