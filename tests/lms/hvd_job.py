@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as horovod_keras
@@ -14,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import lms.hvd as glue
+from lms.errors import LMSError
 
 keras = tf.keras
 KERAS_3 = not os.environ.get("TF_USE_LEGACY_KERAS")
@@ -26,7 +29,7 @@ def data(rank: "int | None" = None) -> "tuple[np.ndarray, np.ndarray]":
     return rng.normal(size=(32, 8)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")
 
 
-def build(seed: int) -> "keras.Model":
+def build(seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
 
@@ -58,7 +61,8 @@ def alone() -> np.ndarray:
     both = [np.stack(part, 1) for part in zip(data(0), data(1), strict=True)]  # batches of 8 pairs, in order
     x, y = (part.reshape(64, -1) for part in both)
     model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    return model.get_weights()[0]
+    weights: np.ndarray = model.get_weights()[0]
+    return weights
 
 
 def broadcast_and_average() -> None:
@@ -141,6 +145,8 @@ def refusals() -> None:
     optimizer = keras.optimizers.SGD(0.1)
     glue.DistributedOptimizer(optimizer)
     found["twice"] = refused(lambda: glue.DistributedOptimizer(optimizer))
+    found["no optimizer"] = refused(lambda: glue.DistributedOptimizer(object()))
+    found["session's"] = type(glue.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer())).__module__
     sizes = [tf.Variable(0.0)] * (1 + hvd.rank())
     found["other variables"] = refused(lambda: glue.broadcast_variables(sizes))
     found["other order"] = refused(lambda: glue.check_in_sync([tf.Variable(tf.zeros(1 + hvd.rank()))]))
@@ -158,10 +164,10 @@ def refusals() -> None:
         found["scaled inside"] = in_sync(model)
 
 
-def refused(action: "object") -> str:
+def refused(action: Callable[[], object]) -> str:
     try:
-        action()  # type: ignore[operator]
-    except glue.LMSError as error:
+        action()
+    except LMSError as error:
         return str(error)
     return "done"
 

@@ -98,8 +98,13 @@ def test_what_a_reduction_returns(found: dict[str, Any]) -> None:
 def test_mistakes_are_one_line_instead_of_a_hang(found: dict[str, Any]) -> None:
     assert found["without init"].startswith("Horovod is not initialised; call horovod.tensorflow.init()")
     assert found["twice"] == "this SGD is distributed already; wrap an optimizer once"
+    assert found["no optimizer"].startswith("object has no apply_gradients; needed an optimizer")
     assert found["other variables"].startswith("the ranks hold different variables (rank 0: 1, rank 1: 2)")
     assert found["other order"].startswith("the ranks hold different variables (rank 0: 1, rank 1: 1)")
+
+
+def test_optimizers_of_sessions_get_horovods_own(found: dict[str, Any]) -> None:
+    assert found["session's"] == "horovod.tensorflow"
 
 
 def test_loss_scaling_belongs_inside(keras_3: dict[str, Any]) -> None:
