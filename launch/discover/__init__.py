@@ -87,7 +87,7 @@ def read_tree(tree: Tree, source: str) -> Machine:
     try:
         facts = merge_gpus((), read_driver_gpus(tree), read_pci_gpus(tree))
         return _build(tree, source, _read_architecture(tree), facts, (), live=False)
-    except TopologyError as error:
+    except (TopologyError, ValueError) as error:  # such as a number of ten thousand digits
         raise TopologyError(f"{source}: {error}") from error
 
 

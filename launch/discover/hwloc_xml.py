@@ -139,7 +139,7 @@ class _Reader:
         elif tag == "distances2":
             self._in_latencies = False
         elif tag in ("indexes", "u64values"):
-            numbers = [int(word) for word in "".join(self._text or ()).split() if word.isdigit()]
+            numbers = [int(word) for word in "".join(self._text or ()).split() if word.isdecimal()]
             document = self.document
             if self._in_latencies:
                 (document.distance_ids if tag == "indexes" else document.distance_values).extend(numbers)
@@ -150,7 +150,7 @@ def _is_numa_latency(attributes: Mapping[str, str]) -> bool:
     """Whether a matrix holds the SLIT; bit 2 of ``kind`` is hwloc's "means latency"."""
     kind = attributes.get("kind", "")
     named = attributes.get("name", "NUMALatency") == "NUMALatency"
-    return attributes.get("type") == "NUMANode" and named and kind.isdigit() and bool(int(kind) & 4)
+    return attributes.get("type") == "NUMANode" and named and kind.isdecimal() and bool(int(kind) & 4)
 
 
 def _refuse_entity(name: str, *_: object) -> None:

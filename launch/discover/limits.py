@@ -61,7 +61,7 @@ def probe_set_mempolicy(architecture: str) -> bool | None:
 
 def _read_memlock(tree: Tree) -> int | None:
     found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc/self/limits") or "", re.MULTILINE)
-    return int(found[1]) if found and found[1].isdigit() else None
+    return int(found[1]) if found and found[1].isdecimal() else None
 
 
 def _read_memory_limit(tree: Tree) -> int | None:
@@ -70,7 +70,7 @@ def _read_memory_limit(tree: Tree) -> int | None:
         int(text)
         for name in ("memory.max", "memory.limit_in_bytes")
         for folder in _read_cgroup_folders(tree, "memory")
-        if (text := tree.read(f"{folder}/{name}") or "").isdigit()
+        if (text := tree.read(f"{folder}/{name}") or "").isdecimal()
     ]
     return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
 

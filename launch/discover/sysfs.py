@@ -221,7 +221,7 @@ def _read_memory_bytes(tree: Tree, numa_node: int, all_nodes: set[int]) -> int |
     for line in (text or "").splitlines():
         head, _, tail = line.partition("MemTotal:")
         words = tail.split()
-        if words and words[0].isdigit() and head.strip() in ("", f"Node {numa_node}"):
+        if words and words[0].isdecimal() and head.strip() in ("", f"Node {numa_node}"):
             return int(words[0]) * 1024
     return None
 
@@ -229,7 +229,7 @@ def _read_memory_bytes(tree: Tree, numa_node: int, all_nodes: set[int]) -> int |
 def _read_distances(tree: Tree, numa_node: int, all_nodes: list[int]) -> tuple[tuple[int, int], ...]:
     """The kernel prints one distance per online node, in ascending id, itself included."""
     words = (tree.read(f"{NODE}/node{numa_node}/distance") or "").split()
-    if len(words) != len(all_nodes) or not all(word.isdigit() for word in words):
+    if len(words) != len(all_nodes) or not all(word.isdecimal() for word in words):
         return ()
     return tuple((other, int(word)) for other, word in zip(all_nodes, words, strict=True))
 

@@ -176,6 +176,19 @@ def test_damaged_files_are_named(path: str, text: str) -> None:
     assert path in str(caught.value)
 
 
+@pytest.mark.parametrize("junk", ["", "\0", "²", "٣", "-1", "9" * 5000, "1 2 3", "a: b\n: \n"])
+def test_junk_in_any_file_is_refused_or_unknown(junk: str) -> None:
+    known = machines.SPECS["ac922"]
+    cpus = {0: "0-3", 8: "64-67"}
+    small = tuple(replace(node, cpus=cpus.get(node.id, "")) for node in known.nodes)
+    spec = replace(known, nodes=small, memory_limits=("max", "1"))
+    for path in sorted(machines.build_files(spec)):
+        try:
+            check(machines.machine(replace(spec, extra={path: junk})))
+        except TopologyError as error:
+            assert "\n" not in str(error)
+
+
 def test_links_out_of_a_saved_directory_are_not_followed(tmp_path: Path) -> None:
     root = machines.build_root("single-gpu-unknown", tmp_path / "tree")
     secret = tmp_path / "secret"
