@@ -1,0 +1,124 @@
+"""Real jobs through Open MPI and MPICH: arguments, variables, binding, exit codes, and the same training."""
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+from cluster_run import SHOW_RANK, TRAIN_SUM, lmsrun, needs, processes_with, read_ranks, run
+from hostile import ARGUMENTS, VALUES
+
+pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
+
+LAUNCHERS = {
+    "openmpi": ("--launcher", "mpirun", "--mpirun", "mpirun.openmpi", "--allow-run-as-root"),
+    "mpich": ("--launcher", "mpirun", "--mpirun", "mpirun.mpich"),
+    "horovodrun": ("--launcher", "horovodrun"),
+    "local": ("--launcher", "local"),
+}
+MPIS = ("openmpi", "mpich")
+
+
+def options(launcher: str) -> tuple[str, ...]:
+    words = LAUNCHERS[launcher]
+    if "--mpirun" in words:
+        needs(words[words.index("--mpirun") + 1])
+    if launcher == "horovodrun":
+        pytest.importorskip("horovod")
+    return words
+
+
+@pytest.mark.parametrize(
+    "launcher", [*MPIS, "local", pytest.param("horovodrun", marks=pytest.mark.tensorflow)]
+)
+def test_hostile_strings_reach_the_rank_unchanged(launcher: str, tmp_path: Path) -> None:
+    folder, out = tmp_path / "a b;$(touch pwned)'q\"", tmp_path / "out"
+    folder.mkdir()
+    out.mkdir()
+    given = [word for name, value in VALUES.items() for word in ("-x", f"{name}={value}")]
+    argv = lmsrun(
+        "run", *options(launcher), "-np", "2", *given, "--", str(SHOW_RANK), str(out), "ok", *ARGUMENTS
+    )
+    done = run(argv, folder)
+    assert done.returncode == 0, done.stderr
+    for rank in read_ranks(out, 2):
+        assert rank["argv"] == list(ARGUMENTS)
+        assert {name: rank["env"].get(name) for name in VALUES} == VALUES
+        assert rank["cwd"] == str(folder)
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_the_shim_alone_is_a_whole_integration(mpi: str, tmp_path: Path) -> None:
+    """``mpirun -np 4 lmsrun worker -- PROGRAM``: nothing else of lmsrun is there."""
+    words = options(mpi)
+    mpirun = words[words.index("--mpirun") + 1]
+    root = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+    argv = [mpirun, *root, "-np", "4", *lmsrun("worker", "--", str(SHOW_RANK), str(tmp_path), "ok", "a b")]
+    done = run(argv, tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks = read_ranks(tmp_path, 4)
+    assert [rank["sizes"] for rank in ranks] == [[str(local), "4", "4"] for local in range(4)]
+    assert all(rank["cpus"] for rank in ranks)
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("exit:0:1", 1), ("exit:1:7", 7), ("exit:1:255", 255), ("kill:1:11", 139), ("kill:0:9", 137)],
+)
+def test_exit_codes_survive_and_nothing_is_left(mpi: str, how: str, code: int, tmp_path: Path) -> None:
+    started = time.monotonic()
+    argv = lmsrun("run", *options(mpi), "--numa", "off", "-np", "2", "--", str(SHOW_RANK), str(tmp_path), how)
+    done = run(argv, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert time.monotonic() - started < 20, "the other rank was not waited for"
+    assert f"lmsrun: mpirun exited with code {code}" in done.stderr
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_receipts_come_back(mpi: str, tmp_path: Path) -> None:
+    words = (*options(mpi), "-np", "2", "--output-dir", str(tmp_path / "job"))
+    done = run(lmsrun("run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "where the ranks run" in done.stderr
+    assert (tmp_path / "job" / "receipts.json").read_text().count('"rank"') == 2
+    said = done.stdout.splitlines()
+    assert sorted(line.split("rank ")[1] for line in said) == ["0 is here", "1 is here"], said
+
+
+def test_root_must_consent(tmp_path: Path) -> None:
+    words = options("openmpi")[:-1]
+    done = run(lmsrun("run", *words, "-np", "2", "--", str(SHOW_RANK), str(tmp_path), "ok"), tmp_path)
+    import os
+
+    if os.geteuid() != 0:
+        assert done.returncode == 0
+        return
+    assert done.returncode == 2
+    assert done.stderr.startswith("lmsrun: Open MPI 4") and "--allow-run-as-root" in done.stderr
+    assert not list(tmp_path.glob("rank-*"))
+
+
+def digest_of(ranks: int) -> str:
+    """The weights that ``train_sum.py`` ends with; all of its sums are exact."""
+    np = pytest.importorskip("numpy")
+    weights = np.zeros(4)
+    for step in range(5):
+        data = [np.array([rank + 1.0, step, 2.0, -1.0]) for rank in range(ranks)]
+        weights -= 0.125 * sum(2 * (weights - each) for each in data)
+    return hashlib.sha256(weights.tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [("local", 2), ("openmpi", 2), ("mpich", 2), ("openmpi", 4), ("mpich", 4)]
+)
+def test_every_launcher_trains_to_the_same_weights(launcher: str, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    words = (*options(launcher), "--oversubscribe", "--no-lms", "-np", str(ranks))
+    done = run(lmsrun("run", *words, "--", str(TRAIN_SUM)), tmp_path, timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    found = sorted(line.partition("weights ")[2] for line in done.stdout.splitlines() if "weights" in line)
+    assert found == [f"{rank} {ranks} {digest_of(ranks)}" for rank in range(ranks)]
