@@ -47,7 +47,10 @@ def read_device(environ: Mapping[str, str]) -> Device:
     """The first visible GPU, else the CPU device. Initialises TensorFlow's devices."""
     if tf.config.list_logical_devices("GPU"):
         return Device("GPU:0", _gpu_limit())
-    if environ.get(CPU_BFC, "").lower() in ("1", "true") and (text := environ.get(CPU_BFC_LIMIT, "")).isdigit():
+    if (
+        environ.get(CPU_BFC, "").lower() in ("1", "true")
+        and (text := environ.get(CPU_BFC_LIMIT, "")).isdigit()
+    ):
         return Device("CPU:0", int(text) * MIB)
     return Device("CPU:0", None)
 

@@ -13,9 +13,11 @@ ARITHMETIC = "arithmetic_optimization"
 class OptimizerSettings:
     """Changes the optimizer's options, and puts them back.
 
-    Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of results.
-    The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the plan: it turns
-    sums into chains of updates whose first buffer is allocated long before the plan has room for it.
+    Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of
+    results.
+    The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the
+    plan: it turns sums into chains of updates whose first buffer is allocated long before the plan has room
+    for it.
     """
 
     def __init__(self, arithmetic: bool) -> None:

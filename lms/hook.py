@@ -101,7 +101,9 @@ class Engine:
         with _collector_paused():
             return self._edit(tf_graph, name, hints, call, outputs)
 
-    def _edit(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None, outputs: Any) -> Edits | None:
+    def _edit(
+        self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None, outputs: Any
+    ) -> Edits | None:
         started = time.perf_counter()
         shapes = complete_shapes(tf_graph, hints)
         view = read_graph(tf_graph, self.device.type, shapes, outputs)
@@ -145,8 +147,8 @@ class Engine:
             )
         if is_recording():
             self.warn(
-                f"{function._name} is called under a gradient tape outside of any tf.function, where LMS cannot see "
-                "the step; put the tape and the optimizer's update into one tf.function"
+                f"{function._name} is called under a gradient tape outside of any tf.function, where LMS "
+                "cannot see the step; put the tape and the optimizer's update into one tf.function"
             )
 
     def run(self, function: Any, step: Callable[[], Any]) -> Any:
@@ -182,15 +184,24 @@ class Engine:
 
     def _warn_open_sizes(self, name: str, view: GraphView) -> None:
         self.warn(
-            f"{name}: the sizes of {len(view.unknown)} tensors are open (such as {view.unknown[0]}), so they stay on "
-            "the device; set batch_size (LMS_BATCH_SIZE)"
+            f"{name}: the sizes of {len(view.unknown)} tensors are open (such as {view.unknown[0]}), so they "
+            "stay on the device; set batch_size (LMS_BATCH_SIZE)"
         )
 
     def _skip(self, func_graph: Any, why: str) -> None:
-        self.collector.graphs.append(GraphStats(func_graph.name, False, why, len(func_graph.get_operations())))
+        self.collector.graphs.append(
+            GraphStats(func_graph.name, False, why, len(func_graph.get_operations()))
+        )
 
     def _record(
-        self, name: str, view: GraphView, made: SwapPlan, edits: Edits | None, base: int, edit_s: float, plan_s: float
+        self,
+        name: str,
+        view: GraphView,
+        made: SwapPlan,
+        edits: Edits | None,
+        base: int,
+        edit_s: float,
+        plan_s: float,
     ) -> None:
         stats = GraphStats(
             name=name,
@@ -225,7 +236,7 @@ class Engine:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Python's cyclic collector walks all of TensorFlow's graphs each time: half of the edit time, for nothing."""
+    """Python's cyclic collector would walk all of TensorFlow's graphs again and again, for nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -260,8 +271,8 @@ def install(config: LMSConfig) -> None:
     _engine.optimizer.apply()
     if tf.config.optimizer.get_jit():
         _engine.warn(
-            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps away; "
-            "switch it off with tf.config.optimizer.set_jit(False)"
+            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps "
+            "away; switch it off with tf.config.optimizer.set_jit(False)"
         )
     _engine.watch.install()
     _engine.batch_sizes.install()

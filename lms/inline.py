@@ -1,9 +1,9 @@
 """Watches calls of ``tf.function``s, for what a traced graph alone cannot tell.
 
-Three things happen here. A function called under a gradient tape while another is being traced runs as plain Python
-inside it: as a nested function its tensors would be hidden from the plan. XLA is switched off, because it fuses the
-step and no swap survives that. And the arguments of the outermost call are kept for the time of the call, because they
-know the sizes that a graph leaves open.
+Three things happen here. A function called under a gradient tape while another is being traced runs as plain
+Python inside it: as a nested function its tensors would be hidden from the plan. XLA is switched off,
+because it fuses the step and no swap survives that. And the arguments of the outermost call are kept for the
+time of the call, because they know the sizes that a graph leaves open.
 """
 
 import threading
@@ -134,7 +134,9 @@ def should_inline(function: Any) -> bool:
         return False
     python_function = tf_decorator.unwrap(function._python_function)[1]
     module = getattr(python_function, "__module__", None) or ""
-    return module.split(".")[0] not in KEPT_MODULES and not KEEPING_ATTRIBUTES.intersection(function._attributes)
+    return module.split(".")[0] not in KEPT_MODULES and not KEEPING_ATTRIBUTES.intersection(
+        function._attributes
+    )
 
 
 def run_inline(function: Any, args: Any, kwargs: Any) -> Any:
@@ -146,7 +148,9 @@ def run_inline(function: Any, args: Any, kwargs: Any) -> Any:
         )
     args, kwargs = tf.nest.map_structure(_as_argument, (args, kwargs))
     if function.input_signature is not None and not kwargs:
-        typed = tf.nest.map_structure(_as_specified, function.input_signature, tuple(args)[: len(function.input_signature)])
+        typed = tf.nest.map_structure(
+            _as_specified, function.input_signature, tuple(args)[: len(function.input_signature)]
+        )
         args = (*typed, *args[len(typed) :])
     return tf.nest.map_structure(_as_result, python_function(*args, **kwargs))
 
@@ -160,4 +164,8 @@ def _as_specified(spec: Any, value: Any) -> Any:
 
 
 def _as_result(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if isinstance(value, (bool, int, float, np.ndarray, np.generic)) else value
+    return (
+        tf.convert_to_tensor(value)
+        if isinstance(value, (bool, int, float, np.ndarray, np.generic))
+        else value
+    )

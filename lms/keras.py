@@ -1,7 +1,7 @@
 """Learns from Keras, whichever one is used, how large the batches are that it is about to feed.
 
-``fit`` on arrays traces its step with an open batch dimension; only Keras's data adapters know the size. They are
-watched, not changed: a hook notes the batch size whenever one is made.
+``fit`` on arrays traces its step with an open batch dimension; only Keras's data adapters know the size.
+They are watched, not changed: a hook notes the batch size whenever one is made.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ ITERATORS = (
     ("tf_keras.src.engine.data_adapter", "DataHandler", "_adapter"),
     ("keras.src.engine.data_adapter", "DataHandler", "_adapter"),
 )
-"""Module, class and attribute with the adapter: Keras 3, tf_keras, and the Keras 2 that TensorFlow 2.15 brings."""
+"""Module, class and attribute with the adapter: Keras 3, tf_keras, and the Keras 2 that TensorFlow 2.15
+brings."""
 
 
 class BatchSizes:

@@ -47,11 +47,16 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
     yield "graph", f"{graph.name}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
     yield "  peak", f"{mib(graph.peak_before_bytes)} before, {mib(graph.planned_peak_bytes)} planned"
     if graph.budget_bytes is not None:
-        yield "  budget", f"{mib(graph.budget_bytes)} for the step, {mib(graph.floor_bytes)} is the least possible"
-    yield "  swapped", (
-        f"{graph.tensors} tensors out ({mib(graph.bytes_out)}), {graph.swap_ins} times in ({mib(graph.bytes_in)}) a step"
+        yield (
+            "  budget",
+            f"{mib(graph.budget_bytes)} for the step, {mib(graph.floor_bytes)} is the least possible",
+        )
+    out, back = mib(graph.bytes_out), mib(graph.bytes_in)
+    yield "  swapped", f"{graph.tensors} tensors out ({out}), {graph.swap_ins} times in ({back}) a step"
+    yield (
+        "  edit",
+        f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added",
     )
-    yield "  edit", f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added"
     for reason, count in graph.rejected:
         yield "  stays", f"{count:,} tensors: {reason}"
     for note in graph.notes:
@@ -65,15 +70,21 @@ def _measured(report: Report) -> str:
 
 def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
     """What to add to TensorFlow's message when a step ran out of device memory."""
-    lines = ["LMS: the step ran out of memory on " + report.device.name + f" (limit {mib(report.device.limit_bytes)})."]
+    lines = [
+        "LMS: the step ran out of memory on "
+        + report.device.name
+        + f" (limit {mib(report.device.limit_bytes)})."
+    ]
     if planned is None:
-        lines.append("LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + ".")
+        lines.append(
+            "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + "."
+        )
         lines.append("Try lms.enable(policy='all'), or a smaller batch.")
         return "\n".join(lines)
     plan = planned.plan
     lines.append(
-        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step on top of {mib(planned.base_bytes)} in use; "
-        f"{len(plan.swaps)} tensors swapped; no plan needs less than {mib(plan.floor_bytes)}."
+        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
+        f"before; {len(plan.swaps)} tensors swapped; no plan needs less than {mib(plan.floor_bytes)}."
     )
     lines.append("Largest tensors alive at the planned peak:")
     lines += [f"  {mib(nbytes):>14}  {name}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS)]
@@ -106,32 +117,43 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
     if planned.plan.budget_bytes is not None:
         budget = (planned.base_bytes + planned.plan.budget_bytes) / MIB
         axes.axhline(budget, color="#555555", linestyle="--", linewidth=1, label=f"budget {budget:,.0f} MiB")
-    axes.set(xlabel="op of the step, in planned order", ylabel="device memory, MiB", title=planned.name, ylim=0)
+    axes.set(
+        xlabel="progress of the step, % of its changes of memory",
+        ylabel="device memory, MiB",
+        title=planned.name,
+        ylim=0,
+    )
     axes.margins(x=0)
     axes.legend(loc="upper right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     legend.axis("off")
-    legend.text(0, 1, _peak_text(planned), va="top", family="monospace", fontsize=7.5, transform=legend.transAxes)
+    legend.text(
+        0, 1, _peak_text(planned), va="top", family="monospace", fontsize=7.5, transform=legend.transAxes
+    )
     figure.savefig(path, dpi=130)
 
 
 def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
+    """Draw the points at which memory changes; what runs in between takes no room on the axis."""
     values = [(nbytes + base) / MIB for nbytes in line.allocated]
-    places = [point / 2 for point in range(len(values))]
-    axes.fill_between(places, values, color=color, alpha=0.18, linewidth=0)
-    axes.plot(places, values, color=color, linewidth=1.2, label=f"{label}: peak {max(values, default=0):,.0f} MiB")
-    if line.peak_position is not None:
-        axes.plot(line.peak_position, (line.peak_bytes + base) / MIB, "o", color=color, markersize=5)
+    changes = [now for earlier, now in zip([0.0, *values], values, strict=False) if now != earlier] or [0.0]
+    places = [100 * index / len(changes) for index in range(len(changes))]
+    peak = max(changes)
+    axes.fill_between(places, changes, color=color, alpha=0.18, linewidth=0, step="post")
+    axes.step(
+        places, changes, color=color, linewidth=1.2, where="post", label=f"{label}: peak {peak:,.0f} MiB"
+    )
+    axes.plot(places[changes.index(peak)], peak, "o", color=color, markersize=5)
 
 
 def _peak_text(planned: Planned) -> str:
-    plan = planned.plan
+    plan, live = planned.plan, planned.largest_at_peak(NAMED_TENSORS * 3)
     parts: Sequence[str] = (
         f"{len(plan.swaps)} tensors swapped",
         f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
         "",
         "alive at the peak (after)",
-        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS * 2)),
+        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in live if nbytes >= MIB // 20),
         *((f"{mib(planned.base_bytes):>13} in use before the step",) if planned.base_bytes else ()),
     )
     return "\n".join(parts)

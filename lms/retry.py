@@ -1,6 +1,7 @@
 """One second try: when the first step of a fitted plan runs out of memory, plan again with a larger margin.
 
-The failed step may have updated some variables already, so their values are kept from before the step and put back.
+The failed step may have updated some variables already, so their values are kept from before the step and
+put back.
 """
 
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ class Rescue:
                     self._attempt.values[variable.ref()] = variable.numpy()
 
     def prepare(self, call: Call) -> bool:
-        """After a failure: undo the step, forget its traces and enlarge the margin. False: there is no second try."""
+        """After a failure: undo the step, forget its traces, enlarge the margin; False: no second try."""
         attempt, self._attempt = self._attempt, None
         if attempt is None or self._used:
             return False
@@ -61,8 +62,8 @@ class Rescue:
             function._function_cache.clear()
         margin = min(0.9, self.config.margin + LARGER_MARGIN)
         self.message = (
-            f"the first step ran out of memory although the plan fitted; planned again with margin {margin:.2f} "
-            f"instead of {self.config.margin:.2f} (a batch taken from an iterator is not seen again)"
+            "the first step ran out of memory although the plan fitted; planned again with margin "
+            f"{margin:.2f} instead of {self.config.margin:.2f} (a batch that an iterator gave is not seen again)"
         )
         self.config = replace(self.config, margin=margin)
         return True

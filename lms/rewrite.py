@@ -55,7 +55,9 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
         RewriteError: If the graph was edited before, or the plan does not fit it. Nothing was changed then.
     """
     if is_edited(tf_graph):
-        raise RewriteError(f"{getattr(tf_graph, 'name', 'the graph')} was edited already; a graph is edited once")
+        raise RewriteError(
+            f"{getattr(tf_graph, 'name', 'the graph')} was edited already; a graph is edited once"
+        )
     require_forward(view.graph, plan)
     editor = _Editor(view, transport)
     with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
@@ -78,7 +80,9 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
 
     def forward(before: int, after: int, what: str) -> None:
         if place[before] >= place[after]:
-            raise RewriteError(f"{what}: {graph.ops[before].name} does not run before {graph.ops[after].name}")
+            raise RewriteError(
+                f"{what}: {graph.ops[before].name} does not run before {graph.ops[after].name}"
+            )
 
     for op, earlier in enumerate(graph.predecessors):
         for other in earlier:
@@ -93,7 +97,9 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
             forward(swap.after, op, "swap-out blocks")
         for swap_in in swap.swap_ins:
             if place[swap_in.trigger] < place[swap.after]:
-                raise RewriteError(f"swap-in of {graph.tensor_name(swap.tensor)} may start before it was swapped out")
+                raise RewriteError(
+                    f"swap-in of {graph.tensor_name(swap.tensor)} may start before it was swapped out"
+                )
             for op in [*(use.op for use in swap_in.uses), *swap_in.blocks]:
                 forward(swap_in.trigger, op, "swap-in")
 
@@ -138,10 +144,13 @@ class _Editor:
     def _version(self, tensor: int, versions: dict[int, Any], name: str) -> Any:
         """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
         if tensor not in versions:
-            alias = self.view.graph.tensors[tensor]
-            assert alias.alias_of is not None
-            source = self._version(alias.alias_of, versions, name)
-            versions[tensor] = self._alias_again(self.view.tensors[tensor], alias.alias_of, source, name)
+            original = self.view.graph.tensors[tensor].alias_of
+            if original is None:
+                raise RewriteError(
+                    f"{self.view.graph.tensor_name(tensor)} is not an alias of what was swapped"
+                )
+            source = self._version(original, versions, name)
+            versions[tensor] = self._alias_again(self.view.tensors[tensor], original, source, name)
         return versions[tensor]
 
     def _alias_again(self, tensor: Any, original: int, source: Any, name: str) -> Any:

@@ -79,7 +79,7 @@ def _pin(shape: Any, hints: ShapeHints) -> None:
 
 def _handles(tf_graph: Any) -> dict[str, Any]:
     """Stand-ins for the variables' handles that know what they point to, which a GraphDef forgets."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for op in tf_graph.get_operations():
         if op.type in ("Placeholder", "VarHandleOp") and op.outputs and op.outputs[0].dtype == tf.resource:
             stand_in = tf.compat.v1.placeholder(

@@ -33,9 +33,10 @@ TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", 
 """Ops whose outputs are a few numbers, however open their shapes are."""
 
 TWIN_SLOTS = {"Conv2DBackpropFilter": 2}
-"""On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in this slot),
-without looking for paths between the two: with one it makes a cycle, and where the two wait for different ops it
-leaves them apart and the bias gradient differs in the last digits. So both are one op to the engine."""
+"""On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in
+this slot), without looking for paths between the two: with one it makes a cycle, and where the two wait for
+different ops it leaves them apart and the bias gradient differs in the last digits. So both are one op to
+the engine."""
 
 NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
 

@@ -43,7 +43,7 @@ class Transport(Protocol):
         """
 
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
-        """Copy ``tensor`` off the device; the result is only good for ``swap_in``, which is called ``readers`` times."""
+        """Copy ``tensor`` off the device; the result is good for ``readers`` calls of ``swap_in``."""
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """Copy back to ``device``; the result has the type and shape of ``like``."""

@@ -1,4 +1,4 @@
-"""Compiles the swap ops once per TensorFlow version into the user's cache, and hands out the library's path."""
+"""Compiles the swap ops, once per TensorFlow version, into the user's cache."""
 
 import fcntl
 import hashlib
@@ -19,7 +19,7 @@ BUILD_TIMEOUT_S = 300.0
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """The directory of built ops: ``$LMS_CACHE``, else ``$XDG_CACHE_HOME/lmsrun/ops``, else ``~/.cache/lmsrun/ops``."""
+    """Where built ops are kept: ``$LMS_CACHE``, else ``lmsrun/ops`` in the user's cache directory."""
     if own := environ.get("LMS_CACHE"):
         return Path(own)
     base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
@@ -72,7 +72,9 @@ def _require_own(path: Path) -> None:
     """Code that we load must be ours: nobody else may own it or be able to write it."""
     found = path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BuildError(f"{path} can be changed by other users; remove it, or set LMS_CACHE to a private directory")
+        raise BuildError(
+            f"{path} can be changed by other users; remove it, or set LMS_CACHE to a private directory"
+        )
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from lms.transports.pyfunc import NumpyTransport
 def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, str]) -> Transport:
     """The transport that ``config`` asks for, or the best one for ``device_type`` (``GPU`` or ``CPU``).
 
-    ``store_dir`` is a further tier behind host memory: what exceeds ``host_mem_limit_mb`` goes there; without a limit, or
-    with ``transport="file"``, everything does.
+    ``store_dir`` is a further tier behind host memory: what exceeds ``host_mem_limit_mb`` goes there;
+    without a limit, or with ``transport="file"``, everything does.
 
     Raises:
         LMSError: If the transport does not fit the device, or its store cannot be made.
@@ -25,7 +25,9 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
         kind = "device" if device_type == "GPU" else "file" if config.store_dir else "host"
     if kind == "device":
         if device_type != "GPU":
-            raise LMSError("transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'")
+            raise LMSError(
+                "transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'"
+            )
         return DeviceTransport()
     if kind == "file" and not config.store_dir:
         raise LMSError("transport is 'file' without store_dir; set LMS_STORE to a directory on a local disk")

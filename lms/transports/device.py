@@ -1,4 +1,4 @@
-"""Swapping from a GPU: TensorFlow's own copies through pinned host memory, each direction on its own stream."""
+"""Swapping from a GPU: TensorFlow's copies through pinned host memory, each way on its own stream."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ TO_HOST, TO_DEVICE = "_CopyFromGpuToHost", "_CopyFromHostToGpu"
 class DeviceTransport:
     """Copies between a GPU and pinned host memory.
 
-    Where TensorFlow registers the asynchronous copy ops (2.21 does) they are used; elsewhere an ``Identity`` placed on
-    the host makes TensorFlow insert its own copies. Grappler would remove such an ``Identity``, so it is protected.
+    Where TensorFlow registers the asynchronous copy ops (2.21 does) they are used; elsewhere an ``Identity``
+    placed on the host makes TensorFlow insert its own copies. Grappler would remove such an ``Identity``, so
+    it is protected.
     """
 
     name = "device"

@@ -1,4 +1,4 @@
-"""Swapping on the CPU device: a small C++ op that moves bytes out of TensorFlow's allocator, to memory or to a file."""
+"""Swapping on the CPU device: a small C++ op moves bytes out of TensorFlow's allocator."""
 
 import ctypes
 import os
@@ -49,7 +49,9 @@ class HostTransport:
         directory = None if store_dir is None else os.fsencode(store_dir)
         failed = self._calls.lms_store_configure(ctypes.c_int64(limit), directory)
         if failed:
-            raise StoreError(f"cannot make a file in {store_dir}: {os.strerror(failed)}; set LMS_STORE to a local directory")
+            raise StoreError(
+                f"cannot make a file in {store_dir}: {os.strerror(failed)}; set LMS_STORE to another one"
+            )
 
     def require_room(self, nbytes: int) -> None:
         """See :class:`lms.transports.base.Transport`."""
@@ -60,7 +62,7 @@ class HostTransport:
             where = f"in {self._store_dir}" if self._store_dir else "under the host memory limit"
             raise StoreError(
                 f"one step swaps {nbytes / MIB:.0f} MiB and {room / MIB:.0f} MiB are free {where}; "
-                "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, or use a smaller batch"
+                "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, or use less batch"
             )
 
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
@@ -78,15 +80,17 @@ class HostTransport:
         """See :class:`lms.transports.base.Transport`."""
         values = (ctypes.c_int64 * _STATS)()
         self._calls.lms_store_stats(values)
-        *counts, ns_out, ns_in = values
-        return StoreStats(*counts, seconds_out=ns_out / 1e9, seconds_in=ns_in / 1e9)
+        in_use, peak, memory, file, outs, ins, bytes_out, bytes_in, ns_out, ns_in = values
+        return StoreStats(
+            in_use, peak, memory, file, outs, ins, bytes_out, bytes_in, ns_out / 1e9, ns_in / 1e9
+        )
 
 
-@tf.RegisterGradient("LmsSwapOut")
+@tf.RegisterGradient("LmsSwapOut")  # type: ignore[untyped-decorator]
 def _swap_out_gradient(op: Any, gradient: Any) -> Any:
     return gradient
 
 
-@tf.RegisterGradient("LmsSwapIn")
+@tf.RegisterGradient("LmsSwapIn")  # type: ignore[untyped-decorator]
 def _swap_in_gradient(op: Any, gradient: Any) -> Any:
     return gradient

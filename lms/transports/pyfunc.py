@@ -1,4 +1,4 @@
-"""Swapping on the CPU device without a compiler: NumPy arrays kept by Python, slower and behind Python's lock."""
+"""Swapping on the CPU device without a compiler: NumPy arrays, slower and behind Python's lock."""
 
 import itertools
 from typing import Any
@@ -52,7 +52,9 @@ class NumpyTransport:
     def stats(self) -> StoreStats:
         """See :class:`lms.transports.base.Transport`."""
         m = self._moved
-        return StoreStats(m["in_use"], m["peak"], m["in_use"], 0, m["outs"], m["ins"], m["bytes_out"], m["bytes_in"])
+        return StoreStats(
+            m["in_use"], m["peak"], m["in_use"], 0, m["outs"], m["ins"], m["bytes_out"], m["bytes_in"]
+        )
 
     def _count(self, way: str, nbytes: int, last: bool = True) -> None:
         self._moved[f"{way}s"] += 1
