@@ -71,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, so that a script chang
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return hvd.DistributedOptimizer(optimizer, **options)
     plain = type(optimizer)
-    if getattr(plain, "lms_distributed", False):
+    if getattr(plain, "lms_distributed", False) or plain.__module__.startswith("horovod."):
         raise LMSError(f"this {plain.__name__} is distributed already; wrap an optimizer once")
     if not hasattr(plain, "apply_gradients"):
         raise LMSError(f"{plain.__name__} has no apply_gradients; needed an optimizer of Keras or TensorFlow")
