@@ -181,8 +181,13 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with open(fd, "rb") as file:
-        text = file.read(MAX_RECEIPT_BYTES + 1)
+    try:
+        # More than one read is never needed: a regular file gives all it has, and anything else is not a receipt.
+        text = os.read(fd, MAX_RECEIPT_BYTES + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     if len(text) > MAX_RECEIPT_BYTES:
         return None
     try:

@@ -50,12 +50,12 @@ class Job:
         return 128 - code if code < 0 else code
 
     def assert_nothing_left(self) -> None:
-        """Not one process of the job, and no folder of receipts, a moment after the launcher's end."""
+        """Not one process of the job, and no folder of receipts."""
         wait_until(lambda: not self.processes(), lambda: f"left: {self.processes()}", 3)
         wait_until(lambda: not list(self.folder.glob("lmsrun-*")), "the receipts' folder is gone", 3)
 
     def processes(self) -> dict[int, str]:
-        """What still runs of the job: pid to command line. Zombies are none of it: they have no environment."""
+        """What still runs of the job, pid to command line; zombies have no environment."""
         wanted = f"{_MARK}={self.mark}".encode()
         found = {}
         for entry in os.scandir("/proc"):

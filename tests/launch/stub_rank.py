@@ -1,4 +1,4 @@
-"""A rank for tests: does what its arguments say, ``[RANK:]ACTION[=VALUE]`` in order, those of other ranks left out."""
+"""A rank for tests: does what its arguments say, ``[RANK:]ACTION[=VALUE]``, except those of other ranks."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def die(name: str) -> None:
 
 
 def daemon() -> None:
-    """Children of every kind: in this group, in a session of its own, and a double-forked daemon that ignores SIGTERM."""
+    """Children of three kinds: in this group, in their own session, and a daemon that ignores SIGTERM."""
     subprocess.Popen(["sleep", "600"])
     subprocess.Popen(["sleep", "601"], start_new_session=True)
     if os.fork() == 0:

@@ -122,7 +122,7 @@ def test_grandchildren_and_daemons_end_with_the_job(start: JobStarter) -> None:
 
 @pytest.mark.parametrize("victim", ["front", "supervisor", "both"])
 def test_sigkill_to_the_launcher_leaves_no_process(start: JobStarter, victim: str) -> None:
-    # Daemons of a rank survive only the case that kills both at once: then no process of ours is left to see them.
+    # Only when both are killed at once could a daemon stay: no process of ours is left to see it.
     job = start(STUB, *(["daemon"] if victim != "both" else []), "ready", "sleep=600")
     job.wait_ready()
     supervisor = job.supervisor
