@@ -1,0 +1,176 @@
+"""Where swapped bytes go: the compiled store, its file, its limits, and the fallback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lms.errors import BuildError, LMSError, StoreError
+from lms.transports import build
+from lms.transports.build import cache_root, library_key
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STORE_CHILD = """
+import os, sys
+import tensorflow as tf
+from lms.config import LMSConfig
+from lms.transports.choose import choose_transport
+
+directory = sys.argv[1]
+value = tf.random.normal((1000, 1000))
+host = choose_transport(LMSConfig(), "CPU", os.environ)
+assert (host.name, host.note) == ("host", None)
+for kind in (tf.float32, tf.bfloat16, tf.bool, tf.int64):
+    typed = tf.cast(value, kind)
+    back = host.swap_in(host.swap_out(typed, 1, "out"), typed, "", "in")
+    assert bool(tf.reduce_all(back == typed)), kind
+empty = tf.zeros((0, 4))
+assert host.swap_in(host.swap_out(empty, 1, "out"), empty, "", "in").shape == (0, 4)
+stats = host.stats()
+assert stats.bytes_in_use == 0 and stats.swap_outs == 5 and stats.bytes_out == stats.bytes_in, stats
+
+@tf.function
+def differentiable(x):
+    return tf.reduce_sum(host.swap_in(host.swap_out(x * x, 1, "out"), x, "", "in"))
+
+with tf.GradientTape() as tape:
+    tape.watch(value)
+    loss = differentiable(value)
+assert bool(tf.reduce_all(tape.gradient(loss, value) == 2 * value))
+
+file = choose_transport(LMSConfig(store_dir=directory), "CPU", os.environ)
+assert file.name == "file"
+held = [file.swap_out(value, 1, "out") for _ in range(3)]
+assert file.stats().file_bytes >= 3 * 4_000_000 - 4_100_000, file.stats()
+assert os.listdir(directory) == [], "the file has no name"
+assert any(directory in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+           if os.path.islink(f"/proc/self/fd/{fd}"))
+assert all(bool(tf.reduce_all(file.swap_in(one, value, "", "in") == value)) for one in held)
+
+small = choose_transport(LMSConfig(host_mem_limit_mb=8), "CPU", os.environ)
+try:
+    small.require_room(9 << 20)
+except Exception as error:
+    assert "host_mem_limit_mb" in str(error) and "9 MiB" in str(error), error
+else:
+    raise AssertionError("9 MiB fit into 8")
+both = choose_transport(LMSConfig(host_mem_limit_mb=8, store_dir=directory), "CPU", os.environ)
+both.require_room(100 << 20)
+print("good")
+"""
+
+
+@pytest.mark.tensorflow
+def test_store_moves_bytes_to_memory_and_to_a_nameless_file(tmp_path: Path) -> None:
+    done = _python(["-c", STORE_CHILD, str(tmp_path)])
+    assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
+
+
+NUMPY_CHILD = """
+import os
+import tensorflow as tf
+from lms.config import LMSConfig
+from lms.transports.choose import choose_transport
+
+transport = choose_transport(LMSConfig(), "CPU", os.environ)
+assert transport.name == "numpy" and "no C++ compiler" in transport.note, transport.note
+
+@tf.function
+def twice(x):
+    held = transport.swap_out(x, 2, "out")
+    return transport.swap_in(held, x, "", "in_0") + transport.swap_in(held, x, "", "in_1")
+
+value = tf.random.normal((100, 100))
+assert bool(tf.reduce_all(twice(value) == value + value))
+stats = transport.stats()
+assert (stats.bytes_in_use, stats.peak_bytes, stats.swap_ins) == (0, 40_000, 2), stats
+print("good")
+"""
+
+
+@pytest.mark.tensorflow
+def test_without_a_compiler_numpy_takes_over_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = _python(["-c", NUMPY_CHILD], PATH=str(tmp_path / "bin"), LMS_CACHE=str(tmp_path / "cache"))
+    assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
+
+
+def test_cache_is_keyed_by_version_flags_and_source() -> None:
+    flags = ["-I/one", "-D_GLIBCXX_USE_CXX11_ABI=1"]
+    key = library_key("2.21.0", flags, b"source")
+    assert key.startswith("tf2.21.0-")
+    assert key == library_key("2.21.0", ["-I/two", "-D_GLIBCXX_USE_CXX11_ABI=1"], b"source")
+    others = [
+        library_key("2.15.1", flags, b"source"),
+        library_key("2.21.0", ["-D_GLIBCXX_USE_CXX11_ABI=0"], b"source"),
+        library_key("2.21.0", flags, b"other"),
+    ]
+    assert len({key, *others}) == 4
+
+
+def test_cache_root_follows_the_environment() -> None:
+    assert cache_root({"LMS_CACHE": "/c"}) == Path("/c")
+    assert cache_root({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/lmsrun/ops")
+    assert cache_root({"HOME": "/h"}) == Path("/h/.cache/lmsrun/ops")
+
+
+def test_build_compiles_once_and_leaves_no_partial_file(tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+
+    def compiler(argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        calls.append(argv)
+        Path(argv[argv.index("-o") + 1]).write_bytes(b"library")
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    first = build.build_library("1", ["-DX"], ["-lx"], tmp_path, compiler)
+    assert build.build_library("1", ["-DX"], ["-lx"], tmp_path, compiler) == first
+    assert len(calls) == 1
+    assert sorted(path.name for path in first.parent.iterdir()) == [build.LIBRARY, "lock"]
+
+
+def test_a_failed_build_says_the_compilers_first_error(tmp_path: Path) -> None:
+    def compiler(argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(argv, 1, "", "note: hello\nx.cc:1: error: no such header\nmore")
+
+    with pytest.raises(BuildError, match="x.cc:1: error: no such header"):
+        build.build_library("1", [], [], tmp_path, compiler)
+    assert not list(tmp_path.glob("*/*.part"))
+
+
+def test_a_library_that_others_can_write_is_not_loaded(tmp_path: Path) -> None:
+    def compiler(argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        Path(argv[argv.index("-o") + 1]).write_bytes(b"library")
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    library = build.build_library("1", [], [], tmp_path, compiler)
+    library.chmod(0o777)
+    with pytest.raises(BuildError, match="can be changed by other users"):
+        build.build_library("1", [], [], tmp_path, compiler)
+
+
+@pytest.mark.tensorflow
+def test_transports_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from lms.config import LMSConfig
+    from lms.transports.choose import choose_transport
+
+    with pytest.raises(LMSError, match="no GPU is visible"):
+        choose_transport(LMSConfig(transport="device"), "CPU", os.environ)
+    with pytest.raises(LMSError, match="without store_dir"):
+        choose_transport(LMSConfig(transport="file"), "CPU", os.environ)
+    with pytest.raises(StoreError, match="No such file or directory"):
+        choose_transport(LMSConfig(store_dir=str(tmp_path / "gone")), "CPU", os.environ)
+
+
+def _python(arguments: list[str], **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
