@@ -182,7 +182,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        # More than one read is never needed: a regular file gives all it has, and anything else is not a receipt.
+        # One read is enough: a regular file gives all it has, and anything else is no receipt.
         text = os.read(fd, MAX_RECEIPT_BYTES + 1)
     except OSError:
         return None
