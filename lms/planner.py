@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from lms.config import LMSConfig
+from lms.config import ConfigError, LMSConfig
 from lms.costs import Costs
 from lms.eligibility import judge
 from lms.graph import Graph
@@ -57,6 +58,16 @@ class Case:
         """The graph."""
         return self.buffers.graph
 
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The orders worth planning for, each once."""
+        return (self.given,) if self.given.order == self.frugal.order else (self.frugal, self.given)
+
+    @cached_property
+    def floor(self) -> tuple[int, int | None]:
+        """The least that any plan can reach, and the op that needs it."""
+        return min((schedule.floor for schedule in self.schedules), key=lambda floor: floor[0])
+
 
 def plan(
     graph: Graph, config: LMSConfig, *, limit_bytes: int | None = None, costs: Costs | None = None
@@ -96,7 +107,7 @@ def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
 
 
 def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    options = [_chained("all", case, schedule, plan_all(schedule), budget) for schedule in _schedules(case)]
+    options = [_chained("all", case, schedule, plan_all(schedule), budget) for schedule in case.schedules]
     return min(options, key=lambda option: option.peak_bytes)
 
 
@@ -128,9 +139,7 @@ def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) ->
     top = max(levels, default=-1) + 1
     wanted: set[int] = set()
     for text in config.serialization:
-        low, colon, high = text.partition(":")
-        span = slice(int(low or 0), int(high or top) if colon else int(low or 0) + 1)
-        wanted.update(range(top)[span])
+        wanted.update(range(top)[_levels_named(text)])
     if config.serialization_by_size:
         sizes = [0] * top
         for op in buffers.graph.ops:
@@ -140,8 +149,22 @@ def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) ->
     return frozenset(wanted)
 
 
+def _levels_named(text: str) -> slice:
+    """``"7"`` or a slice such as ``"3:5"``.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    try:
+        if ":" not in text:
+            return slice(int(text), int(text) + 1 or None)
+        return slice(*(int(part) if part.strip() else None for part in text.split(":")))
+    except (TypeError, ValueError):
+        raise ConfigError(f"serialization has {text!r}; needed levels such as 7 or 3:5") from None
+
+
 def _plan_budget(case: Case, budget: int) -> SwapPlan:
-    schedules = sorted(_schedules(case), key=lambda schedule: schedule.timeline.peak_bytes)
+    schedules = sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes)
     plans = []
     for schedule in schedules:
         if schedule.timeline.peak_bytes <= budget:
@@ -152,17 +175,13 @@ def _plan_budget(case: Case, budget: int) -> SwapPlan:
     return min(plans, key=lambda option: option.peak_bytes)
 
 
-def _schedules(case: Case) -> tuple[Schedule, ...]:
-    return (case.given,) if case.given.order == case.frugal.order else (case.frugal, case.given)
-
-
 def _chained(
     policy: str, case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int | None
 ) -> SwapPlan:
     """The plan that makes the trips and keeps the schedule's chain in order."""
     swaps = schedule.swaps(trips)
     peak = timeline(case.buffers, schedule.order, swaps).peak_bytes
-    floor, floor_op = schedule.floor
+    floor, floor_op = case.floor
     chosen = {swap.tensor for swap in swaps}
     idle = tuple(
         Rejected(root, case.graph.tensors[root].nbytes, _why_stays(schedule, root))
@@ -200,7 +219,7 @@ def _why_infeasible(case: Case, made: SwapPlan) -> str:
 
 
 def _untouched(case: Case, budget: int | None, note: str) -> SwapPlan:
-    floor, floor_op = case.given.floor
+    floor, floor_op = case.floor
     return SwapPlan(
         policy="auto",
         order=case.given.order,
