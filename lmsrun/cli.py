@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launch.topology import Machine
     from lmsrun.cluster import Place
 
-COMMANDS = ("run", "plan", "topo", "worker", "check")
+COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun")
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
@@ -70,6 +70,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         from launch.worker import main as work
 
         work(argv, environ)
+    if command == "ddlrun":
+        command, argv = "run", _read_ddlrun(argv)
     parsed = parse_argv("run" if command == "plan" else command, argv)
     if parsed.wish == "version":
         from lmsrun import __version__
@@ -92,7 +94,17 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         _show_origins(request)
     if command == "topo":
         return _topo(request.options)
-    return _run(request, environ, dry=command == "plan" or request.options.dry_run)
+    return _run(request, parsed, environ, dry=command == "plan" or request.options.dry_run)
+
+
+def _read_ddlrun(argv: Sequence[str]) -> list[str]:
+    """IBM's command line in our words; what has no meaning today is said."""
+    from launch.backends.ddlrun import parse_ddlrun
+
+    request = parse_ddlrun(argv)
+    for note in request.notes:
+        _say(note)
+    return [*request.options, "--", *request.program]
 
 
 def _refuse_program(command: str, parsed: Parsed) -> None:
@@ -130,12 +142,14 @@ def _topo(options: LaunchOptions) -> int:
     return 0
 
 
-def _run(request: Request, environ: Mapping[str, str], dry: bool) -> int:
+def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], dry: bool) -> int:
     options = request.options
     if options.json and not dry:
         raise UsageError(
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
+    if options.print_script:
+        return _print_script(request, parsed, environ)
     place, request = _find_place(request, environ)
     _check_program(request.program, dry or (place is not None and not place.only_here), environ)
     if place is not None:
@@ -182,6 +196,19 @@ def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | 
         return place, request
     slots = options.num_proc or place.hosts[0].slots
     return None, replace(request, options=replace(options, num_proc=slots))
+
+
+def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
+    from launch.batch import render_script
+    from launch.discover import read_machine
+    from lmsrun.cluster import plan_script
+    from lmsrun.options import render_argv
+
+    _check_program(request.program, environ, dry=True)
+    argv = render_argv(parsed, frozenset({"print_script", "hosts", "hostfile", "topology", "dry_run"}))
+    job = plan_script(request.options, request.program, read_machine(request.options.topology), environ, argv)
+    print(render_script(str(request.options.print_script), job), end="")
+    return 0
 
 
 def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], dry: bool) -> int:

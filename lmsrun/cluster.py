@@ -14,6 +14,7 @@ from launch.backends.horovodrun import HorovodOptions, build_horovodrun
 from launch.backends.jsrun import build_jsrun, render_erf
 from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
 from launch.backends.srun import build_srun, choose_mpi, read_mpi_plugins
+from launch.batch import BatchJob, job_name, nodes_for
 from launch.cluster_job import ClusterJob, Command
 from launch.cluster_plan import build_job, plan_shares
 from launch.errors import JobError, UsageError
@@ -21,6 +22,7 @@ from launch.horovod_build import read_horovod_mpi, speaks_with
 from launch.hosts import (
     Host,
     HostShare,
+    count_slots,
     parse_hostfile,
     parse_hosts,
     resolve_slots,
@@ -101,6 +103,35 @@ def plan_cluster(
     command = _build_command(place, options, job, planned.ranks, request.environ, dry)
     plan = LaunchPlan(request.world_size, place.choice.name, planned.ranks, (command.argv,), planned.warnings)
     return plan, command
+
+
+def plan_script(
+    options: LaunchOptions,
+    program: Sequence[str],
+    machine: Machine,
+    environ: Mapping[str, str],
+    argv: Sequence[str],
+) -> BatchJob:
+    """What a batch system is to be asked for, so that ``lmsrun`` with ``argv`` finds the places in there.
+
+    Args:
+        options: The user's; hosts count, their names do not.
+        program: For the job's name.
+        machine: What a node of the cluster is like.
+        environ: The environment.
+        argv: What lmsrun is told in the job.
+
+    Raises:
+        UsageError: If the ranks do not fill whole nodes.
+    """
+    elsewhere = {name: value for name, value in environ.items() if not name.endswith("_VISIBLE_DEVICES")}
+    slots = plan_slots(machine, options, elsewhere)
+    hosts = resolve_slots(_read_hosts(options, None), lambda name: slots)
+    per_node = hosts[0].slots or slots
+    ranks = options.num_proc or count_slots(hosts)
+    per_node = min(per_node, ranks)
+    gpus = min(per_node, len(machine.gpus)) if options.gpus != "none" else 0
+    return BatchJob(job_name(program), nodes_for(ranks, per_node), per_node, gpus, ("lmsrun", "run", *argv))
 
 
 def write_rankfile(path: str, plan: LaunchPlan) -> str:

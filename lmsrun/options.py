@@ -349,6 +349,21 @@ def refuse_contradictions(levels: Sequence[Mapping[str, Any]], origins: Mapping[
             raise UsageError(f"{one} contradicts {two}; give one of them")
 
 
+def render_argv(parsed: Parsed, leave_out: frozenset[str]) -> list[str]:
+    """A command line that says the same as ``parsed``, without the fields that are left out."""
+    words: list[str] = []
+    for field, value in parsed.values.items():
+        declared = OPTIONS[field]
+        if field in leave_out:
+            continue
+        if declared.is_switch:
+            words.append(declared.long_flag if value else f"--no-{declared.name}")
+        else:
+            texts = value if declared.repeats else ["auto" if value is None else value]
+            words += [word for text in texts for word in (declared.long_flag, str(text))]
+    return [*words, "--", *parsed.program]
+
+
 def nearest(name: str, known: "Mapping[str, Any] | frozenset[str] | set[str]") -> str:
     """``; did you mean X?`` where a known name is near, else nothing."""
     from difflib import get_close_matches  # Only a mistake pays for it.
