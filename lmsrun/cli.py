@@ -204,7 +204,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     from lmsrun.cluster import plan_script
     from lmsrun.options import render_argv
 
-    _check_program(request.program, environ, dry=True)
+    _check_program(request.program, True, environ)
     argv = render_argv(parsed, frozenset({"print_script", "hosts", "hostfile", "topology", "dry_run"}))
     job = plan_script(request.options, request.program, read_machine(request.options.topology), environ, argv)
     print(render_script(str(request.options.print_script), job), end="")
