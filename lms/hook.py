@@ -180,7 +180,9 @@ class Engine:
         if self.config.batch_size is not None:
             return ShapeHints(batch_size=self.config.batch_size)
         hints = call.hints()
-        return hints if hints.batch_size else replace(hints, batch_size=self.batch_sizes.latest)
+        if hints.calls or hints.batch_size:
+            return hints
+        return replace(hints, batch_size=self.batch_sizes.latest)
 
     def _warn_open_sizes(self, name: str, view: GraphView) -> None:
         self.warn(

@@ -27,7 +27,7 @@ class ShapeHints:
         """``dims`` with what is open filled in: from an argument of the call, else by the batch size."""
         if None not in dims:
             return dims
-        for call in () if self.batch_size else self.calls:
+        for call in self.calls:
             if len(call) == len(dims) and all(d is None or d == c for d, c in zip(dims, call, strict=True)):
                 return call
         return (self.batch_size if dims[0] is None else dims[0], *dims[1:])

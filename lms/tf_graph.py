@@ -167,7 +167,7 @@ class _Reader:
 
     def _nbytes(self, tensor: Any, elsewhere: bool) -> int | None:
         dtype = tensor.dtype
-        if dtype in NOT_PLAIN or tensor.op.type in TINY:
+        if dtype in NOT_PLAIN or tensor.op.type in TINY or _is_reserve(tensor):
             return 0
         size = _elements(tensor.shape)
         if size is None and (better := self._shapes.get(tensor.name)) is not None:
@@ -192,6 +192,11 @@ class _Reader:
             for name in _body_names(op, attr)
         ]
         return max(peaks, default=0)
+
+
+def _is_reserve(tensor: Any) -> bool:
+    """Batch normalisation's last output: a note from cuDNN to itself, empty elsewhere, of open shape always."""
+    return tensor.value_index == 5 and tensor.op.type == "FusedBatchNormV3"
 
 
 def peak_of_body(tf_graph: Any, name: str, device_type: str) -> int:
