@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,8 +41,8 @@ LINKS_GB_PER_S = {
 }
 SHARES = (1.25, 1.5, 2.0, 4.0)
 DEVICES = {
-    "V100": {"flops_per_s": 9e12, "device_bytes_per_s": 6e11},
-    "H100": {"flops_per_s": 2e14, "device_bytes_per_s": 2.4e12},
+    "V100": Costs(flops_per_s=9e12, device_bytes_per_s=6e11),
+    "H100": Costs(flops_per_s=2e14, device_bytes_per_s=2.4e12),
 }
 
 
@@ -104,14 +104,14 @@ def grid_points(case: Case, costs: Costs) -> list[GridPoint]:
     ]
 
 
-def rows(models: Sequence[str], links: Sequence[str], device: dict[str, float]) -> list[Row]:
+def rows(models: Sequence[str], links: Sequence[str], device: Costs) -> list[Row]:
     """The whole table."""
     table = []
     for model in models:
         graph = MODELS[model]()
         for link in links:
             speed = LINKS_GB_PER_S[link] * 1e9
-            costs = Costs(**device, out_bytes_per_s=speed, in_bytes_per_s=speed)
+            costs = replace(device, out_bytes_per_s=speed, in_bytes_per_s=speed)
             case = Case.of(graph, LMSConfig(), costs)
             points = grid_points(case, costs)
             least = plan(graph, LMSConfig(policy="all"), costs=costs)
@@ -157,10 +157,9 @@ def _row(
 
 def render(table: Sequence[Row]) -> str:
     """The table as text."""
-    lines = [
-        f"{'model':22}{'link GB/s':14}{'memory':8}{'bound':>8}{'budget':>8}{'/bound':>8}{'grid':>8}{'all':>8}"
-        f"{'GiB moved':>11}{'all GiB':>9}{'plan ms':>9}"
-    ]
+    head = f"{'model':22}{'link GB/s':14}{'memory':8}"
+    head += "".join(f"{name:>8}" for name in ("bound", "budget", "/bound", "grid", "all"))
+    lines = [head + f"{'GiB moved':>11}{'all GiB':>9}{'plan ms':>9}"]
     lines += [
         f"{row.model:22}{row.link:14}{row.memory:8}{row.bound:8.2f}{_cell(row.budget)}{_cell(row.over_bound)}"
         f"{_cell(row.threshold)}{row.all:8.2f}{row.budget_moved_bytes / 2**30:11.2f}"

@@ -152,7 +152,10 @@ def spare(schedule: Schedule, trips: Sequence[Trip], budget_bytes: int) -> tuple
 def prefetch(
     schedule: Schedule, trips: Sequence[Trip], budget_bytes: int, costs: Costs, pace: Pace
 ) -> tuple[Trip, ...]:
-    """The third pass: trips with earlier triggers, by what the link and the memory allow."""
+    """The third pass: trips with earlier triggers, by what the link and the memory allow.
+
+    Copies start in the order in which they are needed, so that none waits behind one that is needed later.
+    """
     memory = _memory_with(schedule, trips)
     by_need = sorted(trips, key=lambda trip: (trip.back, trip.tensor))
     link = _Link(pace)
@@ -161,7 +164,7 @@ def prefetch(
         nbytes, trigger = schedule.buffers.nbytes[trip.tensor], trip.trigger
         seconds = costs.in_seconds(nbytes)
         start_s = max(start_s + link.stall_s, link.free_s - seconds)
-        lowest = trip.left + 1 if trip.freed is None else trip.freed
+        lowest = max(trip.left + 1 if trip.freed is None else trip.freed, early[-1].trigger if early else 0)
         wanted = link.last_step_done_by(start_s, lowest, trigger)
         if memory.largest(2 * wanted + 2, 2 * trigger + 1) + nbytes <= budget_bytes:
             trigger = wanted
