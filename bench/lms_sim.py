@@ -201,7 +201,7 @@ def main() -> int:
         models, links = models[:1], [links[0], links[-1]]
     table = rows(models, links, DEVICES[args.device])
     print(
-        f"simulated, op times from a roofline of {args.device}; slowdown against no swapping, - = does not fit"
+        f"simulated, op times from a roofline of {args.device}; slowdown against no swapping, - does not fit"
     )
     print(render(table))
     missed = misses(table)
