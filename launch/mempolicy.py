@@ -7,14 +7,14 @@ back.
 
 import ctypes
 import os
-import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from launch.errors import LmsrunError
 from launch.idset import IdSet, format_ids, parse_ids
-from launch.plan import MemPolicy
+
+if TYPE_CHECKING:
+    from launch.plan import MemPolicy
 
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "ppc64le": 260, "ppc64": 260, "s390x": 269}
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "ppc64": 261, "s390x": 270}
@@ -44,8 +44,7 @@ class BindingError(LmsrunError):
     exit_code = 1
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """What the kernel says of a process. ``mem_policy`` is None when it cannot be read on this system."""
 
     cpus: IdSet
@@ -53,7 +52,7 @@ class Binding:
     mem_nodes: IdSet
 
 
-def read_binding(sysfs: Path = Path("/sys")) -> Binding:
+def read_binding(sysfs: str = "/sys") -> Binding:
     """Read the CPU mask and the memory policy of the calling thread back from the kernel."""
     policy, nodes = _read_mem_policy(sysfs)
     return Binding(frozenset(os.sched_getaffinity(0)), policy, nodes)
@@ -76,7 +75,7 @@ def apply_cpus(cpus: IdSet) -> None:
         raise BindingError(f"asked for CPUs {format_ids(cpus)}, the kernel gave {format_ids(kept)}")
 
 
-def apply_mem_policy(policy: MemPolicy, nodes: IdSet, sysfs: Path = Path("/sys")) -> str:
+def apply_mem_policy(policy: "MemPolicy", nodes: IdSet, sysfs: str = "/sys") -> str:
     """Set the memory policy of the calling process; ``none`` leaves it as it is.
 
     ``bind`` goes through py-libnuma when it can be loaded. libnuma ends the process on ids that do not exist
@@ -132,8 +131,8 @@ def _libnuma_membind() -> Callable[..., None] | None:
     return setter
 
 
-def _read_mem_policy(sysfs: Path) -> tuple[str | None, IdSet]:
-    number = _GET_MEMPOLICY.get(platform.machine())
+def _read_mem_policy(sysfs: str) -> tuple[str | None, IdSet]:
+    number = _GET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         return None, frozenset()
     words = _mask_words(sysfs)
@@ -149,10 +148,10 @@ def _read_mem_policy(sysfs: Path) -> tuple[str | None, IdSet]:
     return kind, frozenset(nodes)
 
 
-def _set_mempolicy(policy: MemPolicy, nodes: IdSet) -> None:
-    number = _SET_MEMPOLICY.get(platform.machine())
+def _set_mempolicy(policy: "MemPolicy", nodes: IdSet) -> None:
+    number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
-        raise BindingError(f"cannot set a memory policy on {platform.machine()}; try --bind-method numactl")
+        raise BindingError(f"cannot set a memory policy on {os.uname().machine}; try --bind-method numactl")
     words = max(_LEAST_MASK_BITS, max(nodes) + 1) // _WORD_BITS + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
@@ -173,18 +172,19 @@ def _syscall(number: int, *arguments: object) -> int:
     return int(libc.syscall(ctypes.c_long(number), *arguments))
 
 
-def _mask_words(sysfs: Path) -> int:
+def _mask_words(sysfs: str) -> int:
     """Words of a node mask, sized by the highest possible id, never by a count: ids are sparse."""
-    possible = _read_ids(sysfs / "devices/system/node/possible")
+    possible = _read_ids(f"{sysfs}/devices/system/node/possible")
     return max(_LEAST_MASK_BITS, max(possible, default=0) + 1) // _WORD_BITS + 1
 
 
-def _online_nodes(sysfs: Path) -> IdSet:
-    return _read_ids(sysfs / "devices/system/node/online") or frozenset({0})
+def _online_nodes(sysfs: str) -> IdSet:
+    return _read_ids(f"{sysfs}/devices/system/node/online") or frozenset({0})
 
 
-def _read_ids(path: Path) -> IdSet:
+def _read_ids(path: str) -> IdSet:
     try:
-        return parse_ids(path.read_text(encoding="ascii"))
+        with open(path, encoding="ascii") as file:
+            return parse_ids(file.read())
     except (OSError, ValueError):
         return frozenset()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.idset import IdSet, format_ids, parse_ids
 from launch.plan import RankPlan
+from launch.receipt_file import compare_binding, short_text
 
 SCHEMA = "lmsrun.receipts/1"
 STAGES = ("start", "framework", "init")
@@ -42,18 +42,6 @@ class RankReceipt:
     visible_gpus: tuple[str, ...] = ()
 
 
-def write_receipt(directory: Path, rank: int, stage: str, content: Mapping[str, Any]) -> None:
-    """Write one stage of one rank, so that a reader sees all of it or nothing.
-
-    Raises:
-        OSError: If the directory is gone or full.
-    """
-    target = directory / f"rank-{rank}.{stage}.json"
-    draft = directory / f".{target.name}.{os.getpid()}"
-    draft.write_text(json.dumps(dict(content)), encoding="utf-8")
-    os.replace(draft, target)
-
-
 def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
     """Read the stages that have arrived of each rank; what is not a small JSON object is left out."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
@@ -71,12 +59,12 @@ def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
     return RankReceipt(
         rank=plan.rank,
         local_rank=plan.local_rank,
-        host=_text(start.get("host")) or plan.host,
+        host=short_text(start.get("host")) or plan.host,
         gpu=_gpu_text(plan),
         numa_node=plan.numa_node,
-        cpus=_text(latest.get("cpus")),
-        mem_policy=_text(latest.get("mem_policy")),
-        mem_nodes=_text(latest.get("mem_nodes")),
+        cpus=short_text(latest.get("cpus")),
+        mem_policy=short_text(latest.get("mem_policy")),
+        mem_nodes=short_text(latest.get("mem_nodes")),
         host_mem_limit_mb=_number(start.get("host_mem_limit_mb")),
         lms=_lms_text(framework),
         verified=verified,
@@ -90,23 +78,6 @@ def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
 def judge_all(ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str) -> tuple[RankReceipt, ...]:
     """Judge every rank, in the plan's order."""
     return tuple(judge(rank, stages.get(rank.rank, {}), numa) for rank in ranks)
-
-
-def compare_binding(
-    cpus: IdSet, mem_policy: str, mem_nodes: IdSet, found: Mapping[str, Any], when: str
-) -> list[str]:
-    """Where ``found`` (fields of a receipt) differs from what was planned, as short reasons."""
-    reasons = []
-    found_cpus = _text(found.get("cpus"))
-    if cpus and found_cpus != format_ids(cpus):
-        reasons.append(f"CPUs {found_cpus or 'unknown'} {when}, planned {format_ids(cpus)}")
-    if mem_policy == "none":
-        return reasons
-    policy, nodes = _text(found.get("mem_policy")), _text(found.get("mem_nodes"))
-    if (policy, nodes) != (mem_policy, format_ids(mem_nodes)):
-        seen = " ".join(filter(None, [policy or "unknown", nodes]))
-        reasons.append(f"memory policy {seen} {when}, planned {mem_policy} {format_ids(mem_nodes)}")
-    return reasons
 
 
 def to_json(job_id: str, receipts: Sequence[RankReceipt]) -> dict[str, Any]:
@@ -164,8 +135,8 @@ def _lms_text(framework: Mapping[str, Any]) -> str:
     if not isinstance(lms, dict):
         return "-"
     if lms.get("active") is True:
-        return _text(lms.get("mode")) or "on"
-    why = _text(lms.get("why"))
+        return short_text(lms.get("mode")) or "on"
+    why = short_text(lms.get("why"))
     asked = lms.get("requested") not in (None, "off")
     return f"not active: {why}" if asked and why else "off"
 
@@ -197,28 +168,10 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _text(value: Any) -> str | None:
-    """A short printable text, or None: receipts end up on a terminal."""
-    if not isinstance(value, str):
-        return None
-    return "".join(character if character.isprintable() else "?" for character in value[:300])
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     items = value if isinstance(value, list) else []
-    return tuple(text for item in items[:64] if (text := _text(item)) is not None)
+    return tuple(text for item in items[:64] if (text := short_text(item)) is not None)
 
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def parse_expected_ids(value: Any) -> IdSet:
-    """Ids of an ``LMSRUN_EXPECT`` field.
-
-    Raises:
-        ValueError: If it is not an id list.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"not an id list: {value!r}")  # noqa: TRY004 - damaged text, like any other
-    return parse_ids(value)

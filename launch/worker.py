@@ -3,32 +3,32 @@
 With ``LMSRUN_EXPECT`` the binding is decided and (unless its method is ``libnuma``) done: verify it. Without,
 another launcher started this rank: plan for it here, then start over with the binding in front. Nothing of
 the shim stays in memory once the program runs.
+
+Every rank pays for what is imported here: dataclasses, pathlib and shutil would take longer than the work.
 """
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from launch.errors import LmsrunError, UsageError
 from launch.idset import IdSet, format_ids
 from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
-from launch.plan import MemPolicy, RankPlan
-from launch.receipts import compare_binding, parse_expected_ids, write_receipt
+from launch.receipt_file import compare_binding, parse_expected_ids, write_receipt
 
-BOOTSTRAP = Path(__file__).resolve().parent.parent / "lms" / "bootstrap"
+if TYPE_CHECKING:
+    from launch.plan import MemPolicy, RankPlan
+
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lms", "bootstrap")
 _HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
-_POLICIES: tuple[MemPolicy, ...] = ("bind", "preferred", "preferred-many", "none")
+_POLICIES: "tuple[MemPolicy, ...]" = ("bind", "preferred", "preferred-many", "none")
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a program that is not there, or cannot be run."""
 
 
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(NamedTuple):
     """What was decided for this rank, as ``LMSRUN_EXPECT`` tells it."""
 
     rank: int
@@ -37,7 +37,7 @@ class Expectation:
     gpu: str | None
     numa_node: int | None
     cpus: IdSet
-    mem_policy: MemPolicy
+    mem_policy: "MemPolicy"
     mem_nodes: IdSet
     bind_method: str
     numa: str
@@ -129,8 +129,8 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
 
 def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
-    later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(BOOTSTRAP)]
-    path = [str(BOOTSTRAP), *(entry for entry in later if entry)]
+    later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != BOOTSTRAP]
+    path = [BOOTSTRAP, *(entry for entry in later if entry)]
     return {**environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -198,7 +198,7 @@ def _leave_receipt(
     }
     try:
         if folder:
-            write_receipt(Path(folder), expected.rank, "start", content)
+            write_receipt(folder, expected.rank, "start", content)
         else:
             from launch.receipt_lines import format_line
 
@@ -225,15 +225,17 @@ def _exec_under_hydra(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         run_guarded(argv, environ)
 
 
-def _warn_of_unbound(rank: RankPlan, environ: Mapping[str, str]) -> None:
+def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:
     if not rank.cpus and environ.get("LMSRUN_NUMA") != "off":
         _say(f"rank {rank.rank} is not bound", environ)
 
 
 def _find(program: str, environ: Mapping[str, str]) -> str:
-    found = shutil.which(program, path=environ.get("PATH", os.defpath))
-    if found is not None:
-        return found
+    """The file that exec would run, or an error that says why there is none."""
+    folders = [""] if os.path.dirname(program) else environ.get("PATH", os.defpath).split(os.pathsep)
+    for path in (os.path.join(folder, program) for folder in folders):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
     if os.path.dirname(program) and os.path.exists(program):
         kind = "a folder" if os.path.isdir(program) else "not executable"
         raise ProgramError(

@@ -86,7 +86,7 @@ def test_nodes_that_do_not_exist_are_refused_before_libnuma_sees_them(tmp_path: 
     folder.mkdir(parents=True)
     (folder / "online").write_text("0,8,250-255\n")
     with pytest.raises(Refusal, match=r"memory nodes 5 were planned, this machine has 0,8,250-255"):
-        apply_mem_policy("bind", frozenset({5}), tmp_path)
+        apply_mem_policy("bind", frozenset({5}), str(tmp_path))
     found = in_child('note("live", lambda: m.apply_mem_policy("bind", frozenset({900})))')
     assert "memory nodes 900 were planned" in found["live"]
 

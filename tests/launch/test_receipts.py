@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.plan import RankPlan
+from launch.receipt_file import write_receipt
 from launch.receipts import (
     MAX_RECEIPT_BYTES,
     from_json,
@@ -16,7 +17,6 @@ from launch.receipts import (
     judge_all,
     read_receipts,
     to_json,
-    write_receipt,
 )
 from launch.topology import Gpu
 from lmsrun.render_receipts import render_receipts

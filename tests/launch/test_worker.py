@@ -147,7 +147,7 @@ def test_the_bootstrap_comes_first_once() -> None:
     once = program_environ({"PYTHONPATH": f"/a:{BOOTSTRAP}:/b"})
     assert once["PYTHONPATH"] == f"{BOOTSTRAP}:/a:/b"
     assert program_environ(once) == once
-    assert (BOOTSTRAP / "sitecustomize.py").is_file()
+    assert Path(BOOTSTRAP, "sitecustomize.py").is_file()
 
 
 def test_verification_compares_everything_that_was_planned() -> None:

@@ -1,0 +1,60 @@
+"""One receipt as a rank writes it, and how it compares with the plan.
+
+The shim imports this at the start of every rank, so it imports little.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+
+from launch.idset import IdSet, format_ids, parse_ids
+
+
+def write_receipt(
+    directory: str | os.PathLike[str], rank: int, stage: str, content: Mapping[str, object]
+) -> None:
+    """Write one stage of one rank, so that a reader sees all of it or nothing.
+
+    Raises:
+        OSError: If the directory is gone or full.
+    """
+    name = f"rank-{rank}.{stage}.json"
+    draft = os.path.join(directory, f".{name}.{os.getpid()}")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(json.dumps(dict(content)))
+    os.replace(draft, os.path.join(directory, name))
+
+
+def compare_binding(
+    cpus: IdSet, mem_policy: str, mem_nodes: IdSet, found: Mapping[str, object], when: str
+) -> list[str]:
+    """Where ``found`` (fields of a receipt) differs from what was planned, as short reasons."""
+    reasons = []
+    found_cpus = short_text(found.get("cpus"))
+    if cpus and found_cpus != format_ids(cpus):
+        reasons.append(f"CPUs {found_cpus or 'unknown'} {when}, planned {format_ids(cpus)}")
+    if mem_policy == "none":
+        return reasons
+    policy, nodes = short_text(found.get("mem_policy")), short_text(found.get("mem_nodes"))
+    if (policy, nodes) != (mem_policy, format_ids(mem_nodes)):
+        seen = " ".join(filter(None, [policy or "unknown", nodes]))
+        reasons.append(f"memory policy {seen} {when}, planned {mem_policy} {format_ids(mem_nodes)}")
+    return reasons
+
+
+def short_text(value: object) -> str | None:
+    """A short printable text, or None: receipts end up on a terminal."""
+    if not isinstance(value, str):
+        return None
+    return "".join(character if character.isprintable() else "?" for character in value[:300])
+
+
+def parse_expected_ids(value: object) -> IdSet:
+    """Ids of an ``LMSRUN_EXPECT`` field.
+
+    Raises:
+        ValueError: If it is not an id list.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"not an id list: {value!r}")  # noqa: TRY004 - damaged text, like any other
+    return parse_ids(value)
