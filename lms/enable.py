@@ -146,7 +146,10 @@ def _start(config: LMSConfig) -> State:
             LMSWarning,
             stacklevel=3,
         )
+    if config.defrag:
+        _choose_allocator()
     importlib.import_module("lms.hook").install(config)
+    importlib.import_module("lms.compat").install(tensorflow)
     return State(
         config, active=True, mode="graph", why=f"traced graphs are rewritten, policy {config.policy}"
     )
@@ -183,6 +186,14 @@ def _set_host_limit(config: LMSConfig, environ: "os._Environ[str]") -> None:
     if config.host_mem_limit_mb is not None:
         for name in HOST_LIMIT_NAMES:
             environ.setdefault(name, str(config.host_mem_limit_mb))
+
+
+def _choose_allocator() -> None:
+    """``defrag`` on a stock TensorFlow: its own allocator against fragments, if there is still a choice."""
+    try:
+        importlib.import_module("lms.compat.settings").set_lms_defrag_enabled(True)
+    except LMSError as error:
+        warnings.warn(f"defrag has no effect: {error}", LMSWarning, stacklevel=4)
 
 
 def _is_initialised() -> bool:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import transform
@@ -19,6 +19,7 @@ from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
 from lms.errors import LMSError
+from lms.graph import Graph
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
@@ -39,6 +40,16 @@ FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
 
 
+class Guest(Protocol):
+    """Who narrows what may be swapped, and hears of every graph that was looked at: IBM's classes."""
+
+    def select(self, graph: Graph) -> Graph:
+        """``graph`` with reasons at the tensors that must stay."""
+
+    def planned(self, stats: GraphStats) -> None:
+        """A graph has been planned, and edited where that helps."""
+
+
 class Engine:
     """LMS in this process: reads, plans and edits each graph, and keeps the books."""
 
@@ -52,6 +63,7 @@ class Engine:
         self._device: Device | None = None
         self._transport: Transport | None = None
         self._warned: set[str] = set()
+        self.guest: Guest | None = None
 
     @property
     def device(self) -> Device:
@@ -68,6 +80,15 @@ class Engine:
             if self._transport.note:
                 self.warn(self._transport.note)
         return self._transport
+
+    @property
+    def active_transport(self) -> Transport | None:
+        """The transport, once something has been swapped."""
+        return self._transport
+
+    def assume_limit(self, limit_bytes: int) -> None:
+        """Plan for a device of another size than the real one."""
+        self._device = replace(self.device, limit_bytes=limit_bytes)
 
     def report(self) -> Report:
         """What was done so far."""
@@ -109,6 +130,8 @@ class Engine:
         view = read_graph(tf_graph, self.device.type, shapes, outputs)
         if view.unknown:
             self._warn_open_sizes(name, view)
+        if self.guest is not None:
+            view = replace(view, graph=self.guest.select(view.graph))
         memory = self.device.memory()
         base = (memory[0] if memory else 0) + pending_variable_bytes(tf_graph)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
@@ -230,6 +253,8 @@ class Engine:
         self.collector.graphs.append(stats)
         self.collector.planned.append(Planned(name, view.graph, made, base))
         logger.info("%s: %s", name, stats.why)
+        if self.guest is not None:
+            self.guest.planned(stats)
         if not made.feasible:
             self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
         elif made.policy in ("all", "threshold") and not made.swaps:

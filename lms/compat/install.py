@@ -1,0 +1,67 @@
+"""Adds IBM's names where they are absent, and never in place of what is there."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lms.compat import settings, statistics
+
+PLACES = (("config.experimental", settings.SETTINGS), ("experimental", statistics.GETTERS))
+PACKAGE = "tensorflow_large_model_support"
+_HERE = Path(__file__).resolve().parent
+
+
+def install(tensorflow: Any = None) -> tuple[str, ...]:
+    """Add IBM's names to TensorFlow, and let ``import tensorflow_large_model_support`` find ours.
+
+    Args:
+        tensorflow: The module to add to; None imports it.
+
+    Returns:
+        The names that were added, as in ``tf.config.experimental.set_lms_enabled``; none the second time.
+    """
+    if tensorflow is None:
+        tensorflow = importlib.import_module("tensorflow")
+    if not any(isinstance(finder, _PackageFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_PackageFinder())
+    added = []
+    for where, functions in (
+        ("config.experimental", settings.SETTINGS),
+        ("experimental", statistics.GETTERS),
+    ):
+        for label, module in _modules(tensorflow, where):
+            added += [f"{label}.{name}" for name in _add(module, functions)]
+    return tuple(added)
+
+
+def _modules(tensorflow: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The module at ``where``, in TensorFlow itself and in the copies of its API that scripts import."""
+    for version in ("", "compat.v1.", "compat.v2."):
+        found = tensorflow
+        for part in f"{version}{where}".split("."):
+            found = getattr(found, part, None)
+        if found is not None:
+            yield f"tf.{version}{where}", found
+
+
+def _add(module: Any, functions: dict[str, Callable[..., Any]]) -> list[str]:
+    absent = [name for name in functions if not hasattr(module, name)]
+    for name in absent:
+        setattr(module, name, functions[name])
+    return absent
+
+
+class _PackageFinder:
+    """Finds the package of IBM's classes where no other finder knew one: ``lms`` may lie off ``sys.path``."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Our own package, by its place beside this file."""
+        if fullname != PACKAGE:
+            return None
+        return importlib.util.spec_from_file_location(fullname, _HERE / PACKAGE / "__init__.py")
