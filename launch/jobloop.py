@@ -18,7 +18,14 @@ from launch.causes import (
 )
 from launch.job import JobFiles, JobOptions, launcher_environ, launcher_process, rank_environ
 from launch.plan import LaunchPlan, RankPlan
-from launch.receipts import RankReceipt, judge_all, read_receipts, to_json
+from launch.receipts import (
+    RankReceipt,
+    adopt_binding,
+    judge_all,
+    read_first_failure,
+    read_receipts,
+    to_json,
+)
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
 from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
 from launch.warden import die_with_parent, signal_group, sweep
@@ -324,7 +331,10 @@ class JobLoop:
         if self._table_due is None:
             return
         stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in self._plan.ranks])
-        self._receipts = judge_all(self._plan.ranks, stages, self._options.numa)
+        ranks = self._plan.ranks
+        if self._options.command is not None:
+            ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
+        self._receipts = judge_all(ranks, stages, self._options.numa)
         over = self._options.command is not None and bool(self._statuses)
         settled = over or all("init" in r.stages or r.rank in self._statuses for r in self._receipts)
         late = time.monotonic() >= self._table_due
@@ -379,6 +389,7 @@ class JobLoop:
 
     def _conclude(self) -> int:
         """Say the last line and decide the exit code."""
+        self._ask_for_first_failure()
         if self._ending is not None:
             if self._ending.line:
                 self._note(self._ending.line)
@@ -387,6 +398,15 @@ class JobLoop:
             self._note(f"ended by {signal_name(self._signalled)}")
             return 0
         return 1 if any(stream.file_error is not None for stream in self._streams) else 0
+
+    def _ask_for_first_failure(self) -> None:
+        """Another launcher's exit code may be that of a rank it killed itself; the receipts know better."""
+        if self._options.command is None or self._signalled is not None:
+            return
+        failure = read_first_failure(self._files.receipt_dir)
+        if failure is not None and failure.rank < len(self._plan.ranks):
+            rank = describe_rank(self._plan.ranks[failure.rank])
+            self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
 
     def _drain(self, wakeup: int) -> None:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""

@@ -9,6 +9,11 @@ from collections.abc import Mapping
 
 from launch.idset import IdSet, format_ids, parse_ids
 
+END = "end"
+"""The stage of a rank that failed under another launcher: ``rank``, ``host``, ``code``, ``how``."""
+MARK = b"\x1elmsrun-receipt "
+"""Starts a receipt that travels as a line of stderr, for want of a folder that leads to the launcher."""
+
 
 def write_receipt(
     directory: str | os.PathLike[str], rank: int, stage: str, content: Mapping[str, object]
@@ -23,6 +28,11 @@ def write_receipt(
     with open(draft, "w", encoding="utf-8") as file:
         file.write(json.dumps(dict(content)))
     os.replace(draft, os.path.join(directory, name))
+
+
+def format_line(job_id: str, rank: int, stage: str, content: Mapping[str, object]) -> bytes:
+    """The line that carries one receipt; the job's random id in it is known to this job's ranks only."""
+    return MARK + f"{job_id} {rank} {stage} {json.dumps(dict(content))}\n".encode()
 
 
 def compare_binding(

@@ -6,25 +6,16 @@ out again before a person or a file sees it. To the launcher it is data from out
 are.
 """
 
-import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from launch.receipt_file import END, MARK
 from launch.receipts import MAX_RECEIPT_BYTES, STAGES
 
-SWITCH = "LMSRUN_RECEIPT_LINES"
-MARK = b"\x1elmsrun-receipt "
 _MAX_TAG_BYTES = 80
 _TAG = re.compile(rb"(?:\[[\w,.:-]+\](?:<std(?:out|err)>)?:?|\w+:) ?\Z")
 """What launchers put before a line: Open MPI ``[1,0]<stderr>:``, Hydra ``[0]``, srun ``0:``."""
-
-
-def format_line(job_id: str, rank: int, stage: str, content: Mapping[str, Any]) -> bytes:
-    """The line that carries one receipt."""
-    return MARK + f"{job_id} {rank} {stage} {json.dumps(dict(content))}\n".encode()
 
 
 class ReceiptSieve:
@@ -64,7 +55,7 @@ class ReceiptSieve:
             return False
         rank, stage = words[1].decode(errors="replace"), words[2].decode(errors="replace")
         is_rank = rank.isascii() and rank.isdigit() and len(rank) < 9
-        if not is_rank or stage not in STAGES:
+        if not is_rank or stage not in (*STAGES, END):
             return False
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

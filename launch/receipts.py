@@ -6,16 +6,22 @@ Ranks write them, so to the launcher they are data from outside: size-limited JS
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launch.plan import RankPlan
-from launch.receipt_file import compare_binding, short_text
+from launch.plan import MemPolicy, RankPlan
+from launch.receipt_file import END, compare_binding, parse_expected_ids, short_text
 
 SCHEMA = "lmsrun.receipts/1"
 STAGES = ("start", "framework", "init")
 MAX_RECEIPT_BYTES = 1 << 16
+
+_POLICIES: Mapping[str, MemPolicy] = {
+    "bind": "bind",
+    "preferred": "preferred",
+    "preferred-many": "preferred-many",
+}
 
 Stages = Mapping[str, Mapping[str, Any]]
 """The receipts of one rank by stage."""
@@ -49,6 +55,47 @@ def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, 
         stages = {stage: _read_object(directory / f"rank-{rank}.{stage}.json") for stage in STAGES}
         found[rank] = {stage: content for stage, content in stages.items() if content is not None}
     return found
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank under another launcher failed."""
+
+    rank: int
+    host: str
+    exit_code: int
+    how: str
+
+
+def read_first_failure(directory: Path) -> Failure | None:
+    """The first failure that was reported, by the time at which its receipt arrived here."""
+    arrived = []
+    for path in directory.glob(f"rank-*.{END}.json"):
+        content = _read_object(path) or {}
+        rank, code = _number(content.get("rank")), _number(content.get("code"))
+        if rank is not None and code is not None and 0 < code < 256:
+            failure = Failure(
+                rank, short_text(content.get("host")) or "?", code, short_text(content.get("how")) or "failed"
+            )
+            arrived.append((path.lstat().st_mtime_ns, rank, failure))
+    return min(arrived)[2] if arrived else None
+
+
+def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:
+    """The plan of a rank that planned for itself on its own machine: what it found verified at its start.
+
+    The launcher's plan assumed what that machine is like; only what changes later is a fault.
+    """
+    start = stages.get("start")
+    if start is None or start.get("verified") is not True:
+        return plan
+    try:
+        cpus, mem_nodes = (parse_expected_ids(start.get(key)) for key in ("cpus", "mem_nodes"))
+    except ValueError:
+        return plan
+    policy = _POLICIES.get(short_text(start.get("mem_policy")) or "", "none")
+    numa_node = _number(start.get("numa_node"))
+    return replace(plan, cpus=cpus, mem_policy=policy, mem_nodes=mem_nodes, numa_node=numa_node)
 
 
 def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:

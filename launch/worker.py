@@ -155,8 +155,8 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
         raise BindingError(
             f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
         )
-    if environ.get("PMI_FD"):
-        _exec_under_hydra(argv, program_environ(environ))
+    if environ.get("PMI_FD") or environ.get("LMSRUN_RECEIPT_LINES"):
+        _exec_guarded(argv, program_environ(environ), expected.rank)
     _exec(argv, program_environ(environ))
 
 
@@ -200,7 +200,7 @@ def _leave_receipt(
         if folder:
             write_receipt(folder, expected.rank, "start", content)
         else:
-            from launch.receipt_lines import format_line
+            from launch.receipt_file import format_line
 
             os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), expected.rank, "start", content))
     except OSError as error:
@@ -218,11 +218,11 @@ def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
     _exec(argv, {**environ, **rank.env})
 
 
-def _exec_under_hydra(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    from launch.hydra_guard import needs_guard, run_guarded
+def _exec_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) -> None:
+    from launch.rank_guard import needs_guard, run_guarded
 
     if needs_guard(environ):
-        run_guarded(argv, environ)
+        run_guarded(argv, environ, rank)
 
 
 def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:

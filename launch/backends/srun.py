@@ -47,10 +47,12 @@ def build_srun(
         *extra,
         *job.worker,
     )
+    # srun would read the batch script's own request over ours.
+    unset = (*job.withhold, "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION")
     if job.even_ranks is not None:
-        return Command(argv, job.env, job.withhold)
+        return Command(argv, job.env, unset)
     path = f"{files_dir}/hostfile"
-    return Command(argv, {**job.env, "SLURM_HOSTFILE": path}, job.withhold, {path: render_arbitrary(job)})
+    return Command(argv, {**job.env, "SLURM_HOSTFILE": path}, unset, {path: render_arbitrary(job)})
 
 
 def render_arbitrary(job: ClusterJob) -> str:
