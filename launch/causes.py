@@ -9,6 +9,7 @@ from pathlib import Path
 from launch.plan import RankPlan
 
 _CGROUP_MOUNT = "sys/fs/cgroup"
+_MACHINE, _CGROUP = "the machine's memory", "the cgroup's memory limit"
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,20 @@ def read_memory_counters(root: Path = Path("/")) -> MemoryCounters:
     hits: int | None = None
     machine = _read_pairs(root / "proc/vmstat").get("oom_kill")
     if machine is not None:
-        kills["the machine's memory"] = machine
+        kills[_MACHINE] = machine
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "" and path:
             events = _read_pairs(root / _CGROUP_MOUNT / path.lstrip("/") / "memory.events")
             if "oom_kill" in events:
-                kills["the cgroup's memory limit"] = events["oom_kill"]
+                kills[_CGROUP] = events["oom_kill"]
                 hits = events.get("max", hits)
         elif "memory" in controllers.split(","):
             folder = _cgroup_v1_folder(root, path)
             control = _read_pairs(folder / "memory.oom_control")
             if "oom_kill" in control:
-                kills["the cgroup's memory limit"] = control["oom_kill"]
+                kills[_CGROUP] = control["oom_kill"]
             hits = _read_number(folder / "memory.failcnt", hits)
     return MemoryCounters(kills, hits)
 
@@ -50,7 +51,8 @@ def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan
     if struck:
         # A cgroup kill counts for the machine too; the narrower reason is the better one.
         reason = f"; the kernel's out-of-memory killer struck ({struck[-1]})"
-        if plan.mem_policy == "bind":
+        if plan.mem_policy == "bind" and struck[-1] == _MACHINE:
+            # A bound rank is struck while other nodes have memory left: the policy never spills.
             nodes = ",".join(map(str, sorted(plan.mem_nodes)))
             reason += f"; its memory was bound to node {nodes}, try --mem-policy preferred"
         return reason

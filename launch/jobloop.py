@@ -1,6 +1,5 @@
 """The supervisor's loop: one thread, one poll, and whatever is due."""
 
-import json
 import os
 import signal
 import sys
@@ -18,14 +17,8 @@ from launch.causes import (
 )
 from launch.job import JobFiles, JobOptions, launcher_environ, launcher_process, rank_environ
 from launch.plan import LaunchPlan, RankPlan
-from launch.receipts import (
-    RankReceipt,
-    adopt_binding,
-    judge_all,
-    read_first_failure,
-    read_receipts,
-    to_json,
-)
+from launch.receipt_watch import ReceiptWatch
+from launch.receipts import RankReceipt, read_first_failure, read_receipts
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
 from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
 from launch.warden import die_with_parent, signal_group, sweep
@@ -83,8 +76,7 @@ class JobLoop:
         self._interrupts = 0
         self._steps: list[tuple[float, int]] = []
         self._hurried = False
-        self._table_due: float | None = time.monotonic() + options.receipt_timeout_s
-        self._receipts: tuple[RankReceipt, ...] = ()
+        self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
         self._memory = read_memory_counters()
         self._notes: list[str] = []
 
@@ -92,11 +84,11 @@ class JobLoop:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()
         self._rendezvous = Rendezvous(self._plan, self._notes.append)
+        self._start_all()
         if not horovod_installed():
             self._note(
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
-        self._start_all()
         while self._running and not self._given_up():
             self._turn(wakeup)
         return self._finish(wakeup)
@@ -195,7 +187,7 @@ class JobLoop:
 
     def _next_due(self) -> float | None:
         due = [self._steps[0][0]] if self._steps else []
-        if self._table_due is not None:
+        if not self._watch.over:
             due.append(time.monotonic() + _RECEIPT_POLL_S)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -327,48 +319,29 @@ class JobLoop:
 
     # Receipts
 
-    def _look_at_receipts(self) -> None:
-        if self._table_due is None:
+    def _look_at_receipts(self, late: bool = False) -> None:
+        """Show the table and judge strictly, when there is something to show or to judge."""
+        if self._watch.over:
             return
-        stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in self._plan.ranks])
-        ranks = self._plan.ranks
-        if self._options.command is not None:
-            ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
-        self._receipts = judge_all(ranks, stages, self._options.numa)
-        over = self._options.command is not None and bool(self._statuses)
-        settled = over or all("init" in r.stages or r.rank in self._statuses for r in self._receipts)
-        late = time.monotonic() >= self._table_due
-        self._check_strict(late or settled)
-        if settled or late:
+        launcher_over = self._options.command is not None and bool(self._statuses)
+        self._watch.look(set(self._statuses), launcher_over)
+        settled = self._watch.settled or late or time.monotonic() >= self._watch.due
+        if settled or self._options.numa == "strict":
+            self._judge_strictly(settled)
+        if settled:
             self._show_receipts()
 
-    def _check_strict(self, final: bool) -> None:
-        if self._options.numa != "strict" or self._ending is not None or self._signalled is not None:
-            return
-        for plan, receipt in zip(self._plan.ranks, self._receipts, strict=True):
-            if receipt.verified is False and (final or "start" in receipt.stages):
-                line = f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
-                self._end(Ending(1, line), signal.SIGTERM)
-                return
+    def _judge_strictly(self, settled: bool) -> None:
+        if self._ending is None and self._signalled is None and (line := self._watch.refusal(settled)):
+            self._end(Ending(1, line), signal.SIGTERM)
 
     def _show_receipts(self) -> None:
-        self._table_due = None
-        self._err.note(
-            "lmsrun: where the ranks run, as read back from the kernel\n"
-            + self._render_receipts(self._receipts)
-        )
-        self._save_receipts()
-
-    def _save_receipts(self) -> None:
-        if self._files.output_dir is None:
-            return
-        path = self._files.output_dir / "receipts.json"
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        table = self._render_receipts(self._watch.receipts)
+        self._err.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
         try:
-            draft.write_text(json.dumps(to_json(self._files.job_id, self._receipts), indent=1) + "\n")
-            os.replace(draft, path)
+            self._watch.save()
         except OSError as error:
-            self._note(f"error: cannot write {path}: {error.strerror}")
+            self._note(f"error: cannot write {error.filename}: {error.strerror}")
 
     # The end
 
@@ -377,9 +350,7 @@ class JobLoop:
         left = sorted({*self._running, *sweep(_SWEEP_LIMIT_S)})
         self._rendezvous.stop()
         self._drain(wakeup)
-        if self._table_due is not None:
-            self._table_due = 0.0
-            self._look_at_receipts()
+        self._look_at_receipts(late=True)
         if left:
             self._note(f"error: processes {', '.join(map(str, left))} cannot be killed")
         code = self._conclude()

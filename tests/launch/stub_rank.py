@@ -1,5 +1,6 @@
 """A rank for tests: does what its arguments say, ``[RANK:]ACTION[=VALUE]``, except those of other ranks."""
 
+import json
 import os
 import signal
 import subprocess
@@ -58,6 +59,15 @@ def complain(text: str) -> None:
     os.write(2, text.encode() + b"\n")
 
 
+def lose_binding() -> None:
+    """What a rank leaves after hvd.init() when a library has reset its CPU mask."""
+    content = {"rank": int(RANK), "cpus": "0-4095", "mem_policy": "none", "mem_nodes": ""}
+    target = Path(os.environ["LMSRUN_RECEIPT_DIR"], f"rank-{RANK}.init.json")
+    draft = target.with_name(f".draft-{RANK}")
+    draft.write_text(json.dumps(content))
+    draft.rename(target)
+
+
 def flood(text: str) -> None:
     """``COUNT/LENGTH`` lines, each of one letter."""
     count, length = map(int, text.split("/"))
@@ -86,6 +96,7 @@ ACTIONS = {
     "say": say,
     "complain": complain,
     "flood": flood,
+    "lose_binding": lose_binding,
     "show": show,
     "sleep": lambda text: time.sleep(float(text)),
     "exit": lambda text: sys.exit(int(text)),

@@ -60,9 +60,15 @@ def test_cgroup_version_2(tmp_path: Path) -> None:
     assert explain_memory(before, after, RANK) == (
         "; the kernel's out-of-memory killer struck (the cgroup's memory limit)"
     )
-    assert "its memory was bound to node 8, try --mem-policy preferred" in explain_memory(
-        before, after, BOUND
+    assert explain_memory(before, after, BOUND) == explain_memory(before, after, RANK)
+
+
+def test_a_bound_rank_that_the_machine_killed_gets_a_hint() -> None:
+    before, after = MemoryCounters({"the machine's memory": 0}), MemoryCounters({"the machine's memory": 1})
+    assert explain_memory(before, after, RANK) == (
+        "; the kernel's out-of-memory killer struck (the machine's memory)"
     )
+    assert "bound to node 8, try --mem-policy preferred" in explain_memory(before, after, BOUND)
 
 
 def test_cgroup_version_1_in_a_container(tmp_path: Path) -> None:

@@ -227,6 +227,22 @@ def test_a_program_that_cannot_run_is_said(start: JobStarter, program: str, code
     assert "Traceback" not in job.stderr.decode()
 
 
+@pytest.mark.parametrize("numa", ["strict", "auto"])
+def test_a_binding_lost_during_init_is_seen_and_ends_a_strict_job(start: JobStarter, numa: str) -> None:
+    job = start(STUB, "1:lose_binding", "sleep=1.5", options=("--numa", numa))
+    code = job.finish()
+    if code == 2:
+        pytest.skip(f"this machine cannot bind two ranks strictly: {job.last_line}")
+    assert code == (1 if numa == "strict" else 0)
+    table = job.stderr.decode()
+    assert "NO: CPUs 0-4095 after hvd.init(), planned" in table
+    if numa == "strict":
+        assert job.last_line.startswith(
+            "lmsrun: --numa strict: rank 1 on localhost (no GPU) is not verified: CPUs"
+        )
+    job.assert_nothing_left()
+
+
 def test_one_rank_passes_its_output_as_it_comes(start: JobStarter) -> None:
     job = start(STUB, "say=half a line", "ready", "wait_for=go", np=1)
     assert job.process.stdout is not None

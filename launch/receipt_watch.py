@@ -1,0 +1,66 @@
+"""The receipts of a running job: collected as they come, shown once, saved."""
+
+import json
+import os
+
+from launch.causes import describe_rank
+from launch.job import JobFiles, JobOptions
+from launch.plan import LaunchPlan
+from launch.receipts import RankReceipt, adopt_binding, judge_all, read_receipts, to_json
+
+
+class ReceiptWatch:
+    """Knows what has arrived and when that is all that will.
+
+    Attributes:
+        due: When to show what there is, although ranks are missing (``time.monotonic``).
+        receipts: What is known of each rank, in the plan's order.
+        settled: Whether every rank has been through ``hvd.init()`` or has ended.
+        over: Whether the receipts have been saved; nothing is watched after that.
+    """
+
+    def __init__(self, plan: LaunchPlan, options: JobOptions, files: JobFiles, due: float) -> None:
+        self._plan, self._options, self._files = plan, options, files
+        self.due = due
+        self.receipts: tuple[RankReceipt, ...] = ()
+        self.settled = False
+        self.over = False
+
+    def look(self, ended: set[int], launcher_over: bool) -> None:
+        """Read what has arrived.
+
+        Args:
+            ended: Ranks that are no more.
+            launcher_over: Another launcher started the ranks, and it has ended.
+        """
+        ranks = self._plan.ranks
+        stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
+        if self._options.command is not None:
+            ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
+        self.receipts = judge_all(ranks, stages, self._options.numa)
+        self.settled = launcher_over or all(
+            "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
+        )
+
+    def refusal(self, settled: bool) -> str | None:
+        """Why ``--numa strict`` ends the job, if it does: a missing receipt counts once all is settled."""
+        if self._options.numa != "strict":
+            return None
+        for plan, receipt in zip(self._plan.ranks, self.receipts, strict=True):
+            if receipt.verified is False and (settled or "start" in receipt.stages):
+                return f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
+        return None
+
+    def save(self) -> None:
+        """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self.over = True
+        if self._files.output_dir is None:
+            return
+        path = self._files.output_dir / "receipts.json"
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(to_json(self._files.job_id, self.receipts), indent=1) + "\n")
+        os.replace(draft, path)
