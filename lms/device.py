@@ -67,9 +67,12 @@ def _gpu_limit() -> int | None:
 
 
 def pending_variable_bytes(func_graph: Any) -> int:
-    """Bytes of the variables a function uses that are made only after it has been traced."""
+    """Bytes of the variables a graph uses that are made only later (in a session's graph: all of them)."""
+    if not hasattr(func_graph, "variables"):
+        made_later = func_graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        return sum(static_bytes(variable.shape, variable.dtype.base_dtype) for variable in made_later)
     total = 0
-    for variable in getattr(func_graph, "variables", ()):
+    for variable in func_graph.variables:
         with tf.init_scope():
             made = variable.is_initialized() if tf.executing_eagerly() else True
         if tf.is_tensor(made) and hasattr(made, "numpy") and not bool(made.numpy()):

@@ -27,6 +27,7 @@ from lms.planner import plan
 from lms.report import explain_out_of_memory, mib, plot_memory
 from lms.retry import Rescue
 from lms.rewrite import Edits, is_edited, rewrite
+from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.stats import Collector, GraphStats, Planned, Report
 from lms.swap_plan import SwapPlan
@@ -60,6 +61,7 @@ class Engine:
         self.watch = Watch(self)
         self.rescue = Rescue(config)
         self.optimizer = OptimizerSettings(bool(config.arithmetic_optimization))
+        self.sessions = SessionWatch(self, bool(config.arithmetic_optimization))
         self._device: Device | None = None
         self._transport: Transport | None = None
         self._warned: set[str] = set()
@@ -257,7 +259,7 @@ class Engine:
             self.guest.planned(stats)
         if not made.feasible:
             self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
-        elif made.policy in ("all", "threshold") and not made.swaps:
+        elif made.policy in ("all", "threshold") and not made.swaps and not view.unknown:
             self.warn(f"{name}: nothing can be swapped; every tensor is small, short-lived or must stay")
 
 
@@ -302,6 +304,7 @@ def install(config: LMSConfig) -> None:
             "away; switch it off with tf.config.optimizer.set_jit(False)"
         )
     _engine.watch.install()
+    _engine.sessions.install()
     _engine.batch_sizes.install()
     transform.FUNC_GRAPH_TRANSFORMS.append(_engine)
 
@@ -314,6 +317,7 @@ def uninstall() -> None:
     transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
     _engine.batch_sizes.uninstall()
     _engine.watch.uninstall()
+    _engine.sessions.uninstall()
     _engine.optimizer.restore()
     _engine = None
 
@@ -327,6 +331,13 @@ def engine() -> Engine:
     if _engine is None:
         raise LMSError("LMS is not enabled; call lms.enable() first")
     return _engine
+
+
+def editor_for(config: LMSConfig | None) -> Engine:
+    """The engine at work when it has this configuration; else one that edits single graphs and watches nothing."""
+    if _engine is not None and config in (None, _engine.config):
+        return _engine
+    return Engine(config or LMSConfig(enabled=True, policy="all"), os.environ)
 
 
 def report() -> Report:

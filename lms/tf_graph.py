@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lms.errors import LMSError
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, timeline
 from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES
@@ -120,6 +121,10 @@ def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequ
             waiting[later] -= 1
             if not waiting[later]:
                 heapq.heappush(ready, later)
+    if len(order) < len(ops):
+        raise LMSError(
+            "the graph holds a while loop of compat.v1; call tf.compat.v1.enable_control_flow_v2()"
+        )
     return order
 
 
@@ -147,6 +152,7 @@ class _Reader:
             controls += [self._op_ids[tensor.op] for tensor in op.inputs]
             inputs = []
         device = op.device
+        in_frame = op._get_control_flow_context() is not None
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in device)
         made = self.build.add(
             op.name,
@@ -156,8 +162,11 @@ class _Reader:
             controls=controls,
             device=device,
             outside=elsewhere,
-            forbidden=[self._forbidden(op_type, tensor) for tensor in outputs],
+            forbidden="control flow"
+            if in_frame
+            else [self._forbidden(op_type, tensor) for tensor in outputs],
             workspace_bytes=self._workspace(op),
+            chainable=False if in_frame else None,
         )
         self._op_ids[op] = len(self.ops)
         self.ops.append(op)
@@ -195,8 +204,8 @@ class _Reader:
 
 
 def _is_reserve(tensor: Any) -> bool:
-    """Batch normalisation's last output: a note from cuDNN to itself, empty elsewhere, of open shape always."""
-    return tensor.value_index == 5 and tensor.op.type == "FusedBatchNormV3"
+    """Batch normalisation's last output: cuDNN's own note, empty elsewhere, always of open shape."""
+    return bool(tensor.value_index == 5) and tensor.op.type == "FusedBatchNormV3"
 
 
 def peak_of_body(tf_graph: Any, name: str, device_type: str) -> int:

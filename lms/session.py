@@ -1,0 +1,142 @@
+"""Sessions of compat.v1: the whole graph is edited once, before its first run.
+
+TensorFlow hands a session a copy of the graph at the first run, and ignores later edits of what was in it.
+So the edit comes before that, or not at all, and then a warning says so.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.client import session as tf_session
+
+from lms.config import LMSConfig
+from lms.errors import LMSError
+from lms.grappler import without_memory_optimizer
+from lms.rewrite import Edits, is_edited
+from lms.shapes import ShapeHints, argument_shapes
+from lms.tf_graph import has_backward_pass
+
+
+class Editor(Protocol):
+    """What edits a graph (the engine of :mod:`lms.hook`)."""
+
+    config: LMSConfig
+
+    def edit(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
+        """Plan and edit."""
+
+    def warn(self, text: str) -> None:
+        """Warn once."""
+
+
+class SessionWatch:
+    """Edits each session's graph at its first run, and sets the optimizer options LMS needs."""
+
+    def __init__(self, editor: Editor, arithmetic: bool) -> None:
+        self._editor, self._arithmetic = editor, arithmetic
+        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        base = tf_session.BaseSession
+        self._originals: dict[str, Callable[..., Any]] = {"__init__": base.__init__, "run": base.run}
+
+    def install(self) -> None:
+        """Begin to watch."""
+        make, run = self._originals["__init__"], self._originals["run"]
+
+        def watched_init(session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+            make(session, target, graph, session_config(config, self._arithmetic))
+
+        def watched_run(session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **more: Any) -> Any:
+            self.before_run(session.graph, feed_dict or {})
+            return run(session, fetches, feed_dict, *args, **more)
+
+        tf_session.BaseSession.__init__ = watched_init
+        tf_session.BaseSession.run = watched_run
+
+    def uninstall(self) -> None:
+        """Put TensorFlow's own methods back."""
+        for name, method in self._originals.items():
+            setattr(tf_session.BaseSession, name, method)
+
+    def before_run(self, graph: Any, feeds: Mapping[Any, Any]) -> None:
+        """Edit ``graph`` if this is its first run; warn where it has grown a training step since."""
+        operations = graph.get_operations()
+        known = self._sizes.get(graph)
+        self._sizes[graph] = len(operations)
+        if known == len(operations) or is_edited(graph) or not has_backward_pass(operations[known or 0 :]):
+            return
+        if known is not None:
+            self._editor.warn(
+                "the graph got its training step after a session had run it, too late for LMS; build the whole "
+                "graph before the first session.run"
+            )
+        elif graph.finalized:
+            self._editor.warn(
+                "the graph is finalized, so LMS cannot edit it; pass lms.session.LMSSessionRunHook() to the "
+                "monitored session"
+            )
+        else:
+            self._editor.edit(graph, "session graph", feed_hints(feeds, self._editor.config))
+
+
+def feed_hints(feeds: Mapping[Any, Any], config: LMSConfig) -> ShapeHints:
+    """What a configuration, else the fed values, say about open shapes."""
+    if config.batch_size is not None:
+        return ShapeHints(batch_size=config.batch_size)
+    return ShapeHints(argument_shapes(feeds.values()))
+
+
+def session_config(config: Any, arithmetic: bool) -> Any:
+    """A copy of a session's configuration with the optimizer options that LMS needs."""
+    changed = without_memory_optimizer(config)
+    if not arithmetic:
+        rewrite = changed.graph_options.rewrite_options
+        rewrite.arithmetic_optimization = type(rewrite).OFF
+    return changed
+
+
+class LMSSessionRunHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Edits the default graph when a monitored session or an estimator is about to make its session.
+
+    Args:
+        config: What to do; ``None``: what ``lms.enable`` was called with, else the defaults with policy
+        ``all``.
+    """
+
+    def __init__(self, config: LMSConfig | None = None) -> None:
+        self._config = config
+        self.edits: Edits | None = None
+        """What was added, once the hook has begun."""
+
+    def begin(self) -> None:
+        """Edit the graph.
+
+        Raises:
+            LMSError: If the graph has no training step yet, or was edited already.
+        """
+        self.edits = edit_graph(tf.compat.v1.get_default_graph(), self._config)
+
+
+def edit_graph(graph: Any, config: LMSConfig | None = None) -> Edits | None:
+    """Edit a graph of compat.v1 before its session is made.
+
+    Args:
+        graph: A complete training graph.
+        config: What to do; ``None``: what ``lms.enable`` was called with, else the defaults with policy
+        ``all``.
+
+    Returns:
+        What was added; ``None`` when nothing had to be.
+
+    Raises:
+        LMSError: If the graph has no training step, or was edited already.
+    """
+    from lms import hook
+
+    if is_edited(graph):
+        raise LMSError("the graph was edited already; a graph is edited once")
+    if not has_backward_pass(graph.get_operations()):
+        raise LMSError("the graph has no gradients; build the training step before LMS edits it")
+    editor = hook.editor_for(config)
+    return editor.edit(graph, "session graph", feed_hints({}, editor.config))
