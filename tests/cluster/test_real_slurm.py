@@ -1,0 +1,168 @@
+"""lmsrun inside a real Slurm of two nodes: allocation found, ranks started by srun, failures told.
+
+The fixture starts munged, slurmctld and two slurmd as its children and ends them (see ``slurm_cluster.py``).
+Two slurmd on one machine share PMIx's folders, so two-node jobs run with ``--mpi=none``; one node has PMIx.
+"""
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_run import SHOW_RANK, TRAIN_SUM, clean_environ, lmsrun, needs, processes_with, read_ranks, run
+from hostile import ARGUMENTS, VALUES
+from slurm_cluster import PROGRAMS, SlurmCluster
+
+pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
+
+NO_PMIX = ("--mpi-args", "--mpi=none")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    needs(*PROGRAMS)
+    if os.geteuid() != 0:
+        pytest.skip("slurmd starts tasks of other users: it needs root")
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+def salloc(slurm: SlurmCluster, folder: Path, request: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    slurm.ready_again()
+    return run(["salloc", *request.split(), *lmsrun(*argv)], folder, slurm.environ)
+
+
+def test_an_allocation_is_found_and_filled(slurm: SlurmCluster, tmp_path: Path) -> None:
+    given = [word for name, value in VALUES.items() for word in ("-x", f"{name}={value}")]
+    argv = ("run", *NO_PMIX, *given, "--", str(SHOW_RANK), str(tmp_path), "ok", *ARGUMENTS)
+    os.environ["LMS_TEST_SECRET_TOKEN"] = "do not tell"
+    try:
+        done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *argv)
+    finally:
+        del os.environ["LMS_TEST_SECRET_TOKEN"]
+    assert done.returncode == 0, done.stderr
+    assert "launcher: srun (this is Slurm job" in done.stderr
+    ranks = read_ranks(tmp_path, 4)
+    assert [rank["sizes"] for rank in ranks] == [[local, "4", "2"] for local in "0101"]
+    for rank in ranks:
+        assert rank["argv"] == list(ARGUMENTS)
+        assert {name: rank["env"].get(name) for name in VALUES} == VALUES
+        assert rank["env"]["MASTER_ADDR"] == "n1"
+        assert rank["secrets"] == [], "a secret went to another host"
+    assert not list(tmp_path.rglob("pwned"))
+    assert done.stderr.count(" yes") == 4, "receipts come home as lines of stderr"
+    assert "lmsrun-receipt" not in done.stdout + done.stderr
+
+
+def test_hosts_may_differ_in_ranks(slurm: SlurmCluster, tmp_path: Path) -> None:
+    argv = ("run", *NO_PMIX, "-np", "3", "--", str(SHOW_RANK), str(tmp_path), "ok")
+    done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *argv)
+    assert done.returncode == 0, done.stderr
+    assert [rank["sizes"] for rank in read_ranks(tmp_path, 3)] == [
+        ["0", "3", "2"],
+        ["1", "3", "2"],
+        ["0", "3", "1"],
+    ]
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit:3:7", 7), ("kill:0:9", 137)])
+def test_the_first_to_fail_is_named(slurm: SlurmCluster, tmp_path: Path, how: str, code: int) -> None:
+    started = time.monotonic()
+    argv = ("run", *NO_PMIX, "--", str(SHOW_RANK), str(tmp_path), how)
+    done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *argv)
+    assert done.returncode == code, done.stderr
+    rank, node = ("3", "n2") if how == "exit:3:7" else ("0", "n1")
+    assert f"lmsrun: rank {rank} on {node} (no GPU) " in done.stderr
+    assert time.monotonic() - started < 30
+    assert processes_with(str(SHOW_RANK)) == []
+
+
+def test_more_ranks_than_slots(slurm: SlurmCluster, tmp_path: Path) -> None:
+    argv = ("run", *NO_PMIX, "-np", "5", "--", str(SHOW_RANK), str(tmp_path), "ok")
+    done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *argv)
+    assert done.returncode == 2
+    assert "5 ranks do not fit on 2 hosts with 4 slots" in done.stderr
+    outside = salloc(
+        slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", "run", "-H", "n3:1", "--", str(SHOW_RANK), "."
+    )
+    assert outside.returncode == 2
+    assert "host 'n3' is not in Slurm job" in outside.stderr
+
+
+def test_a_batch_script_of_ours(slurm: SlurmCluster, tmp_path: Path) -> None:
+    slurm.ready_again()
+    words = ("run", "--print-script", "slurm", "-H", "x:2,y:2", *NO_PMIX)
+    printed = run(lmsrun(*words, "--", str(SHOW_RANK), str(tmp_path), "ok", "a b;$(id)"), tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    script = printed.stdout.replace("exec lmsrun ", f"exec {shlex.join(lmsrun())} ")
+    (tmp_path / "job.sh").write_text(script)
+    done = run(["sbatch", "--wait", str(tmp_path / "job.sh")], tmp_path, slurm.environ)
+    output = "".join(path.read_text() for path in tmp_path.glob("show_rank-*.out"))
+    assert done.returncode == 0, done.stderr + output
+    assert [rank["argv"] for rank in read_ranks(tmp_path, 4)] == [["a b;$(id)"]] * 4
+
+
+@pytest.mark.parametrize("blow", ["scancel", "kill slurmd"])
+def test_a_lost_job_ends_everywhere(slurm: SlurmCluster, tmp_path: Path, blow: str) -> None:
+    slurm.ready_again()
+    argv = lmsrun("run", *NO_PMIX, "--", str(SHOW_RANK), str(tmp_path), "exit:9:1")
+    job = subprocess.Popen(
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", *argv],
+        env={**clean_environ(), **slurm.environ},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    end = time.monotonic() + 30
+    while len(list(tmp_path.glob("rank-*.json"))) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    if blow != "scancel":
+        slurm.kill_node("n2")
+    run(["scancel", "--state=RUNNING", "--user=root"], tmp_path, slurm.environ)
+    try:
+        output, _ = job.communicate(timeout=60)
+    finally:
+        if blow != "scancel":
+            slurm.start_node("n2")
+    assert job.returncode != 0, output
+    assert processes_with(str(SHOW_RANK)) == [], output
+
+
+def test_a_launcher_inside_a_step_is_refused(slurm: SlurmCluster, tmp_path: Path) -> None:
+    slurm.ready_again()
+    argv = [
+        "srun",
+        "--nodes=1",
+        "--ntasks=2",
+        "--mpi=none",
+        *lmsrun("run", "--", str(SHOW_RANK), str(tmp_path), "ok"),
+    ]
+    done = run(argv, tmp_path, slurm.environ)
+    assert done.returncode == 2
+    assert "srun lmsrun worker -- PROGRAM" in done.stderr
+    worker = [
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        "--mpi=none",
+        *lmsrun("worker", "--", str(SHOW_RANK), str(tmp_path), "ok"),
+    ]
+    assert run(worker, tmp_path, slurm.environ).returncode == 0
+    assert [rank["sizes"] for rank in read_ranks(tmp_path, 2)] == [["0", "2", "1"]] * 2
+
+
+@pytest.mark.tensorflow
+def test_horovod_trains_over_pmix(slurm: SlurmCluster, tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    done = salloc(slurm, tmp_path, "--nodes=1 --ntasks=2", "run", "--no-lms", "--", str(TRAIN_SUM))
+    assert done.returncode == 0, done.stderr
+    found = {
+        line.partition("weights ")[2].split()[2] for line in done.stdout.splitlines() if "weights" in line
+    }
+    assert len(found) == 1, done.stdout
+    assert "yes, also after hvd.init()" in done.stderr
