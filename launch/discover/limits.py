@@ -12,7 +12,7 @@ from launch.topology import Limits
 
 NO_LIMIT_BYTES = 1 << 62
 """cgroup v1 writes "no limit" as the largest multiple of the page size below 2^63."""
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "ppc64": 261, "s390x": 269}
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "ppc64": 261, "s390x": 270}
 """The system call's number, from the kernel's ``syscall.tbl`` of each architecture."""
 NO_SUCH_MODE = 0x3FFF
 
@@ -136,7 +136,8 @@ def _folders_up(mount: _Mount, cgroup: str) -> Iterator[str]:
     if below == ".." or below.startswith("../"):
         # The process's cgroup lies outside what is mounted here: only the mount's own top is to be seen.
         below = "."
-    folder = posixpath.normpath(f"{mount.path}/{below}")
+    # A hierarchy that claims to be mounted at / itself must not lead out of the tree, nor up for ever.
+    folder = posixpath.normpath(f"{mount.path}/{below}").lstrip("/")
     while len(folder) > len(mount.path):
         yield folder
         folder = posixpath.dirname(folder)

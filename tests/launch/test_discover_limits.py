@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launch import mempolicy
+from launch.discover import limits
 from launch.discover.limits import probe_set_mempolicy, read_cpuset, read_limits
 from launch.discover.tree import MemoryTree
 
@@ -48,6 +50,17 @@ def test_v1_and_its_way_to_write_no_limit() -> None:
     }
     assert memory_limit(files) is None
     assert memory_limit(files | {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(GIB)}) == GIB
+
+
+def test_a_hierarchy_mounted_at_the_top_ends() -> None:
+    files = {"proc/self/cgroup": "0::/a", "proc/self/mountinfo": "31 23 0:28 / / rw - cgroup2 cgroup2 rw"}
+    assert memory_limit(files | {"a/memory.max": str(GIB), "memory.max": str(2 * GIB)}) == GIB
+    assert memory_limit(files | {"proc/self/cgroup": "0::/"}) is None
+
+
+def test_both_tables_of_system_calls_agree() -> None:
+    assert limits.SET_MEMPOLICY == mempolicy._SET_MEMPOLICY
+    assert not set(mempolicy._GET_MEMPOLICY.items()) & set(limits.SET_MEMPOLICY.items())
 
 
 @pytest.mark.parametrize(
