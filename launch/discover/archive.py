@@ -77,16 +77,21 @@ def _decompress(content: bytes, source: str) -> bytes:
     if len(plain) <= MAX_UNPACKED_BYTES and not decoder.eof:
         raise EOFError("it ends too early")
     if len(plain) > MAX_UNPACKED_BYTES:
-        raise TopologyError(
-            f"{source} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB; "
-            "needed an archive of hwloc-gather-topology, which is far smaller"
-        )
+        raise _too_large(source)
     return plain
+
+
+def _too_large(source: str) -> TopologyError:
+    return TopologyError(
+        f"{source} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB; "
+        "needed an archive of hwloc-gather-topology, which is far smaller"
+    )
 
 
 def _members(plain: bytes, source: str) -> tuple[dict[str, bytes], dict[str, str]]:
     files: dict[str, bytes] = {}
     links: dict[str, str] = {}
+    left = MAX_UNPACKED_BYTES
     with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
         for count, member in enumerate(archive):
             if count >= MAX_MEMBERS:
@@ -103,6 +108,10 @@ def _members(plain: bytes, source: str) -> tuple[dict[str, bytes], dict[str, str
                     _inside(member.linkname, source), posixpath.dirname(path) or "."
                 )
             elif member.isreg():
+                # Members may claim more than the archive holds: a sparse one is a header and a size.
+                left -= member.size
+                if left < 0:
+                    raise _too_large(source)
                 files[path] = _content(archive, member, source)
             elif not member.isdir():
                 raise TopologyError(
