@@ -35,7 +35,7 @@ def read_nvml(nvml: Any, cpu_count: int) -> tuple[tuple[GpuFacts, ...], tuple[st
     except nvml.NVMLError as error:
         return (), (f"NVML cannot count the GPUs ({error}): they are taken from /proc and /sys",)
     finally:
-        nvml.nvmlShutdown()
+        _ask(nvml, "nvmlShutdown")
 
 
 def _read_gpus(nvml: Any, cpu_count: int) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
@@ -70,7 +70,7 @@ def _read_gpu(nvml: Any, handle: Any, address: str, cpu_count: int) -> GpuFacts:
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer, or None where this GPU or this version of NVML has none."""
+    """The answer, or None where it failed, or this GPU or this version of NVML has none."""
     try:
         return getattr(nvml, function)(*arguments)
     except (nvml.NVMLError, AttributeError):

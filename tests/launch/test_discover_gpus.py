@@ -150,6 +150,7 @@ class Nvml:
 
     def __init__(self, *gpus: dict[str, Any], init_fails: bool = False) -> None:
         self.gpus, self.init_fails, self.shut = gpus, init_fails, 0
+        self.shutdown_fails = False
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.init_fails:
@@ -157,6 +158,8 @@ class Nvml:
 
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.shut += 1
+        if self.shutdown_fails:
+            raise NvmlError("GPU is lost")
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.gpus)
@@ -225,6 +228,13 @@ def test_nvml_that_fails_falls_back(tmp_path: Path) -> None:
     machine = read_machine(root=str(root), nvml=Nvml(init_fails=True))
     assert [gpu.name for gpu in machine.gpus] == ["P100"]
     assert machine.warnings[0].startswith("NVML does not work here (Driver/library version mismatch)")
+
+
+def test_nvml_that_fails_at_the_end_has_answered(tmp_path: Path) -> None:
+    nvml = Nvml({"bus": AT})
+    nvml.shutdown_fails = True
+    machine = read_machine(root=str(machines.build_root(TWO, tmp_path)), nvml=nvml)
+    assert [gpu.pci_bus_id for gpu in machine.gpus] == [AT]
 
 
 def test_nvml_takes_the_memory_size_from_the_driver_where_it_has_none(tmp_path: Path) -> None:
