@@ -61,14 +61,17 @@ def place_ranks(machine: Machine, gpus: Sequence[Gpu], count: int) -> HostPlacem
         gpus: The job's GPUs in PCI order; more ranks than GPUs share them round-robin.
         count: How many ranks, at least 1.
     """
-    cores_of = _cores_by_node(allowed_cores(machine))
+    cores = allowed_cores(machine)
+    cores_of = _cores_by_node(cores)
     taken = tuple(gpus[rank % len(gpus)] for rank in range(count)) if gpus else (None,) * count
     if gpus:
+        # Cores on no node are near no GPU; a rank whose GPU has no known node is not bound to them either.
+        cores_of = {node: cores for node, cores in cores_of.items() if node is not None}
         homes, warnings = _gpu_homes(machine, tuple(gpu for gpu in taken if gpu), cores_of)
     else:
         homes, warnings = _deal(cores_of, count), []
     shares = _share_cores(homes, cores_of)
-    spare = max(1, sum(map(len, cores_of.values())) // count)
+    spare = max(1, len(cores) // count)
     placements = tuple(
         Placement(rank, gpu, home, _cpus(share), len(share) or spare)
         for rank, (gpu, home, share) in enumerate(zip(taken, homes, shares, strict=True))

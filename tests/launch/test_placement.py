@@ -74,6 +74,16 @@ def test_an_unknown_node_is_not_node_zero() -> None:
     assert "not bound" in placed.warnings[0]
 
 
+def test_cores_on_no_node_are_near_no_gpu() -> None:
+    machine = machines.machine("unknown-node")
+    stray = min(machine.cores, key=lambda core: min(core.cpus))
+    nodes = tuple(replace(node, cpus=node.cpus - stray.cpus) for node in machine.numa_nodes)
+    cores = tuple(replace(core, numa_node=None) if core == stray else core for core in machine.cores)
+    placed = place_ranks(replace(machine, numa_nodes=nodes, cores=cores), machine.gpus, 2)
+    assert [(rank.numa_node, rank.cpus) for rank in placed.ranks] == [(None, frozenset())] * 2
+    assert placed.ranks[0].cores == len(cores) // 2
+
+
 def test_an_unknown_node_with_near_cpus_takes_the_least_loaded_of_their_nodes() -> None:
     machine = machines.machine("ac922")
     gpus = tuple(replace(gpu, numa_node=None, cpus=parse_ids("0-127")) for gpu in machine.gpus)
