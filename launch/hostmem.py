@@ -143,8 +143,8 @@ class _Pool:
         ]
         self._nodes, self._reserve, self._local_ranks = nodes, reserve, local_ranks
         self._bytes = None if not sizes or None in sizes else sum(size or 0 for size in sizes)
-        # A rank without nodes of its own may use every node, like all of its fellows.
-        self._sharers = sum(1 for group in groups if group & nodes) if nodes else local_ranks
+        # A rank without nodes of its own may use every node, so that it shares in each of them.
+        self._sharers = sum(1 for group in groups if not nodes or not group or group & nodes)
         self._cgroup_bytes = machine.limits.memory_bytes
         self.node_share_mb = self._share(self._bytes, self._sharers)
         self.cgroup_share_mb = self._share(self._cgroup_bytes, local_ranks)
@@ -182,7 +182,7 @@ def _limit(
     placement: Placement, wish: int | None, nodes: IdSet, pool: _Pool, settings: PlanSettings
 ) -> tuple[RankMemory, str | None]:
     """One rank's limit, and why it is not its wish."""
-    share, gpu_mb = pool.share_mb, (_gpu_bytes(placement, settings) or 0) // MIB
+    share, gpu_mb = pool.share_mb, (_gpu_bytes(placement, settings) or 0) / MIB
     if wish is None:
         return RankMemory(nodes), None
     if share is None:
@@ -193,12 +193,12 @@ def _limit(
     if settings.host_mem_limit_mb is not None:
         why = f"host memory limit {wish} MiB, as asked for, is above the rank's share: {pool.arithmetic()}"
         return RankMemory(nodes, wish, pool.holds(wish)), _or_error(why, settings)
-    if share < gpu_mb:
+    if share < int(gpu_mb):
         raise PlanError(
-            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than its GPU's {gpu_mb} "
+            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than its GPU's {gpu_mb:.8g} "
             f"MiB: {pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
         )
-    asked = f"{settings.host_mem_multiplier:g} x {gpu_mb} MiB of GPU memory = {wish} MiB"
+    asked = f"{settings.host_mem_multiplier:g} x {gpu_mb:.8g} MiB of GPU memory = {wish} MiB"
     why = f"host memory limit clamped to {share} MiB: {asked} wanted, {pool.arithmetic()} there"
     return RankMemory(nodes, share, pool.holds(share)), _or_error(why, settings)
 

@@ -59,6 +59,23 @@ def test_a_cgroup_is_shared_by_all_ranks_of_the_host() -> None:
     assert "(1 - 0.1) x 102400 MiB cgroup limit / 4 ranks = 23040 MiB" in memory.warnings[0]
 
 
+def test_an_unbound_rank_has_its_share_in_every_node() -> None:
+    machine = with_memory(machines.machine("ac922"), {0: 100 * GIB, 8: 100 * GIB})
+    lost = replace(machine.gpus[1], numa_node=None, cpus=frozenset())
+    gpus = (machine.gpus[0], lost, machine.gpus[2])
+    placed = place_ranks(machine, gpus, 3)
+    assert [rank.numa_node for rank in placed.ranks] == [0, None, 8]
+    memory = plan_host_memory(machine, placed.ranks, PlanSettings(host_mem_multiplier=6))
+    limits = [rank.limit_mb or 0 for rank in memory.ranks]
+    assert limits == [46080, 61440, 46080]
+    assert sum(limits) <= 0.9 * 200 * 1024
+
+
+def test_the_arithmetic_is_right_for_gpus_of_odd_sizes() -> None:
+    machine = with_memory(machines.with_gpu_memory(AC922, 16280 * MIB + 900 * 1024), {0: 100 * GIB})
+    assert "4 x 16280.879 MiB of GPU memory = 65123 MiB wanted" in size(machine, 4).warnings[0]
+
+
 def test_strict_makes_a_cut_an_error() -> None:
     with pytest.raises(PlanError, match=r"--strict: host memory limit clamped .* try --host-mem-multiplier"):
         size(with_memory(machines.machine("ac922"), {0: 100 * GIB}), 4, strict=True)
