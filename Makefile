@@ -19,6 +19,7 @@ demo: setup  ## two bound Horovod ranks learn real handwritten digits
 	@$(BIN)/python scripts/demo.py
 
 test: setup  ## all tests
+	@$(BIN)/python scripts/cluster_tools.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup  ## style, format, types, oldest Python that can read the code
