@@ -3,6 +3,7 @@
 Imports that not all commands need are made where they are needed: the time to the first rank is a promise.
 """
 
+import io
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
+from launch.printable import printable
 from lmsrun.options import LaunchOptions, Parsed, Request, nearest, parse_argv, read_request
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Returns:
         The exit code: 2 for a request that cannot be met, otherwise the command's own.
     """
+    _accept_any_text()
     try:
         code = _dispatch(list(argv), environ)
         sys.stdout.flush()
@@ -54,6 +57,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return code
 
 
+def _accept_any_text() -> None:
+    """What the encoding of stdout lacks (the lines of a tree, under ASCII) is escaped instead of fatal."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _drop_stdout() -> None:
     """What is still buffered cannot be written; Python would complain of it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,7 +70,7 @@ def _drop_stdout() -> None:
 
 def _say(text: str) -> None:
     """One line to a person, whatever is in the text."""
-    print("lmsrun: " + "".join(c if c.isprintable() else " " for c in text), file=sys.stderr, flush=True)
+    print(f"lmsrun: {printable(text, instead=' ')}", file=sys.stderr, flush=True)
 
 
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.idset import format_ids
 from launch.plan import SCHEMA, LaunchPlan, RankPlan
+from launch.printable import printable
 from launch.topology import Gpu, Machine
 
 _HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
@@ -75,7 +76,8 @@ def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = 
         own = [f"  rank {rank.rank}: {_assignments(_own_env(plan, rank))}" for rank in plan.ranks]
         parts.append("\n".join(["and of each:", *own]))
     parts.append("\n".join(["commands:", *(f"  {shlex.join(command)}" for command in plan.commands)]))
-    return "\n\n".join(parts)
+    # A saved topology may carry any text, and so may the program's arguments.
+    return printable("\n\n".join(parts), keep="\n\t")
 
 
 def _head(plan: LaunchPlan, machine: Machine) -> str:

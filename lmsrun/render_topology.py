@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from launch.idset import format_ids
+from launch.printable import printable
 from launch.topology import Gpu, Machine, NumaNode, Package
 
 _KINDS = {"dram": "", "gpu": " (a GPU's memory)", "memory-only": " (memory only)"}
@@ -28,7 +29,7 @@ def render_tree(machine: Machine) -> str:
         branches.append(_Branch(limits))
     lines += _draw(branches)
     lines += [f"warning: {warning}" for warning in machine.warnings]
-    return "\n".join(_printable(line) for line in lines)
+    return "\n".join(map(printable, lines))
 
 
 def _counts(machine: Machine) -> str:
@@ -99,8 +100,3 @@ def _draw(branches: list[_Branch], indent: str = "") -> list[str]:
         lines.append(f"{indent}{'└── ' if last else '├── '}{branch.text}")
         lines += _draw(branch.below, indent + ("    " if last else "│   "))
     return lines
-
-
-def _printable(line: str) -> str:
-    """Without control characters: a saved topology may carry any text, escape sequences of terminals too."""
-    return "".join(char if char.isprintable() else "?" for char in line)

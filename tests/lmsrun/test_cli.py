@@ -1,6 +1,7 @@
 """The command line as a user meets it: subcommands, exit codes, one line for every error."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,25 @@ def test_an_output_that_cannot_be_written(here: Path, where: str, code: int, sai
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_any_text_of_a_topology_is_shown_and_never_obeyed(here: Path, encoding: str) -> None:
+    table = to_json(machines.machine("ac922"))
+    table["gpus"][0]["name"], table["warnings"] = "V100\x1b]0;title\x07", ["lone \ud800 surrogate"]
+    (here / "evil.json").write_text(json.dumps(table))
+    for command in (["topo"], ["plan", "x.py", b"\xff\x1b[31m"]):
+        done = subprocess.run(
+            [sys.executable, str(SHIM), command[0], "--topology", "evil.json", *command[1:]],
+            capture_output=True,
+            env={"PYTHONIOENCODING": encoding, "PATH": os.defpath},
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"V100?]0;title?" in done.stdout
+        assert b"lone ? surrogate" in done.stdout
+        assert b"\x1b" not in done.stdout
 
 
 def test_the_way_to_the_first_rank_imports_neither_rich_nor_tensorflow(here: Path) -> None:

@@ -1,0 +1,12 @@
+"""Text from outside (a saved topology, a receipt, a file name) on its way to a person's terminal."""
+
+
+def printable(text: str, instead: str = "?", keep: str = "") -> str:
+    """The text without what a terminal would obey instead of show, such as escape sequences.
+
+    Args:
+        text: Any text, also one that UTF-8 cannot write.
+        instead: Stands for each character that is not printable.
+        keep: Such characters that are wanted all the same, for example line ends.
+    """
+    return "".join(char if char.isprintable() or char in keep else instead for char in text)
