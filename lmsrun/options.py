@@ -324,6 +324,8 @@ def _from_toml(declared: Option, value: Any, where: str) -> Any:
     if not all(isinstance(item, (str, int, float)) for item in items):
         raise UsageError(f"{where} is {type(value).__name__}; needed {declared.metavar or 'true or false'}")
     texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    if any("\0" in text for text in texts):  # TOML can write it; a command line and a variable cannot
+        raise UsageError(f"{where} holds a NUL character; needed {declared.metavar or 'true or false'}")
     if declared.repeats:
         return tuple(texts)
     if declared.is_switch and not isinstance(value, bool):

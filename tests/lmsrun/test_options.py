@@ -144,6 +144,7 @@ def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None
         ("numa = ", "lmsrun.toml is not TOML"),
         ("numa = " + "[" * 5000, "lmsrun.toml is not TOML"),
         ('config = "x"', "unknown key 'config'"),
+        ('output-dir = "a\\u0000b"', "lmsrun.toml: output-dir holds a NUL character; needed DIR"),
     ],
 )
 def test_mistakes_in_the_file(tmp_path: Path, text: str, said: str) -> None:
