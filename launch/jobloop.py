@@ -1,5 +1,6 @@
 """The supervisor's loop: one thread, one poll, and whatever is due."""
 
+import gc
 import os
 import signal
 import sys
@@ -89,6 +90,7 @@ class JobLoop:
             self._note(
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
+        gc.enable()
         while self._running and not self._given_up():
             self._turn(wakeup)
         return self._finish(wakeup)
