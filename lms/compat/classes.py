@@ -1,0 +1,281 @@
+"""IBM's classes of the two graph rewriting generations, on top of the engine.
+
+``LMS`` takes the parameters of either generation and can be used in three ways, as theirs could:
+``run(graph)`` on a graph of compat.v1, as a hook of a MonitoredSession or Estimator, and as a Keras callback.
+"""
+
+import gc
+import logging
+import math
+import os
+import sys
+import time
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession
+
+import lms
+from lms.callbacks import EitherKeras
+from lms.compat.filters import FILTER_NAMES, LMSArgumentError, select
+from lms.compat.parameters import names_of, parse_call
+from lms.enable import LMSWarning
+from lms.errors import LMSError
+from lms.graph import Graph
+from lms.hook import Engine
+from lms.hook import engine as current_engine
+from lms.rewrite import is_edited
+from lms.shapes import ShapeHints
+from lms.stats import GraphStats
+
+GIB = 1 << 30
+PLOT_NAME = "lms_autotune.png"
+ASSUMED_BATCH = 32
+"""Batch size where a graph leaves it open and nobody says it: the first generation asked for none."""
+
+_logger = logging.getLogger("lms.compat")
+
+
+class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Large Model Support as scripts of the first (0.1) and the second (2.0) generation ask for it.
+
+    The generations are told apart by their keywords: ``optimizer_scopes``, ``n_tensors``, ``lb``, ... are of
+    the first; ``swapout_threshold``, ``swapin_groupby``, ... are of the second, and so is a bare ``LMS()``.
+
+    Raises:
+        LMSArgumentError: If the first generation's optimizer scopes are missing.
+        ConfigError: If a number is outside what its parameter allows.
+        TypeError: For a parameter that the generation did not have.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        request = parse_call(args, keywords, os.environ)
+        self.generation, self._graph = request.generation, request.graph
+        self._request = request
+        self._config, self._filters = request.config, request.filters
+        self._gpu_memory_gib: float | None = None
+        self.is_training = True
+        self.autotune_plot: bool | str = False
+        self._started_s = 0.0
+
+    @property
+    def config(self) -> lms.LMSConfig:
+        """What the engine is asked to do."""
+        return self._config
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size to assume where the graph leaves it open."""
+        return self._config.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        self._config = replace(self._config, batch_size=value)
+
+    @property
+    def autotune_gpu_mem(self) -> float | None:
+        """GiB of device memory to plan for; None: what the device has."""
+        return self._gpu_memory_gib
+
+    @autotune_gpu_mem.setter
+    def autotune_gpu_mem(self, value: float | None) -> None:
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise LMSArgumentError(f"autotune_gpu_mem is {value!r}; needed GiB of device memory, above 0")
+        self._gpu_memory_gib = value
+
+    def run(self, graph: Any = None, keras: bool = False) -> set[Any]:
+        """Edit a graph of compat.v1, before the first session runs it.
+
+        Args:
+            graph: The graph; None: the constructor's, in the second generation else the default graph.
+            keras: Taken for compatibility: Keras's own graphs are edited as they are traced.
+
+        Returns:
+            The added ops; none where LMS is off or not necessary.
+
+        Raises:
+            LMSArgumentError: Without a graph, or if a scope, type or starting op matches nothing in it.
+            LMSError: If the graph was edited before.
+        """
+        chosen = self._chosen_graph(graph)
+        if self._is_off():
+            self._log("LMS is disabled and will not modify the model.")
+            return set()
+        if is_edited(chosen):
+            raise LMSError("the graph was edited by LMS already; a graph is edited once")
+        if _has_open_session(chosen):
+            warnings.warn(
+                "a session of this graph is open; what it has run already stays as it was: call LMS.run() "
+                "before the session is made",
+                LMSWarning,
+                stacklevel=2,
+            )
+        engine = self._engine()
+        if engine is None:
+            self._log("LMS is disabled and will not modify the model.")
+            return set()
+        self._log_start()
+        edits = engine.edit(chosen, "session graph", self._hints(chosen))
+        return set(edits.ops) if edits is not None else set()
+
+    # --- as a hook of a MonitoredSession or Estimator --------------------------------------------------
+
+    def begin(self) -> None:
+        """Edit the default graph, before its session is made."""
+        self.run(tf.compat.v1.get_default_graph())
+
+    # --- as a Keras callback ---------------------------------------------------------------------------
+
+    def set_model(self, model: Any) -> None:
+        """Switch LMS on with these parameters, before Keras traces the step."""
+        super().set_model(model)
+        if self._is_off() or self._engine() is None:
+            self._log("LMS is disabled and will not modify the model.")
+        else:
+            self._log_start()
+
+    # --- as a guest of the engine ----------------------------------------------------------------------
+
+    def select(self, graph: Graph) -> Graph:
+        """See :class:`lms.hook.Guest`."""
+        self._started_s = time.perf_counter()
+        return select(graph, self._filters)
+
+    def planned(self, stats: GraphStats) -> None:
+        """See :class:`lms.hook.Guest`."""
+        for note in stats.notes:
+            self._log(note)
+        if not stats.edited:
+            if self.generation == 2 and stats.budget_bytes is not None:
+                self._log("LMS is not necessary")
+            return
+        if self.generation == 1:
+            self._log(f"Added {stats.added_ops} ops into the model")
+            self._log(f"{stats.tensors} tensors will be swapped out(in) to(from) the host")
+        else:
+            self._log(
+                f"Added {stats.added_ops} operations to the model ({stats.tensors} swap-out operations "
+                f"({stats.bytes_out / GIB:.2f} GiB) and {stats.swap_ins} swap-in operations "
+                f"({stats.bytes_in / GIB:.2f} GiB))"
+            )
+        self._log(f"Editing model for LMS, took: {stats.edit_s * 1000:.1f} ms")
+        if self.autotune_plot:
+            lms.plot(PLOT_NAME if self.autotune_plot is True else self.autotune_plot)
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _is_off(self) -> bool:
+        return self.generation == 1 and self._config.n_tensors == 0
+
+    def _chosen_graph(self, graph: Any) -> Any:
+        chosen = graph if graph is not None else self._graph
+        if chosen is None and self.generation == 2:
+            chosen = tf.compat.v1.get_default_graph()
+        if chosen is None or not chosen.get_operations():
+            raise LMSArgumentError(
+                "no graph to edit; needed a tf.Graph with ops, as in LMS(...).run(tf.compat.v1"
+                ".get_default_graph()). In TensorFlow 2 pass LMS(...) to fit() as a callback, or call "
+                "lms.enable()"
+            )
+        return chosen
+
+    def _engine(self) -> Engine | None:
+        """The engine, at work with these parameters; None where the job forbids LMS.
+
+        A script's own parameters replace those of the job: whoever wrote them knew the model.
+        """
+        wanted, state = self._config, lms.state()
+        if state is None or (state.active and state.config != wanted):
+            lms.disable()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="lms.enable.. came after", category=LMSWarning)
+                state = lms.enable(wanted)
+        if not state.active:
+            return None
+        engine = current_engine()
+        engine.guest = self
+        if self._gpu_memory_gib is not None:
+            engine.assume_limit(int(self._gpu_memory_gib * GIB))
+        return engine
+
+    def _log_start(self) -> None:
+        self._log("Editing model for LMS")
+        for name, value in self._request.shown.items():
+            self._log(f"{name}: {value}")
+
+    def _hints(self, graph: Any) -> ShapeHints:
+        size = self._config.batch_size
+        if size is None and _has_open_batch(graph):
+            size = ASSUMED_BATCH
+            self._log(f"the graph leaves the batch size open; sizes are for {size} (LMS_BATCH_SIZE)")
+        return ShapeHints(batch_size=size)
+
+    def _log(self, text: str) -> None:
+        """One line as IBM wrote it, on stderr unless the program has set up logging itself."""
+        if not _logger.hasHandlers():
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            _logger.addHandler(handler)
+        if _logger.level == logging.NOTSET:
+            _logger.setLevel(logging.INFO)
+        _logger.info("[LMS][0] %s", text)
+
+
+def _has_open_batch(graph: Any) -> bool:
+    return any(
+        output.shape.rank and output.shape.as_list()[0] is None
+        for op in graph.get_operations()
+        if op.type in ("Placeholder", "IteratorGetNext")
+        for output in op.outputs
+    )
+
+
+def _has_open_session(graph: Any) -> bool:
+    """Whether a session of ``graph`` is open: it keeps its own copy of what it has run."""
+    return any(
+        issubclass(type(item), BaseSession) and item._graph is graph and not item._closed
+        for item in gc.get_objects()
+    )
+
+
+def _filter_property(name: str) -> property:
+    def get(self: LMS) -> frozenset[str]:
+        value: frozenset[str] = getattr(self._filters, name)
+        return value
+
+    def set_to(self: LMS, value: Any) -> None:
+        changed: dict[str, Any] = {name: names_of(value)}
+        self._filters = replace(self._filters, **changed)
+
+    return property(get, set_to, doc=f"The filter {name}; see :class:`lms.compat.filters.Filters`.")
+
+
+for _name in FILTER_NAMES:
+    setattr(LMS, _name, _filter_property(_name))
+
+
+class LMSSessionRunHook(LMS):
+    """The first generation's hook: edits the default graph before its MonitoredSession is made."""
+
+    def __init__(self, optimizer_scopes: Any = (), **keywords: Any) -> None:
+        super().__init__(optimizer_scopes, **keywords)
+
+
+LMSHook = LMSSessionRunHook
+"""The older name."""
+
+
+class LMSKerasCallback(LMS):
+    """The first generation's Keras callback: Keras knows its own optimizer's scope.
+
+    Args:
+        optimizer_scopes_override: Scopes to check for, instead.
+        **keywords: The first generation's parameters.
+    """
+
+    def __init__(self, optimizer_scopes_override: Any = None, **keywords: Any) -> None:
+        scopes = names_of(optimizer_scopes_override or ())
+        super().__init__(scopes or {"gradient_tape"}, **keywords)
+        self._filters = replace(self._filters, optimizer_scopes=scopes)
