@@ -6,7 +6,7 @@ resource file says it. The grammar is IBM's "Explicit Resource File (ERF) format
 documentation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from launch.cluster_job import ClusterJob, Command
 from launch.errors import UsageError
@@ -30,7 +30,7 @@ _PREAMBLE = (
 
 def build_jsrun(
     job: ClusterJob,
-    ranks: Iterable[RankPlan],
+    ranks: Sequence[RankPlan],
     files_dir: str,
     extra: tuple[str, ...] = (),
     jsrun: str = "jsrun",
@@ -39,7 +39,7 @@ def build_jsrun(
 
     Args:
         job: The job.
-        ranks: The placed ranks; used where hosts differ in ranks.
+        ranks: The placed ranks: whether they have GPUs, and where they go when hosts differ in ranks.
         files_dir: Where the ERF is written then.
         extra: The user's own words for it.
         jsrun: Path of the executable, or its bare name.
@@ -50,7 +50,7 @@ def build_jsrun(
         *where,
         *("--exit_on_error", "1"),
         *(("--stdio_mode", "prepended") if job.tag_output else ()),
-        *("--smpiargs", "-gpu"),
+        *("--smpiargs", "-gpu" if any(rank.gpu for rank in ranks) else "-disable_gpu_hooks"),
         *extra,
         *job.worker,
     )

@@ -62,7 +62,7 @@ def render_arbitrary(job: ClusterJob) -> str:
 
 def choose_mpi(text: str) -> str | None:
     """The best of the plugins that ``srun --mpi=list`` prints; None when it names none that is known."""
-    names = set(re.findall(r"[a-z][a-z0-9_]*", text.lower().partition(":")[2] or text.lower()))
+    names = set(re.findall(r"[a-z][a-z0-9_]*", text.lower()))
     return next((name for name in _WANTED if name in names), None)
 
 
