@@ -145,10 +145,15 @@ def read_gpu_memory_nodes(tree: Tree, gpus: Iterable[GpuFacts], architecture: st
     named = frozenset(gpu.memory_node for gpu in found if gpu.memory_node is not None)
     if not any(gpu.vendor == "nvidia" for gpu in found):
         return named
-    if not named and architecture in ("ppc64le", "ppc64"):
+    if not named and is_nvlink_machine(found, architecture):
         online = read_ids(tree, f"{NODE}/online") or frozenset()
         return online - (read_ids(tree, f"{NODE}/has_cpu") or online)
     return named | (read_ids(tree, f"{NODE}/has_generic_initiator") or frozenset())
+
+
+def is_nvlink_machine(gpus: Iterable[GpuFacts], architecture: str) -> bool:
+    """Whether every NUMA node without CPUs is a GPU's memory: a POWER machine with NVIDIA's GPUs."""
+    return architecture in ("ppc64le", "ppc64") and any(gpu.vendor == "nvidia" for gpu in gpus)
 
 
 def place_gpus(
@@ -166,9 +171,14 @@ def place_gpus(
         build_gpu(index, gpu, tuple(_read_localities(tree, gpu, hardware.online)), hardware)
         for index, gpu in enumerate(ordered)
     )
-    return placed, tuple(
+    return placed, say_unplaced(placed)
+
+
+def say_unplaced(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """A warning for each GPU whose NUMA node is unknown."""
+    return tuple(
         f"GPU {gpu.index} ({gpu.pci_bus_id}): its NUMA node is unknown; its rank is not bound to one"
-        for gpu in placed
+        for gpu in gpus
         if gpu.numa_node is None
     )
 

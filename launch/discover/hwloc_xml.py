@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from launch.discover.check import check
-from launch.discover.gpus import PCI_GPU_CLASSES, GpuFacts, build_gpu, parse_pci_address, pci_order
-from launch.discover.sysfs import Hardware, build_cores, build_packages, kind_of
+from launch.discover.gpus import (
+    PCI_GPU_CLASSES,
+    GpuFacts,
+    build_gpu,
+    is_nvlink_machine,
+    parse_pci_address,
+    pci_order,
+    say_unplaced,
+)
+from launch.discover.sysfs import Hardware, build_cores, build_packages, host_memory_nodes, kind_of, only
 from launch.errors import TopologyError
 from launch.idset import IdSet, format_ids, parse_mask
-from launch.topology import Allowed, Gpu, Machine, NumaNode
+from launch.topology import Allowed, Machine, NumaNode
 
 MAX_DEPTH = 256
 MAX_OBJECTS = 1_000_000
@@ -174,28 +182,29 @@ def _build(document: _Document, source: str) -> Machine:
     if root is None:
         raise LookupError("no machine")
     objects = list(root.walk())
-    hardware = _build_hardware(document, root, objects)
-    gpus = _build_gpus(objects, hardware)
+    architecture = root.infos.get("Architecture") or document.infos.get("Architecture") or "unknown"
+    devices = _gpu_devices(objects)
+    nvlink = is_nvlink_machine((facts for facts, _ in devices), architecture)
+    hardware = _build_hardware(document, root, objects, nvlink)
+    gpus = tuple(
+        build_gpu(index, facts, _localities(device, hardware), hardware)
+        for index, (facts, device) in enumerate(devices)
+    )
     return Machine(
         source=source,
-        architecture=root.infos.get("Architecture") or document.infos.get("Architecture") or "unknown",
+        architecture=architecture,
         packages=hardware.packages,
         numa_nodes=hardware.numa_nodes,
         cores=hardware.cores,
         gpus=gpus,
         allowed=_build_allowed(root, hardware),
-        warnings=(
-            *hardware.warnings,
-            *(
-                f"GPU {gpu.index} ({gpu.pci_bus_id}): its NUMA node is unknown; its rank is not bound to one"
-                for gpu in gpus
-                if gpu.numa_node is None
-            ),
-        ),
+        warnings=(*hardware.warnings, *say_unplaced(gpus)),
     )
 
 
-def _build_hardware(document: _Document, root: _Object, objects: list[_Object]) -> Hardware:
+def _build_hardware(
+    document: _Document, root: _Object, objects: list[_Object], nvlink_machine: bool
+) -> Hardware:
     online = _online(root, objects)
     package_of: dict[int, int | None] = dict.fromkeys(online)
     for package in (one for one in objects if one.kind == "Package"):
@@ -210,13 +219,15 @@ def _build_hardware(document: _Document, root: _Object, objects: list[_Object]) 
         warnings.append("the file shows no NUMA nodes: taken as one node 0")
         node_cpus, memory = {0: online}, {0: root.number("local_memory")}
     _take_shared_cpus_once(node_cpus, of_gpu)
+    if nvlink_machine and not of_gpu:  # an hwloc too old to tell
+        of_gpu = {node for node, cpus in node_cpus.items() if not cpus}
     # lstopo leaves out nodes that have CPUs and no memory.
     if stray := online.difference(*node_cpus.values()):
         warnings.append(f"CPUs {format_ids(stray)} are on no NUMA node")
     numa_nodes = tuple(
         NumaNode(
             id=node,
-            package=_only_package(cpus, package_of),
+            package=only(package_of[cpu] for cpu in cpus),
             cpus=cpus,
             memory_bytes=memory[node],
             kind=kind_of(cpus, node in of_gpu),
@@ -260,11 +271,6 @@ def _core_sets(objects: list[_Object], online: IdSet) -> list[IdSet]:
     return named + [frozenset({cpu}) for cpu in online.difference(*named)]
 
 
-def _only_package(cpus: IdSet, package_of: Mapping[int, int | None]) -> int | None:
-    packages = {package_of[cpu] for cpu in cpus}
-    return packages.pop() if len(packages) == 1 else None
-
-
 def _distances(document: _Document, node: int, nodes: IdSet) -> tuple[tuple[int, int], ...]:
     ids, values = document.distance_ids, document.distance_values
     if node not in ids or len(values) != len(ids) ** 2 or not nodes.issuperset(ids):
@@ -275,9 +281,7 @@ def _distances(document: _Document, node: int, nodes: IdSet) -> tuple[tuple[int,
 
 def _build_allowed(root: _Object, hardware: Hardware) -> Allowed:
     cpus, mems = root.mask("allowed_cpuset"), root.mask("allowed_nodeset")
-    host = frozenset(
-        node.id for node in hardware.numa_nodes if node.kind == "dram" and node.memory_bytes != 0
-    )
+    host = host_memory_nodes(hardware.numa_nodes)
     return Allowed(
         cpus=hardware.online if cpus is None else hardware.online & cpus,
         # A version 1 file of a machine without NUMA nodes has an empty node set.
@@ -285,17 +289,14 @@ def _build_allowed(root: _Object, hardware: Hardware) -> Allowed:
     )
 
 
-def _build_gpus(objects: list[_Object], hardware: Hardware) -> tuple[Gpu, ...]:
+def _gpu_devices(objects: list[_Object]) -> list[tuple[GpuFacts, _Object]]:
+    """The GPUs in PCI order, each with its place in the tree."""
     found: dict[str, tuple[GpuFacts, _Object]] = {}
     for one in objects:
         facts = _gpu_facts(one) if one.kind == "PCIDev" else None
         if facts is not None:
             found[facts.pci_bus_id] = facts, one
-    ordered = sorted(found.values(), key=lambda pair: pci_order(pair[0].pci_bus_id))
-    return tuple(
-        build_gpu(index, facts, _localities(device, hardware), hardware)
-        for index, (facts, device) in enumerate(ordered)
-    )
+    return sorted(found.values(), key=lambda pair: pci_order(pair[0].pci_bus_id))
 
 
 def _gpu_facts(device: _Object) -> GpuFacts | None:

@@ -158,8 +158,8 @@ def build_cores(
     node_of = {cpu: numa_node for numa_node, cpus in node_cpus.items() for cpu in cpus}
     return tuple(
         Core(
-            package=_only(package_of.get(cpu) for cpu in cpus),
-            numa_node=_only(node_of.get(cpu) for cpu in cpus),
+            package=only(package_of.get(cpu) for cpu in cpus),
+            numa_node=only(node_of.get(cpu) for cpu in cpus),
             cpus=cpus,
         )
         for cpus in sorted(siblings, key=min)
@@ -183,7 +183,7 @@ def build_packages(
     )
 
 
-def _only(values: Iterable[int | None]) -> int | None:
+def only(values: Iterable[int | None]) -> int | None:
     """The one value that all share, else None."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
@@ -199,7 +199,7 @@ def _read_numa_node(
 ) -> NumaNode:
     return NumaNode(
         id=numa_node,
-        package=_only(package_of.get(cpu) for cpu in cpus),
+        package=only(package_of.get(cpu) for cpu in cpus),
         cpus=cpus,
         memory_bytes=_read_memory_bytes(tree, numa_node, all_nodes),
         kind=kind_of(cpus, numa_node in gpu_memory),
@@ -246,15 +246,18 @@ def read_allowed(tree: Tree, hardware: Hardware, cgroup_ids: Mapping[str, IdSet 
     made of it.
     """
     status = _fields(tree.read("proc/self/status") or "")
-    host = frozenset(
-        node.id for node in hardware.numa_nodes if node.kind == "dram" and node.memory_bytes != 0
-    )
+    host = host_memory_nodes(hardware.numa_nodes)
     cpus = _ids_of(status, "Cpus_allowed_list", cgroup_ids.get("cpus"))
     mems = _ids_of(status, "Mems_allowed_list", cgroup_ids.get("mems"))
     return Allowed(
         cpus=hardware.online if cpus is None else hardware.online & cpus,
         mems=host if mems is None else host & mems,
     )
+
+
+def host_memory_nodes(numa_nodes: Iterable[NumaNode]) -> IdSet:
+    """The nodes that have host memory, as far as is known."""
+    return frozenset(node.id for node in numa_nodes if node.kind == "dram" and node.memory_bytes != 0)
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -266,6 +266,21 @@ def test_memory_beside_dram_in_xml(tmp_path: Path) -> None:
     assert machine.allowed.mems == {0}
 
 
+def test_an_old_hwloc_does_not_tell_gpu_memory_on_power(tmp_path: Path) -> None:
+    """On POWER with NVIDIA's GPUs the kernel's files and lstopo's XML of one machine say the same."""
+    gpu = (
+        '<info name="Architecture" value="ppc64le"/>'
+        '<object type="PCIDev" pci_busid="0004:04:00.0" pci_type="0302 [10de:1db1] [0000:0000] a1"/>'
+    )
+    text = V2_GPU_MEMORY.replace(' subtype="GPUMemory"', "").replace(
+        '<object type="Package"', f'{gpu}<object type="Package"'
+    )
+    kinds = [(node.id, node.kind) for node in read_machine(str(xml(tmp_path, text))).numa_nodes]
+    assert kinds == [(0, "dram"), (9, "gpu"), (255, "gpu")]
+    elsewhere = text.replace("ppc64le", "x86_64")
+    assert read_machine(str(xml(tmp_path, elsewhere))).numa_nodes[2].kind == "memory-only"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
