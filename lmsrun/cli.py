@@ -3,6 +3,7 @@
 Imports that not all commands need are made where they are needed: the time to the first rank is a promise.
 """
 
+import errno
 import io
 import os
 import shutil
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun")
 INTERRUPTED, BROKEN_PIPE = 130, 141
+_WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to a file that was opened elsewhere fails with, without a name in the error."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -52,7 +55,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return BROKEN_PIPE
     except OSError as error:
         _drop_stdout()
-        _say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        where = "standard output" if error.errno in _WRITE_ERRORS else "the system refuses"
+        _say(f"{error.filename or where}: {error.strerror or error}")
         return 1
     return code
 
@@ -98,12 +102,19 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         from lmsrun.doctor import main as examine
 
         return examine(bool(parsed.values.get("json")))
-    request = read_request(parsed, environ, Path.cwd())
+    request = read_request(parsed, environ, _folder())
     if request.options.verbose:
         _show_origins(request)
     if command == "topo":
         return _topo(request.options)
     return _run(request, parsed, environ, dry=command == "plan" or request.options.dry_run)
+
+
+def _folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
 
 
 def _read_ddlrun(argv: Sequence[str]) -> list[str]:

@@ -71,6 +71,17 @@ def test_a_newline_in_a_name_stays_on_the_line(here: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.count("\n") == 2
 
 
+def test_a_current_folder_that_is_gone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = here / "gone"
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+    assert main(["plan", "-np", "1", "x.py"], {}) == 2
+    assert capsys.readouterr().err == (
+        "lmsrun: the current folder cannot be found (No such file or directory); try to cd again\n"
+    )
+
+
 def test_a_misspelt_variable_or_key_starts_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-np", "1", "train.py"], {"LMSRUN_GPU": "0"}) == 2
     assert "did you mean LMSRUN_GPUS?" in capsys.readouterr().err
