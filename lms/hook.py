@@ -19,12 +19,12 @@ from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
 from lms.errors import LMSError
+from lms.fitting import plan_in_pieces, predicted_peak
 from lms.graph import Graph
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
-from lms.planner import plan
-from lms.report import explain_out_of_memory, mib, plot_memory
+from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
 from lms.rewrite import Edits, is_edited, rewrite
 from lms.session import SessionWatch
@@ -138,14 +138,16 @@ class Engine:
         base = (memory[0] if memory else 0) + pending_variable_bytes(tf_graph)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
-        made = plan(view.graph, self.rescue.config, limit_bytes=limit, costs=costs_of(self.device.type))
+        made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(self.device.type))
         plan_s = time.perf_counter() - planned_at
+        peak = base + predicted_peak(view.graph, made, limit)
         edits = None
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport)
-        edit_s = time.perf_counter() - started
-        self._record(name, view, made, edits, base, edit_s, plan_s)
+        stats = GraphStats.of(name, made, edits, base, peak)
+        timed = replace(stats, ops=len(view.ops), plan_s=plan_s, edit_s=time.perf_counter() - started)
+        self._record(timed, view, made)
         if call is not None:
             self.rescue.planned(call, tf_graph, made)
         self.device.reset_peak()
@@ -220,47 +222,18 @@ class Engine:
             GraphStats(func_graph.name, False, why, len(func_graph.get_operations()))
         )
 
-    def _record(
-        self,
-        name: str,
-        view: GraphView,
-        made: SwapPlan,
-        edits: Edits | None,
-        base: int,
-        edit_s: float,
-        plan_s: float,
-    ) -> None:
-        stats = GraphStats(
-            name=name,
-            edited=edits is not None,
-            why=_why(made),
-            ops=len(view.ops),
-            policy=made.policy,
-            planned_peak_bytes=base + made.peak_bytes,
-            peak_before_bytes=base + made.peak_before_bytes,
-            base_bytes=base,
-            budget_bytes=made.budget_bytes,
-            floor_bytes=made.floor_bytes,
-            tensors=len(made.swaps),
-            swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
-            bytes_out=made.bytes_out,
-            bytes_in=made.bytes_in,
-            added_ops=len(edits.ops) if edits else 0,
-            control_edges=edits.control_edges if edits else 0,
-            edit_s=edit_s,
-            plan_s=plan_s,
-            rejected=tuple(made.rejected_by_reason.items()),
-            notes=made.notes,
-        )
+    def _record(self, stats: GraphStats, view: GraphView, made: SwapPlan) -> None:
         self.collector.graphs.append(stats)
-        self.collector.planned.append(Planned(name, view.graph, made, base))
-        logger.info("%s: %s", name, stats.why)
+        self.collector.planned.append(Planned(stats.name, view.graph, made, stats.base_bytes))
+        logger.info("%s: %s", stats.name, stats.why)
         if self.guest is not None:
             self.guest.planned(stats)
         if not made.feasible:
-            self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
+            self.warn(f"{stats.name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
         elif made.policy in ("all", "threshold") and not made.swaps and not view.unknown:
-            self.warn(f"{name}: nothing can be swapped; every tensor is small, short-lived or must stay")
+            self.warn(
+                f"{stats.name}: nothing can be swapped: every tensor is small, short-lived or must stay"
+            )
 
 
 @contextmanager
@@ -273,12 +246,6 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _why(made: SwapPlan) -> str:
-    if made.is_empty:
-        return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
-    return f"{len(made.swaps)} tensors swapped, {mib(made.bytes_out)} out and {mib(made.bytes_in)} in a step"
 
 
 _engine: Engine | None = None
@@ -334,7 +301,7 @@ def engine() -> Engine:
 
 
 def editor_for(config: LMSConfig | None) -> Engine:
-    """The engine at work when it has this configuration; else one that edits single graphs and watches nothing."""
+    """The engine at work when it has this configuration; else one that only edits what it is given."""
     if _engine is not None and config in (None, _engine.config):
         return _engine
     return Engine(config or LMSConfig(enabled=True, policy="all"), os.environ)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lms.device import Device
+from lms.device import MIB, Device
 from lms.graph import Graph
 from lms.liveness import Buffers, Timeline, timeline
+from lms.rewrite import Edits
 from lms.swap_plan import SwapPlan
 from lms.transports.base import StoreStats
 
@@ -41,6 +42,37 @@ class GraphStats:
     rejected: tuple[tuple[str, int], ...] = ()
     """(reason, tensors that it kept on the device), most frequent first."""
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, made: SwapPlan, edits: Edits | None, base: int, peak: int) -> "GraphStats":
+        """What a plan and its edits come to; ``base`` and ``peak`` are bytes of the whole device."""
+        return cls(
+            name=name,
+            edited=edits is not None,
+            why=_why(made),
+            ops=len(made.order),
+            policy=made.policy,
+            planned_peak_bytes=peak,
+            peak_before_bytes=base + made.peak_before_bytes,
+            base_bytes=base,
+            budget_bytes=made.budget_bytes,
+            floor_bytes=made.floor_bytes,
+            tensors=len(made.swaps),
+            swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
+            bytes_out=made.bytes_out,
+            bytes_in=made.bytes_in,
+            added_ops=len(edits.ops) if edits else 0,
+            control_edges=edits.control_edges if edits else 0,
+            rejected=tuple(made.rejected_by_reason.items()),
+            notes=made.notes,
+        )
+
+
+def _why(made: SwapPlan) -> str:
+    if made.is_empty:
+        return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
+    out, back = made.bytes_out / MIB, made.bytes_in / MIB
+    return f"{len(made.swaps)} tensors swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
 
 
 @dataclass(frozen=True)
