@@ -10,7 +10,7 @@ from lms.eligibility import judge
 from lms.graph import Graph
 from lms.liveness import Buffers, timeline
 from lms.policies.budget import fit
-from lms.policies.least import plan_all
+from lms.policies.least import SHORTEST, plan_all
 from lms.policies.threshold import plan_threshold, rule_of, uses_first_generation
 from lms.schedule import Schedule, Trip
 from lms.serialize import (
@@ -85,7 +85,14 @@ def plan(
     Returns:
         The plan. Check ``feasible``: a budget that cannot be met gives the plan that comes closest.
     """
-    case = Case.of(graph, config, costs or Costs())
+    return plan_case(Case.of(graph, config, costs or Costs()), config, limit_bytes)
+
+
+def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """The same for a graph that is analysed already, so that several plans can be made of it.
+
+    ``config`` may differ from the one of the analysis in all but ``min_tensor_bytes``.
+    """
     budget = usable_bytes(config, limit_bytes)
     if config.policy == "all":
         return _plan_all(case, budget)
@@ -107,8 +114,12 @@ def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
 
 
 def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    options = [_chained("all", case, schedule, plan_all(schedule), budget) for schedule in case.schedules]
-    return min(options, key=lambda option: option.peak_bytes)
+    options = [
+        _chained("all", case, schedule, plan_all(schedule, shortest), budget)
+        for schedule in case.schedules
+        for shortest in SHORTEST
+    ]
+    return min(options, key=lambda option: (option.peak_bytes, option.bytes_out + option.bytes_in))
 
 
 def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPlan:
