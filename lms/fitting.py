@@ -7,7 +7,7 @@ from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.graph import Graph
 from lms.liveness import Buffers, timeline
-from lms.planner import plan
+from lms.planner import Case, plan_case
 from lms.swap_plan import SwapPlan
 
 TRIES = 12
@@ -27,10 +27,11 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
         costs: The device and its link.
     """
-    made = first = plan(graph, config, limit_bytes=limit_bytes, costs=costs)
+    case = Case.of(graph, config, costs)
+    made = first = plan_case(case, config, limit_bytes)
     if limit_bytes is None or made.policy not in ("auto", "budget"):
         return made
-    buffers = Buffers.of(graph)
+    buffers = case.buffers
     allowed = limit_bytes if config.budget_bytes is None else config.budget_bytes
     for _ in range(TRIES):
         if _peak(buffers, made, limit_bytes) is not None:
@@ -38,10 +39,9 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         if not made.feasible:
             break
         allowed = int(min(allowed, made.peak_bytes / (1 - config.margin)) * TIGHTER)
-        made = plan(
-            graph, replace(config, policy="budget", budget_bytes=allowed + config.exclude_bytes), costs=costs
-        )
-    least = plan(graph, replace(config, policy="all"), limit_bytes=limit_bytes, costs=costs)
+        tighter = replace(config, policy="budget", budget_bytes=allowed + config.exclude_bytes)
+        made = plan_case(case, tighter, None)
+    least = plan_case(case, replace(config, policy="all"), limit_bytes)
     if _peak(buffers, least, limit_bytes) is not None:
         return _told(least, first)
     return min(first, made, least, key=lambda one: one.peak_bytes)
