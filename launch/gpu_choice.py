@@ -18,6 +18,12 @@ class GpuChoice:
     env: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def tokens(self) -> str:
+        """What names the GPUs to CUDA under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: UUIDs if all have one."""
+        named = all(gpu.uuid for gpu in self.gpus)
+        return ",".join((gpu.uuid if named else None) or str(gpu.index) for gpu in self.gpus)
+
 
 def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> GpuChoice:
     """Choose the job's GPUs.
@@ -38,19 +44,9 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
     visible, warnings = _visible(machine, environ.get(variable), variable)
     chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), variable)
-    whole = chosen == machine.gpus and (variable not in environ or environ[variable] == _tokens(chosen))
-    env = () if whole or not chosen else ((variable, _tokens(chosen)),)
-    return GpuChoice(chosen, env, warnings)
-
-
-def gpu_token(gpu: Gpu) -> str:
-    """What names a GPU to CUDA under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
-    return gpu.uuid or str(gpu.index)
-
-
-def _tokens(gpus: Sequence[Gpu]) -> str:
-    named = all(gpu.uuid for gpu in gpus)
-    return ",".join(gpu_token(gpu) if named else str(gpu.index) for gpu in gpus)
+    choice = GpuChoice(chosen, warnings=warnings)
+    whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
+    return choice if whole or not chosen else replace(choice, env=((variable, choice.tokens),))
 
 
 def _visible(machine: Machine, text: str | None, variable: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:

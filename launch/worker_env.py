@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.binding import Binding
 from launch.errors import UsageError
-from launch.gpu_choice import GpuChoice, gpu_token
+from launch.gpu_choice import GpuChoice
 from launch.hostmem import RankMemory
 from launch.idset import format_ids
 from launch.placement import Placement
@@ -68,7 +68,7 @@ def build_shared_env(settings: PlanSettings, choice: GpuChoice) -> dict[str, str
     if choice.gpus:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         # The very tokens of the visibility variable, where there is one: the worker looks its own up there.
-        env["LMSRUN_GPUS"] = choice.env[0][1] if choice.env else ",".join(map(gpu_token, choice.gpus))
+        env["LMSRUN_GPUS"] = choice.tokens
     elif settings.gpus == "none":
         env["LMSRUN_GPUS"] = ""
     if settings.python:

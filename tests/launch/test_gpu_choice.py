@@ -7,6 +7,8 @@ import pytest
 
 from launch.errors import PlanError
 from launch.gpu_choice import choose_gpus
+from launch.settings import PlanSettings
+from launch.worker_env import build_shared_env
 
 _KNOWN = machines.machine("ac922")
 MACHINE = replace(
@@ -27,6 +29,12 @@ def test_a_list_is_taken_in_pci_order_and_made_visible_by_uuid() -> None:
     indexes, env = chosen("3,1")
     assert indexes == [1, 3]
     assert env == {"CUDA_VISIBLE_DEVICES": "GPU-10000000-1111,GPU-30000000-1111"}
+
+
+def test_one_gpu_without_uuid_makes_indexes_of_all() -> None:
+    unknown = replace(MACHINE.gpus[0], uuid=None)
+    choice = choose_gpus(replace(MACHINE, gpus=(unknown, *MACHINE.gpus[1:])), "auto", {})
+    assert build_shared_env(PlanSettings(), choice)["LMSRUN_GPUS"] == "0,1,2,3"
 
 
 @pytest.mark.parametrize("token", ["2", "GPU-2", "0035:03:00.0", "00000035:03:00.0"])
