@@ -80,20 +80,31 @@ def _googlenet(keras: Any, shape: tuple[int, ...]) -> Any:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def _context(keras: Any, x: Any, filters: int) -> Any:
+    """A residual context module: two convolutions with dropout between them, and the input added."""
+    y = keras.layers.Dropout(0.3, seed=1)(_conv(keras, x, filters, 3, dims=3))
+    return keras.layers.Add()([x, _conv(keras, y, filters, 3, dims=3)])
+
+
 def _unet3d(keras: Any, shape: tuple[int, ...]) -> Any:
+    """The residual 3D U-Net of Isensee et al. 2017, with context modules and deep supervision."""
     layers = keras.layers
-    inputs = x = layers.Input(shape)
+    inputs = layers.Input(shape)
+    x = _context(keras, _conv(keras, inputs, 16, 3, dims=3), 16)
     skips = []
-    for filters in (16, 32, 64):
-        x = _conv(keras, _conv(keras, x, filters, 3, dims=3), filters * 2, 3, dims=3)
+    for filters in (32, 64, 128):
         skips.append(x)
-        x = layers.MaxPooling3D(2)(x)
-    x = _conv(keras, _conv(keras, x, 128, 3, dims=3), 256, 3, dims=3)
-    for filters, skip in zip((128, 64, 32), reversed(skips), strict=True):
-        x = layers.Concatenate()([layers.UpSampling3D(2)(x), skip])
-        x = _conv(keras, _conv(keras, x, filters, 3, dims=3), filters, 3, dims=3)
-    x = layers.Conv3D(10, 1)(x)
-    return keras.Model(inputs, layers.GlobalAveragePooling3D()(x))
+        x = _context(keras, _conv(keras, x, filters, 3, strides=2, dims=3), filters)
+    heads = []
+    for filters, skip in zip((64, 32, 16), reversed(skips), strict=True):
+        up = _conv(keras, layers.UpSampling3D(2)(x), filters, 3, dims=3)
+        x = _conv(keras, layers.Concatenate()([up, skip]), filters, 3, dims=3)
+        x = _conv(keras, x, filters, 1, dims=3)
+        heads.append(layers.Conv3D(4, 1)(x))
+    total = heads[0]
+    for head in heads[1:]:
+        total = layers.Add()([layers.UpSampling3D(2)(total), head])
+    return keras.Model(inputs, layers.GlobalAveragePooling3D()(total))
 
 
 MODELS = {
@@ -102,5 +113,5 @@ MODELS = {
     "googlenet": Model(
         "columns of 16 pixels (4 images, 64 high)", 150, 3.0, lambda n: (4, 64, 16 * n, 3), _googlenet
     ),
-    "unet3d": Model("slices of 8 voxels (32x32)", 300, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d),
+    "unet3d": Model("slices of 8 voxels (32x32)", 200, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d),
 }
