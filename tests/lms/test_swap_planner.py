@@ -82,6 +82,16 @@ def test_all_swaps_whatever_has_a_gap_just_in_time():
     assert made.serial_edges == ()  # the net is a chain already
 
 
+def test_all_leaves_out_short_trips_that_gain_nothing():
+    build = GraphBuilder()
+    (a,) = build.add("a", "Op", outputs=[4 * U])
+    (b,) = build.add("b", "Op", inputs=[a], outputs=[U])
+    (c,) = build.add("c", "Op", inputs=[b], outputs=[U])
+    build.add("d", "Op", inputs=[c, a], outputs=[8 * U])  # 13 units here, with or without a trip of a
+    made = plan(build.build(), config(policy="all"))
+    assert made.swaps == () and made.peak_bytes == 13 * U
+
+
 def test_margin_and_excluded_bytes_come_off_the_budget():
     assert usable_bytes(config(margin=0.25, exclude_bytes=200), 1000) == 600
     assert usable_bytes(config(policy="budget", budget_bytes=10), 1000) == 10
@@ -109,6 +119,7 @@ def test_collectives_and_what_depends_on_them_stay_out_of_the_chain():
     build.add("update", "ResourceApply", inputs=[c])
     (d,) = build.add("d", "Op", inputs=[b], outputs=[4 * U])
     (e,) = build.add("e", "Op", inputs=[d], outputs=[4 * U])
+    (e,) = build.add("e2", "Op", inputs=[e], outputs=[4 * U])
     build.add("f", "Op", inputs=[e, a])
     build.add("g", "Op", outputs=[4 * U])
     graph = build.build()
