@@ -32,7 +32,7 @@ class NumpyTransport:
             self._count("out", value.nbytes)
             return np.int64(held)
 
-        return tf.numpy_function(put, [tensor], tf.int64, name=name.replace("/", "_"))
+        return tf.numpy_function(put, [tensor], tf.int64, name=name)
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
@@ -45,7 +45,7 @@ class NumpyTransport:
             return value
 
         with tf.device(device or None):
-            back = tf.numpy_function(get, [held], like.dtype, name=name.replace("/", "_"))
+            back = tf.numpy_function(get, [held], like.dtype, name=name)
         back.set_shape(like.shape)
         return back
 

@@ -1,0 +1,207 @@
+"""Reading a TensorFlow graph and applying hand-made plans to it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from lms.graph import Use  # noqa: E402
+from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
+from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
+from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
+from lms.tf_graph import GraphView, read_graph, schedule  # noqa: E402
+from lms.transports.pyfunc import NumpyTransport  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+
+def build(make: Callable[[], Any]) -> tuple[Any, GraphView]:
+    graph = tf.Graph()
+    with graph.as_default():
+        made = make()
+    return graph, read_graph(graph, "CPU", outputs=[made])
+
+
+def chain() -> Any:
+    """Three ops in a row, and the first one read again at the end through a reshape."""
+    x = tf.compat.v1.placeholder(tf.float32, (64, 64), name="x")
+    a = tf.tanh(x, name="a")
+    b = tf.exp(a, name="b")
+    c = tf.sigmoid(b, name="c")
+    again = tf.reshape(a, (4096,), name="again")
+    return tf.reduce_sum(again * tf.reshape(c, (4096,)), name="loss")
+
+
+def op_id(view: GraphView, name: str) -> int:
+    return next(op.id for op in view.graph.ops if op.name == name)
+
+
+def plan_of(view: GraphView, swaps: tuple[Swap, ...] = (), edges: tuple[SerialEdge, ...] = ()) -> SwapPlan:
+    return SwapPlan("test", tuple(range(len(view.graph.ops))), swaps, edges, (), 0, 0, 0, None)
+
+
+def swap_a(view: GraphView) -> Swap:
+    """Swap ``a`` out behind ``b`` and back behind ``c``; ``c`` waits for the copy to the host."""
+    (tensor,) = view.graph.ops[op_id(view, "a")].outputs
+    reader = op_id(view, "mul")
+    swap_in = SwapIn(op_id(view, "c"), (Use(reader, 0),))
+    return Swap(tensor, 16384, op_id(view, "b"), (swap_in,), (op_id(view, "c"),))
+
+
+def test_a_graph_is_read_with_sizes_aliases_and_what_lies_outside() -> None:
+    _, view = build(chain)
+    ops = {op.name: op for op in view.graph.ops}
+    tensors = view.graph.tensors
+    assert tensors[ops["x"].outputs[0]].outside
+    assert tensors[ops["a"].outputs[0]].nbytes == 64 * 64 * 4
+    assert tensors[ops["again"].outputs[0]].alias_of == ops["a"].outputs[0]
+    assert ops["loss"].outputs[0] in view.graph.kept
+    assert [op.name for op in view.ops] == [op.name for op in view.graph.ops]
+    assert view.unknown == ()
+
+
+def test_a_plan_is_applied_and_values_stay_the_same() -> None:
+    graph, view = build(chain)
+    edits = rewrite(graph, view, plan_of(view, (swap_a(view),)), NumpyTransport())
+    assert (edits.swap_outs, edits.swap_ins) == (1, 1)
+    operations = {op.name: op for op in graph.get_operations()}
+    assert len(schedule(list(operations.values()))) == len(operations)
+    marked = {name: op for name, op in operations.items() if name.startswith("lms/")}
+    assert {op.name for op in edits.ops} <= set(marked)
+    for op in edits.ops:
+        assert op.get_attr(MARK_ATTR) in (b"swap_out", b"swap_in", b"alias")
+        assert op.get_attr(PROTECT_ATTR)
+    held = operations["lms/a_0/swap_out"]
+    assert operations["b"] in held.control_inputs
+    assert held in operations["c"].control_inputs
+    assert operations["c"] in edits.ops[1].control_inputs
+    assert operations["mul"].inputs[0].op.type == "Reshape"
+    assert operations["mul"].inputs[0].op.inputs[0].op is edits.ops[1]
+    with tf.compat.v1.Session(graph=graph) as session:
+        fed = {"x:0": [[0.5] * 64] * 64}
+        changed = session.run("loss:0", fed)
+    original, _ = build(chain)
+    with tf.compat.v1.Session(graph=original) as session:
+        assert session.run("loss:0", fed) == changed
+
+
+def test_a_graph_is_edited_once() -> None:
+    graph, view = build(chain)
+    plan = plan_of(view, (swap_a(view),))
+    rewrite(graph, view, plan, NumpyTransport())
+    count = len(graph.get_operations())
+    assert is_edited(graph)
+    with pytest.raises(RewriteError, match="edited once"):
+        rewrite(graph, view, plan, NumpyTransport())
+    assert len(graph.get_operations()) == count
+
+
+def refused(view: GraphView, plan: SwapPlan, graph: Any) -> str:
+    count = len(graph.get_operations())
+    with pytest.raises(RewriteError) as caught:
+        rewrite(graph, view, plan, NumpyTransport())
+    assert len(graph.get_operations()) == count, "a refused plan changes nothing"
+    return str(caught.value)
+
+
+def test_plans_that_would_make_a_cycle_are_refused_before_anything_changes() -> None:
+    graph, view = build(chain)
+    swap = swap_a(view)
+    b, c, last = (op_id(view, name) for name in ("b", "c", "mul"))
+    assert "serial edge: c" in refused(view, plan_of(view, edges=(SerialEdge(c, b),)), graph)
+    late = replace(swap, swap_ins=(SwapIn(last, swap.swap_ins[0].uses),))
+    assert "swap-in: mul" in refused(view, plan_of(view, (late,)), graph)
+    early = replace(swap, swap_ins=(SwapIn(op_id(view, "x"), swap.swap_ins[0].uses),))
+    assert "before it was swapped out" in refused(view, plan_of(view, (early,)), graph)
+    assert "swap-out blocks" in refused(
+        view, plan_of(view, (replace(swap, blocks=(op_id(view, "a"),)),)), graph
+    )
+    backwards = replace(plan_of(view), order=tuple(reversed(range(len(view.graph.ops)))))
+    assert "plan order" in refused(view, backwards, graph)
+    short = replace(plan_of(view), order=(0, 1))
+    assert "the plan orders 2 ops" in refused(view, short, graph)
+
+
+def test_serial_edges_are_added_once() -> None:
+    def two() -> Any:
+        x = tf.compat.v1.placeholder(tf.float32, (8, 8), name="x")
+        return tf.add(tf.exp(x, name="one"), tf.tanh(x, name="two"), name="sum")
+
+    graph, view = build(two)
+    edge = SerialEdge(op_id(view, "one"), op_id(view, "two"))
+    edits = rewrite(graph, view, plan_of(view, edges=(edge, edge)), NumpyTransport())
+    assert edits.control_edges == 1
+    assert graph.get_operation_by_name("two").control_inputs == [graph.get_operation_by_name("one")]
+
+
+def test_what_onednn_merges_is_one_op_and_gets_its_edges_twice() -> None:
+    def conv() -> Any:
+        x = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3), name="x")
+        gradient = tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)), name="gradient")
+        bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="bias")
+        other = tf.exp(gradient, name="other")
+        kernel = tf.raw_ops.Conv2DBackpropFilter(
+            input=x,
+            filter_sizes=(3, 3, 3, 4),
+            out_backprop=gradient,
+            strides=[1, 1, 1, 1],
+            padding="SAME",
+            name="kernel",
+        )
+        return tf.reduce_sum(kernel) + tf.reduce_sum(bias) + tf.reduce_sum(other)
+
+    graph, view = build(conv)
+    merged = op_id(view, "kernel")
+    assert view.twins[merged].name == "bias"
+    assert "bias" not in {op.name for op in view.graph.ops}
+    assert len(view.graph.ops[merged].outputs) == 2
+    edge = SerialEdge(op_id(view, "other"), merged)
+    rewrite(graph, view, plan_of(view, edges=(edge,)), NumpyTransport())
+    for name in ("kernel", "bias"):
+        assert [op.name for op in graph.get_operation_by_name(name).control_inputs] == ["other"]
+
+
+def test_open_shapes_are_completed_in_a_copy() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (None, 7), name="x")
+        variable = tf.compat.v1.get_variable("w", (7, 5), use_resource=True)
+        y = tf.matmul(x, variable, name="y")
+        table = tf.gather(variable, tf.zeros([tf.shape(x)[0]], tf.int32), name="rows")
+        tf.concat([y, table], 1, name="both")
+    shapes = complete_shapes(graph, ShapeHints(batch_size=32))
+    assert shapes["x:0"] == (32, 7)
+    assert shapes["y:0"] == (32, 5)
+    assert shapes["both:0"][1] == 10
+    assert graph.get_tensor_by_name("y:0").shape.as_list() == [None, 5]
+    view = read_graph(graph, "CPU", shapes)
+    assert view.graph.tensors[view.graph.ops[op_id(view, "y")].outputs[0]].nbytes == 32 * 5 * 4
+    assert "y:0" in read_graph(graph, "CPU").unknown
+
+
+def test_hints_prefer_the_call_over_the_batch_size() -> None:
+    hints = ShapeHints(calls=((8, 3), (4, 9, 9)), batch_size=100)
+    assert hints.pin((None, 3)) == (8, 3)
+    assert hints.pin((None, None, 9)) == (4, 9, 9)
+    assert hints.pin((None, 5)) == (100, 5)
+    assert hints.pin((2, 5)) == (2, 5)
+    assert ShapeHints().pin((None, 5)) == (None, 5)
+
+
+def test_a_while_loop_of_compat_v1_is_refused_with_the_remedy() -> None:
+    from lms.errors import LMSError
+
+    graph = tf.Graph()
+    with graph.as_default():
+        enabled = tf.compat.v1.control_flow_v2_enabled()
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            tf.compat.v1.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])
+        finally:
+            if enabled:
+                tf.compat.v1.enable_control_flow_v2()
+    with pytest.raises(LMSError, match="enable_control_flow_v2"):
+        read_graph(graph, "CPU")
