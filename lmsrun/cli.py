@@ -209,13 +209,16 @@ def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | 
     )
     if options.launcher in ("auto", "local") and not asked and not has_allocation(environ):
         return None, request
+    from launch.hosts import share_ranks
     from lmsrun.cluster import find_place
 
     place = find_place(options, environ)
     if not place.is_local:
         return place, request
-    slots = options.num_proc or place.hosts[0].slots
-    return None, replace(request, options=replace(options, num_proc=slots))
+    if any(host.slots is None for host in place.hosts):  # The machine's own slots count.
+        return None, request
+    ranks = sum(share.ranks for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
+    return None, replace(request, options=replace(options, num_proc=ranks))
 
 
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:

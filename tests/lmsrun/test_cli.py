@@ -153,6 +153,15 @@ def test_oversubscription(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [rank["gpu"]["index"] for rank in ranks] == [0, 1, 2, 3, 0, 1]
 
 
+def test_slots_that_were_named_bind_here_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "--json", "--topology", "ac922.json", "-H", "localhost:2", "x.py"]
+    assert main(plan, {}) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 2
+    assert main([*plan[:-1], "-np", "3", "x.py"], {}) == 2
+    assert "3 ranks do not fit on 1 host with 2 slots; try -np 2" in capsys.readouterr().err
+    assert main([*plan[:-1], "-np", "3", "--oversubscribe", "x.py"], {}) == 0
+
+
 def test_a_reader_that_goes_away(here: Path) -> None:
     command = [sys.executable, str(SHIM), "plan", "--json", "-np", "4", "--topology", "ac922.json", "x.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
