@@ -377,7 +377,9 @@ class JobLoop:
         if self._options.command is None or self._signalled is not None:
             return
         failure = read_first_failure(self._files.receipt_dir)
-        if failure is not None and failure.rank < len(self._plan.ranks):
+        # A rank that died of SIGTERM was ended by its launcher, whose own words say why.
+        ended_by_launcher = self._ending is not None and failure is not None and failure.exit_code == 143
+        if failure is not None and failure.rank < len(self._plan.ranks) and not ended_by_launcher:
             rank = describe_rank(self._plan.ranks[failure.rank])
             self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
 

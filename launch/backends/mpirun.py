@@ -5,8 +5,8 @@ and Open MPI would bind to single cores below three ranks), and variables forwar
 stands in an argv.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from launch.cluster_job import ClusterJob, Command
@@ -28,6 +28,8 @@ class OpenMpi:
     """Open MPI's mpirun, version 4 (ORTE) by default."""
 
     tag: tuple[str, ...] = ("--tag-output",)
+    multi_host: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its own for jobs over several hosts."""
 
     # ORTE and Spectrum MPI warn about a variable that is not set, so only those that are set are named.
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
@@ -44,7 +46,8 @@ class OpenMpi:
             *extra,
             *job.worker,
         )
-        return Command(argv, job.env, job.withhold, files)
+        own = self.multi_host if len(job.shares) > 1 else {}
+        return Command(argv, {**own, **job.env}, job.withhold, files)
 
     def _hosts(self, job: ClusterJob, files_dir: str) -> tuple[tuple[str, ...], dict[str, str]]:
         """``-H host:slots``, or a hostfile for IPv6 addresses, whose colons ``-H`` takes for slots."""
@@ -95,9 +98,16 @@ class IntelMpi(Hydra):
         return ("-machine", path), {path: "".join(f"{share.host}:{share.ranks}\n" for share in job.shares)}
 
 
+# ORTE asks a silent daemon after 300 s whether it is there: a pulled cable would hang a job for so long.
+_ORTE_KEEPALIVE = {
+    "OMPI_MCA_oob_tcp_keepalive_time": "4",
+    "OMPI_MCA_oob_tcp_keepalive_intvl": "2",
+    "OMPI_MCA_oob_tcp_keepalive_probes": "3",
+}
+_ORTE = OpenMpi(multi_host=_ORTE_KEEPALIVE)
 _DIALECTS: dict[MpiFamily, Dialect] = {
-    "openmpi": OpenMpi(),
-    "spectrum": OpenMpi(),
+    "openmpi": _ORTE,
+    "spectrum": _ORTE,
     "mpich": Hydra(),
     "intel": IntelMpi(),
 }
