@@ -7,6 +7,7 @@ They are watched, not changed: a hook notes the batch size whenever one is made.
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 import wrapt
 
 from lms.shapes import dataset_batch_size
@@ -59,10 +60,14 @@ class BatchSizes:
 
 def adapter_batch_size(adapter: Any) -> int | None:
     """The batch size that a Keras data adapter knows, else that of the ``tf.data`` pipeline it wraps."""
-    for name in ("batch_size", "_batch_size"):
+    for name in ("batch_size", "_batch_size", "_first_batch_size"):
         size = getattr(adapter, name, None)
         size = size() if callable(size) else size
         if isinstance(size, int):
             return size
+    peeked = getattr(adapter, "_first_batches", None)
+    if peeked:  # of a generator, by Keras 3
+        sizes = [getattr(array, "shape", ())[:1] for array in tf.nest.flatten(peeked[0])]
+        return next((int(size[0]) for size in sizes if size), None)
     dataset = getattr(adapter, "_dataset", None)
     return None if dataset is None else dataset_batch_size(dataset)

@@ -1,16 +1,18 @@
 """Reads a TensorFlow graph into the engine's values (:mod:`lms.graph`) and keeps the way back to its ops."""
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from lms.errors import LMSError
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, timeline
 from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES
+from lms.step import is_update, step_ops
 
 MARK = "lms/"
 """Names of added ops start with it."""
@@ -69,9 +71,12 @@ def read_graph(
         shapes: Completed shapes (:func:`lms.shapes.complete_shapes`).
         outputs: Tensors that outlive the step; ``None``: the function's own outputs.
     """
+    in_session = not isinstance(tf_graph, FuncGraph)
     ops = tf_graph.get_operations()
+    if in_session:
+        ops = step_ops(ops, is_backward)
     twins = find_twins(ops) if device_type == "CPU" else {}
-    reader = _Reader(tf_graph, device_type, shapes or {})
+    reader = _Reader(tf_graph, device_type, shapes or {}, in_session)
     second = {first: twin for twin, first in twins.items()}
     for op in schedule(ops, twins):
         reader.add(op, second.get(op))
@@ -129,7 +134,7 @@ def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequ
 
 
 class _Reader:
-    def __init__(self, tf_graph: Any, device_type: str, shapes: Shapes) -> None:
+    def __init__(self, tf_graph: Any, device_type: str, shapes: Shapes, in_session: bool) -> None:
         self.build = GraphBuilder()
         self.ops: list[Any] = []
         self.tensors: list[Any] = []
@@ -138,6 +143,7 @@ class _Reader:
         self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
+        self._in_session = in_session
 
     def add(self, op: Any, twin: Any = None) -> None:
         op_type, outputs = op.type, list(op.outputs)
@@ -166,7 +172,7 @@ class _Reader:
             if in_frame
             else [self._forbidden(op_type, tensor) for tensor in outputs],
             workspace_bytes=self._workspace(op),
-            chainable=False if in_frame else None,
+            chainable=False if in_frame or (self._in_session and is_update(op_type)) else None,
         )
         self._op_ids[op] = len(self.ops)
         self.ops.append(op)
@@ -242,12 +248,15 @@ def _product(dims: Sequence[int | None]) -> int | None:
     return total
 
 
-def has_backward_pass(ops: Iterable[Any], update_types: Collection[str] = ()) -> bool:
+def has_backward_pass(ops: Iterable[Any]) -> bool:
     """Whether a graph trains: it holds a gradient kernel, or an op that a gradient tape made."""
-    return any(
+    return any(is_backward(op) for op in ops)
+
+
+def is_backward(op: Any) -> bool:
+    """Whether an op belongs to the backward pass, by its type or its name."""
+    return (
         op.name.startswith("gradient")
         or op.type.endswith(("Grad", "Backprop", "BackpropInput", "BackpropFilter"))
         or "gradient_tape/" in op.name
-        or op.type in update_types
-        for op in ops
     )
