@@ -1,0 +1,108 @@
+"""Trains a compat.v1 graph without LMS, with the hook, and under lms.enable(); prints what it saw as JSON."""
+
+import json
+import os
+import warnings
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "600"
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+from lms.errors import LMSError  # noqa: E402
+from lms.session import LMSSessionRunHook, edit_graph  # noqa: E402
+
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+BATCH = 32
+
+
+def network() -> tuple[Any, Any, Any, Any]:
+    """Images, labels, loss and training op in the default graph."""
+    x, y = v1.placeholder(tf.float32, (None, 28, 28, 1)), v1.placeholder(tf.int32, (None,))
+    h = x
+    for layer in range(6):
+        start = v1.glorot_uniform_initializer(seed=layer)
+        kernel = v1.get_variable(f"kernel{layer}", (3, 3, h.shape[-1], 16), initializer=start)
+        h = tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME"))
+    top = v1.get_variable("top", (16, 10), initializer=v1.glorot_uniform_initializer(seed=9))
+    logits = tf.reduce_mean(h, (1, 2)) @ top
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    return x, y, loss, v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+
+
+def train(with_hook: LMSSessionRunHook | None = None, feed_first: bool = False) -> tuple[str, int]:
+    """Five steps; the weights as a text, and how many ops LMS added."""
+    random = np.random.RandomState(0)
+    images, labels = random.rand(BATCH, 28, 28, 1).astype("f"), random.randint(0, 10, BATCH)
+    options = v1.ConfigProto()
+    options.graph_options.rewrite_options.arithmetic_optimization = 2
+    with tf.Graph().as_default() as graph:
+        x, y, loss, step = network()
+        fed = {x: images, y: labels}
+        if with_hook is not None:
+            creator = v1.train.ChiefSessionCreator(config=options)
+            session = v1.train.MonitoredSession(creator, hooks=[with_hook])
+        else:
+            session = v1.Session(config=options)
+        with session:
+            if with_hook is None:
+                session.run(v1.global_variables_initializer(), fed if feed_first else None)
+            for _ in range(5):
+                session.run([loss, step], fed)
+            values = session.run(v1.trainable_variables())
+        added = sum(op.name.startswith("lms/") for op in graph.get_operations())
+    return b"".join(value.tobytes() for value in values).hex(), added
+
+
+def refusals() -> list[str]:
+    """What is said where an edit cannot be."""
+    texts = []
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0)
+        try:
+            edit_graph(graph)
+        except LMSError as error:
+            texts.append(str(error))
+        network()
+        edit_graph(graph, lms.LMSConfig(batch_size=BATCH, policy="all"))
+        try:
+            edit_graph(graph)
+        except LMSError as error:
+            texts.append(str(error))
+    return texts
+
+
+def too_late() -> list[str]:
+    """The training step is built after the session has started."""
+    with warnings.catch_warnings(record=True) as caught, tf.Graph().as_default(), v1.Session() as session:
+        warnings.simplefilter("always")
+        session.run(tf.constant(1.0))
+        network()
+        session.run(v1.global_variables_initializer())
+    return [str(one.message) for one in caught]
+
+
+def main() -> dict[str, Any]:
+    """All ways."""
+    seen: dict[str, Any] = {"off": train()}
+    seen["hook"] = train(LMSSessionRunHook(lms.LMSConfig(batch_size=BATCH, policy="all")))
+    seen["refusals"] = refusals()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lms.enable(policy="all", batch_size=BATCH)
+    seen["enabled"] = train()
+    seen["report"] = str(lms.report())
+    seen["too late"] = too_late()
+    lms.disable()
+    lms.enable(policy="all")
+    seen["fed"] = train(feed_first=True)
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

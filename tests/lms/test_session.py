@@ -1,0 +1,52 @@
+"""Sessions of compat.v1: edited before their first run, with the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).with_name("session_job.py")
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
+    done = subprocess.run(
+        [sys.executable, str(JOB)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("way", ["hook", "enabled", "fed"])
+def test_weights_are_bit_identical_and_the_graph_is_edited(seen: dict[str, Any], way: str) -> None:
+    weights, added = seen[way]
+    assert weights == seen["off"][0]
+    assert added >= 20 and seen["off"][1] == 0
+
+
+def test_the_report_knows_the_session(seen: dict[str, Any]) -> None:
+    assert "session graph" in seen["report"]
+
+
+def test_what_cannot_be_edited_is_refused(seen: dict[str, Any]) -> None:
+    without_step, twice = seen["refusals"]
+    assert "no gradients" in without_step
+    assert "edited once" in twice
+
+
+def test_an_edit_that_would_come_too_late_is_reported(seen: dict[str, Any]) -> None:
+    assert any("build the whole graph before the first session.run" in text for text in seen["too late"])

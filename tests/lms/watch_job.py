@@ -1,0 +1,237 @@
+"""What LMS notices around a graph: each case prints its name when it holds.
+
+Run as a child process by test_watch.py.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
+
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+from lms import hook  # noqa: E402
+from lms.errors import LMSError  # noqa: E402
+
+WEIGHTS = [tf.Variable(tf.random.stateless_normal((128, 128), (seed, 1)) * 0.1) for seed in range(10)]
+BATCH = tf.random.stateless_uniform((1024, 128), (1, 2))
+
+
+def forward(x: Any) -> Any:
+    """Ten layers."""
+    for weight in WEIGHTS:
+        x = tf.tanh(x @ weight)
+    return tf.reduce_sum(x * x)
+
+
+def train(x: Any, loss_of: Any = forward) -> Any:
+    """One step."""
+    with tf.GradientTape() as tape:
+        loss = loss_of(x)
+    for weight, gradient in zip(WEIGHTS, tape.gradient(loss, WEIGHTS), strict=True):
+        weight.assign_sub(1e-5 * gradient)
+    return loss
+
+
+@contextmanager
+def enabled(**fields: Any) -> Iterator[list[str]]:
+    """LMS on within the block; yields the warnings of that time."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lms.enable(**fields)
+        try:
+            yield texts
+        finally:
+            texts += [str(one.message) for one in caught]
+            lms.disable()
+
+
+def nested_functions_become_visible() -> None:
+    """A forward pass in a function of its own is traced into the step."""
+    inner = tf.function(forward)
+    with enabled(policy="all"):
+        tf.function(lambda x: train(x, inner))(BATCH)
+        (graph,) = lms.report().edited
+        assert graph.tensors > 10, graph
+    assert not inner.experimental_get_tracing_count(), "it ran as Python, inside the step"
+
+
+def a_signature_still_converts_its_arguments() -> None:
+    """Inlining keeps what a function promises about its arguments."""
+
+    @tf.function(input_signature=[tf.TensorSpec((), tf.float32)])
+    def scaled(factor: Any) -> Any:
+        assert factor.dtype == tf.float32
+        return forward(BATCH) * factor
+
+    with enabled(policy="all"):
+        tf.function(lambda: train(2, scaled))()
+        assert lms.report().edited
+
+
+def xla_is_off_and_comes_back() -> None:
+    """Says why XLA is off, and leaves it as it was."""
+    step = tf.function(train, jit_compile=True)
+    with enabled(policy="all") as texts:
+        step(BATCH)
+        assert lms.report().edited
+        assert step._jit_compile is None
+    assert any("XLA is off for train" in text and "lms.disable()" in text for text in texts), texts
+    assert step._jit_compile is True
+
+
+def a_tape_outside_is_reported() -> None:
+    """Nothing is edited that a tape is going to differentiate."""
+    inner = tf.function(forward)
+    with enabled(policy="all") as texts:
+        with tf.GradientTape() as tape:
+            loss = inner(BATCH)
+        assert tape.gradient(loss, WEIGHTS)[0] is not None
+        assert not lms.report().edited
+    assert any("put the tape" in text for text in texts), texts
+
+
+def a_function_traced_before_is_reported() -> None:
+    """Says that it stays as it is, and what to do."""
+    early = tf.function(train)
+    early(BATCH)
+    with enabled(policy="all") as texts:
+        early(BATCH)
+    assert any("was traced before lms.enable()" in text for text in texts), texts
+
+
+def a_step_that_fits_is_left_alone() -> None:
+    """Policy auto edits nothing then, and says so."""
+    with enabled(policy="auto"):
+        tf.function(train)(BATCH)
+        report = lms.report()
+        assert not report.edited
+        assert "the step fits" in str(report)
+
+
+def inference_is_left_alone() -> None:
+    """A graph without a gradient is no step."""
+    with enabled(policy="all"):
+        tf.function(forward)(BATCH)
+        assert not lms.report().graphs
+
+
+def a_first_step_out_of_memory_is_planned_again() -> None:
+    """The failed step is undone, its traces are forgotten, and the second plan has a larger margin."""
+    before = [weight.numpy() for weight in WEIGHTS]
+    failures = [True]
+
+    def fail(x: Any) -> Any:
+        if failures and failures.pop():
+            raise MemoryError("OOM when allocating tensor")
+        return x
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        with tf.control_dependencies([loss]):
+            return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0) as texts:
+        function = tf.function(step)
+        function(BATCH)
+        report = lms.report()
+        assert report.retries == 1
+        budgets = [graph.budget_bytes for graph in report.edited]
+        assert budgets == [3 << 20, (3 << 20) * 3 // 4], budgets
+    assert any("planned again with margin 0.25" in text for text in texts), texts
+    after = [weight.numpy() for weight in WEIGHTS]
+    for weight, value in zip(WEIGHTS, before, strict=True):
+        weight.assign(value)
+    tf.function(train)(BATCH)
+    assert all((weight.numpy() == value).all() for weight, value in zip(WEIGHTS, after, strict=True))
+
+
+def the_message_that_remains_explains() -> None:
+    """Out of memory twice: the error names tensors, the plan and what to change."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("OOM when allocating tensor")
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="all"):
+        try:
+            tf.function(step)(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            text = str(error)
+        assert "Largest tensors alive" in text and "LMS_MARGIN" in text and "0.5 MiB" in text, text
+
+
+def a_full_store_is_an_error_before_training() -> None:
+    """Nothing has run when the error comes."""
+    before = WEIGHTS[0].numpy()
+    with enabled(policy="all", host_mem_limit_mb=1):
+        try:
+            tf.function(train)(BATCH)
+        except LMSError as error:
+            assert "host_mem_limit_mb" in str(error)
+        else:
+            raise AssertionError("it trained")
+    assert (WEIGHTS[0].numpy() == before).all()
+
+
+def a_budget_that_cannot_be_met_says_the_floor() -> None:
+    """Number, op and what would help."""
+    with enabled(policy="budget", budget_bytes=1 << 19) as texts:
+        tf.function(train)(BATCH)
+    assert any("is not met" in text and "smaller batch" in text for text in texts), texts
+
+
+def optimizer_options_come_back() -> None:
+    """What was set before is set after."""
+    options = tf.config.optimizer.get_experimental_options()
+    with enabled(policy="all"):
+        assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False
+    after = tf.config.optimizer.get_experimental_options()
+    assert after.get("arithmetic_optimization", True) == options.get("arithmetic_optimization", True)
+
+
+def what_is_not_on_says_so() -> None:
+    """A report without LMS is an error with the remedy."""
+    try:
+        hook.report()
+    except LMSError as error:
+        assert "lms.enable()" in str(error)
+
+
+CASES = (
+    nested_functions_become_visible,
+    a_signature_still_converts_its_arguments,
+    xla_is_off_and_comes_back,
+    a_tape_outside_is_reported,
+    a_function_traced_before_is_reported,
+    a_step_that_fits_is_left_alone,
+    inference_is_left_alone,
+    a_first_step_out_of_memory_is_planned_again,
+    the_message_that_remains_explains,
+    a_full_store_is_an_error_before_training,
+    a_budget_that_cannot_be_met_says_the_floor,
+    optimizer_options_come_back,
+    what_is_not_on_says_so,
+)
+
+if __name__ == "__main__":
+    import traceback
+
+    for case in CASES:
+        try:
+            case()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+        else:
+            print("held:", case.__name__, flush=True)
