@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     net = build_network(options.image_size, options.learning_rate, distributed=size > 1)
     hooks = [LMSSessionRunHook({SCOPE}, n_tensors=options.n_tensors, lb=options.lb)]
     if size > 1:
-        hooks.append(importlib.import_module("horovod.tensorflow").BroadcastGlobalVariablesHook(0))
+        hooks.append(EqualStart())
     with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
         for number in range(options.steps):
             chosen = np.arange(number * options.batch_size, (number + 1) * options.batch_size)
@@ -77,6 +77,18 @@ def digits(image_size: int) -> tuple[np.ndarray, np.ndarray]:
     nearest = np.arange(image_size) * 8 // image_size
     images = scans.images[order][:, nearest][:, :, nearest, None] / 16
     return images.astype("float32"), scans.target[order].astype("int32")
+
+
+class EqualStart(tf.train.SessionRunHook):
+    """Gives every rank the variables of rank 0 (Horovod's own hook needs an older TensorFlow)."""
+
+    def begin(self) -> None:
+        """Add the exchange to the graph."""
+        self._exchange = importlib.import_module("horovod.tensorflow").broadcast_global_variables(0)
+
+    def after_create_session(self, session: tf.Session, coord: object) -> None:
+        """Run it, before the first step."""
+        session.run(self._exchange)
 
 
 class Network(NamedTuple):
