@@ -4,10 +4,28 @@ import gc
 import os
 import sys
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(_HERE)
+_OURS = ("launch", "launch.py", "lms", "lms.py", "lmsrun", "lmsrun.py")
+
+
+def _import_path(entries: list[str]) -> list[str]:
+    """The import path on which our packages are ours: another `launch` (ROS has one) may be ahead of them.
+
+    Started by path, Python puts this very folder first. Installed, our root holds other people's packages
+    too, and stays behind the standard library unless it has to come first.
+    """
+    others = [entry for entry in entries if entry != _HERE]
+    for entry in others:
+        if entry == _ROOT:
+            return others
+        if any(os.path.exists(os.path.join(entry, name)) for name in _OURS):
+            break
+    return [_ROOT, *(entry for entry in others if entry != _ROOT)]
+
+
 if sys.path[:1] != [_ROOT]:
-    # Started by path, Python puts this very folder first; and another `launch` (ROS has one) may be ahead.
-    sys.path[:] = [_ROOT, *(entry for entry in sys.path if entry not in (_ROOT, os.path.dirname(__file__)))]
+    sys.path[:] = _import_path(sys.path)
 
 
 def main() -> int:

@@ -199,6 +199,30 @@ def test_any_text_of_a_topology_is_shown_and_never_obeyed(here: Path, encoding: 
         assert b"\x1b" not in done.stdout
 
 
+@pytest.mark.parametrize("by_path", [True, False])
+def test_what_is_installed_beside_us_never_stands_before_the_standard_library(
+    here: Path, by_path: bool
+) -> None:
+    site, ahead = here / "site-packages", here / "ahead"
+    for folder in (site, ahead / "launch"):
+        folder.mkdir(parents=True)
+    for package in ("launch", "lms", "lmsrun"):
+        (site / package).symlink_to(SHIM.parents[1] / package)
+    (site / "json.py").write_text("raise SystemExit('a back-port of json')\n")
+    (ahead / "launch" / "__init__.py").write_text("raise SystemExit('the wrong launch')\n")
+    start = f"runpy.run_path({str(site / 'lmsrun' / '__main__.py')!r}, run_name='__main__')"
+    if not by_path:
+        start = "from lmsrun.__main__ import main; sys.exit(main())"
+    arguments = ["plan", "--json", "--topology", "ac922.json", "x.py"]
+    code = f"import runpy, sys; sys.path.append({str(site)!r}); sys.argv[1:] = {arguments}; {start}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    # Another `launch` in front (ROS has one) is the greater evil: then ours goes first of all.
+    code = code.replace("sys.path.append", f"sys.path.insert(0, {str(ahead)!r}); sys.path.append")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert b"the wrong launch" not in done.stderr
+
+
 def test_the_way_to_the_first_rank_imports_neither_rich_nor_tensorflow(here: Path) -> None:
     (here / "launch.py").write_text("raise SystemExit('the wrong launch')\n")
     heavy = "rich|tensorflow|numpy|horovod|argparse|subprocess|mpi4py"
