@@ -4,6 +4,7 @@ Parser, TOML file, environment, help and docs derive from the declarations here 
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from launch.settings import (
 )
 
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
+_MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
+"""Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
 FOREIGN_VARIABLES = frozenset(
     {
         f"{ENV_PREFIX}{name}"
@@ -281,7 +284,7 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
     is_project = found.name == "pyproject.toml"
-    if is_project and "tool.lmsrun" not in text and "lmsrun]" not in text:
+    if is_project and not _MAY_NAME_US.search(text):
         return "", {}
     tomllib = _toml_parser()
 

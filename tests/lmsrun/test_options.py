@@ -44,6 +44,14 @@ def test_pyproject_serves_where_there_is_no_file_of_ours(tmp_path: Path) -> None
     assert request.options.forward == ("A=1", "B")
     assert request.options.gpus == "0,2"
     assert request.lms_table == {"lb": 2}
+    for same in (
+        "[tool]\nlmsrun = {strict = true}",
+        '[ "tool" . "lmsrun" ]\nstrict = true',
+        "tool.lmsrun.strict = true",
+        "tool = {lmsrun = {strict = true}}",
+    ):
+        (tmp_path / "pyproject.toml").write_text(same)
+        assert read("a.py", folder=tmp_path).options.strict
     (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
     assert read("a.py", folder=tmp_path).origins == {}
 
