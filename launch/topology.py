@@ -23,7 +23,7 @@ class Package:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node of the kernel. ``package`` is None for a node without CPUs; ``memory_bytes`` None is unknown."""
+    """A NUMA node of the kernel. ``package`` is None without CPUs; ``memory_bytes`` None is unknown."""
 
     id: int
     package: int | None
@@ -45,7 +45,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by PCI address; ``index`` is its position in PCI order. ``numa_node`` None is unknown, never 0."""
+    """A GPU by PCI address; ``index`` is its place in PCI order. ``numa_node`` None is unknown, never 0."""
 
     index: int
     pci_bus_id: str
@@ -75,7 +75,7 @@ class Limits:
     """The tightest cgroup memory limit on the way to the root."""
     memlock_bytes: int | None = None
     set_mempolicy: bool | None = None
-    """Whether the kernel lets this process set a memory policy (Docker's default seccomp profile does not)."""
+    """Whether the kernel lets this process set a memory policy (Docker's default seccomp filter does not)."""
 
 
 @dataclass(frozen=True)
