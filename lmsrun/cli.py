@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launch.topology import Machine
     from lmsrun.cluster import Place
 
-COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun")
+COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun", "probe-host")
 INTERRUPTED, BROKEN_PIPE = 130, 141
 _WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a write to a file that was opened elsewhere fails with, without a name in the error."""
@@ -83,6 +83,11 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         from launch.worker import main as work
 
         work(argv, environ)
+    if command == "probe-host":
+        from launch.host_probe import describe_this_host
+
+        print(describe_this_host())
+        return 0
     if command == "ddlrun":
         command, argv = "run", _read_ddlrun(argv)
     parsed = parse_argv("run" if command == "plan" else command, argv)
@@ -236,13 +241,22 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], dry: bool) -> int:
     from launch.discover import read_machine
-    from lmsrun.cluster import plan_cluster, write_files, write_rankfile
+    from lmsrun.cluster import plan_cluster, probe_hosts, write_files, write_rankfile
 
     options = request.options
     machine = read_machine(options.topology)
     host_request, names, unset = _host_request(request, environ, machine, place.only_here)
-    plan, command = plan_cluster(place, options, host_request, lambda host: machine, names, dry)
-    plan = _with_warnings(plan, unset)
+    machines, differing, troubles = probe_hosts(place, options, dry)
+    for trouble in troubles:
+        _say(trouble)
+    if troubles:
+        raise PlanError(
+            f"{len(troubles)} of {len(place.hosts)} hosts cannot be used; nothing was started "
+            "(--no-host-probe tries anyway)"
+        )
+    machine_of = {host.name: machines.get(host.name, machine) for host in place.hosts}.__getitem__
+    plan, command = plan_cluster(place, options, host_request, machine_of, names, dry)
+    plan = _with_warnings(plan, [*differing, *unset])
     if options.launcher == "auto" or options.verbose:
         _say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:

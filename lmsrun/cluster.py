@@ -71,6 +71,28 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found)
 
 
+def probe_hosts(
+    place: Place, options: LaunchOptions, dry: bool
+) -> tuple[dict[str, Machine], list[str], list[str]]:
+    """Ask the hosts that ssh leads to what they are like, before anything is started.
+
+    Batch systems are not asked: their hosts are up and alike, and ssh may not be allowed. A plan asks only
+    when told to, since it may be for hosts that are elsewhere.
+
+    Returns:
+        The machines by host, what is to be said of their versions, and a line for each that cannot be used.
+    """
+    by_ssh = place.allocation is None and not place.only_here and not options.topology
+    if not (by_ssh and (not dry if options.host_probe is None else options.host_probe)):
+        assumed = [] if place.only_here or options.topology else ["hosts are assumed to be like this one"]
+        return {}, assumed, []
+    from launch.host_probe import compare_versions, list_troubles, read_hosts, read_versions
+
+    reports = read_hosts([host.name for host in place.hosts if not _is_here(host.name)])
+    machines = {report.host: report.machine for report in reports if report.machine is not None}
+    return machines, compare_versions(reports, read_versions()), list_troubles(reports)
+
+
 def plan_cluster(
     place: Place,
     options: LaunchOptions,
