@@ -54,6 +54,7 @@ def build_job(
     shares: Sequence[HostShare],
     settings: ClusterSettings,
     request: HostRequest,
+    inherited: Mapping[str, str],
     asked: Sequence[str],
     only_here: bool,
     tag_output: bool | None,
@@ -64,11 +65,11 @@ def build_job(
         shares: Which ranks run where.
         settings: The user's options.
         request: What all hosts share.
+        inherited: The launcher's whole environment, also what the plan must not see.
         asked: Names of variables to hand on (``-x NAME``).
         only_here: Whether all ranks run on this host, which may keep all of its environment.
         tag_output: Whether lines shall name their rank; None: when there are several.
     """
-    environ = request.environ
     ranks = sum(share.ranks for share in shares)
     shim, program = _escaped(request.shim, request.program)
     return ClusterJob(
@@ -77,11 +78,11 @@ def build_job(
         env={
             **settings_env(settings),
             **build_lms_env(request.lms),
-            **_master(shares, environ),
+            **_master(shares, inherited),
             **request.given,
         },
-        forward=(*forwarded_names(environ, asked), *_JOB_NAMES, _RECEIPT_WAYS[only_here]),
-        withhold=() if only_here else withheld_names(environ, asked),
+        forward=(*forwarded_names(inherited, asked), *_JOB_NAMES, _RECEIPT_WAYS[only_here]),
+        withhold=() if only_here else withheld_names(inherited, asked),
         allow_root=settings.allow_run_as_root,
         oversubscribe=settings.oversubscribe,
         tag_output=ranks > 1 if tag_output is None else tag_output,

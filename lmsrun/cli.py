@@ -255,7 +255,7 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
             "(--no-host-probe tries anyway)"
         )
     machine_of = {host.name: machines.get(host.name, machine) for host in place.hosts}.__getitem__
-    plan, command = plan_cluster(place, options, host_request, machine_of, names, dry)
+    plan, command = plan_cluster(place, options, host_request, machine_of, environ, names, dry)
     plan = _with_warnings(plan, [*differing, *unset])
     if options.launcher == "auto" or options.verbose:
         _say(f"launcher: {place.choice.name} ({place.choice.why})")

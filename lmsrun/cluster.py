@@ -98,6 +98,7 @@ def plan_cluster(
     options: LaunchOptions,
     request: HostRequest,
     machine_of: Callable[[str], Machine],
+    environ: Mapping[str, str],
     asked: Sequence[str],
     dry: bool,
 ) -> tuple[LaunchPlan, Command]:
@@ -108,6 +109,7 @@ def plan_cluster(
         options: The user's.
         request: What all hosts share; its rank counts are set here.
         machine_of: The machine of a host.
+        environ: The environment that the launcher inherits.
         asked: Names of variables to hand on.
         dry: Whether nothing will be started, so that launchers that are not here may be planned for.
 
@@ -121,8 +123,8 @@ def plan_cluster(
     settings = replace(request.settings, oversubscribe=more)
     request = replace(request, world_size=sum(share.ranks for share in shares), settings=settings)
     planned = plan_shares(shares, machine_of, request)
-    job = build_job(shares, options, request, asked, place.only_here, options.tag_output)
-    command = _build_command(place, options, job, planned.ranks, request.environ, dry)
+    job = build_job(shares, options, request, environ, asked, place.only_here, options.tag_output)
+    command = _build_command(place, options, job, planned.ranks, environ, dry)
     plan = LaunchPlan(request.world_size, place.choice.name, planned.ranks, (command.argv,), planned.warnings)
     return plan, command
 

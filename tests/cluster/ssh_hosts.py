@@ -1,7 +1,7 @@
 """Two hosts on one machine: network, UTS and mount namespaces joined by a veth pair, an sshd in each.
 
-Everything lives in namespaces and a private folder: nothing of the machine's own ssh is read or changed. The daemons
-are our children and are ended by their process ids, the namespaces are deleted at the end.
+Everything lives in namespaces and a private folder: nothing of the machine's own ssh is read or changed. The
+daemons are our children and are ended by their process ids, the namespaces are deleted at the end.
 """
 
 import os
@@ -50,7 +50,7 @@ class SshHosts:
             self._lay_cable()
             for host in HOSTS:
                 self.start_sshd(host)
-            self._wait_until_reachable()
+            self.wait_until_reachable()
         except BaseException:
             self.__exit__()
             raise
@@ -65,10 +65,9 @@ class SshHosts:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def wrap(self, host: str, argv: Sequence[str]) -> list[str]:
-        """A command line that runs ``argv`` on a host, which has its own name, addresses, /etc/hosts and /etc/ssh."""
-        script = (
-            f'hostname {host} && mount --bind "$F/hosts" /etc/hosts && mount --bind "$F/ssh" /etc/ssh && exec "$@"'
-        )
+        """A command line that runs ``argv`` on a host of its own name, addresses, /etc/hosts and /etc/ssh."""
+        mounts = 'mount --bind "$F/hosts" /etc/hosts && mount --bind "$F/ssh" /etc/ssh'
+        script = f'hostname {host} && {mounts} && exec "$@"'
         inside = ["unshare", "--uts", "--mount", "env", f"F={self.folder}", "sh", "-c", script, "sh", *argv]
         return ["ip", "netns", "exec", self._names[host], *inside]
 
@@ -77,7 +76,10 @@ class SshHosts:
         Path("/run/sshd").mkdir(exist_ok=True)
         with open(self.folder / f"sshd-{host}.log", "ab") as log:
             self._daemons[host] = subprocess.Popen(
-                self.wrap(host, [shutil.which("sshd") or "sshd", "-D", "-e"]), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self.wrap(host, [shutil.which("sshd") or "sshd", "-D", "-e"]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def stop_sshd(self, host: str) -> None:
@@ -130,10 +132,13 @@ class SshHosts:
             _run("ip", "-n", name, "link", "set", "cable", "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
 
-    def _wait_until_reachable(self) -> None:
+    def wait_until_reachable(self) -> None:
+        """Until ssh leads from hosta to hostb."""
         end = time.monotonic() + 20
         while True:
-            done = subprocess.run(self.wrap("hosta", ["ssh", "hostb", "hostname"]), capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                self.wrap("hosta", ["ssh", "hostb", "hostname"]), capture_output=True, text=True, check=False
+            )
             if done.stdout.strip() == "hostb":
                 return
             if time.monotonic() > end:

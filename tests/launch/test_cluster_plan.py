@@ -138,7 +138,9 @@ def test_summit_is_planned_in_two_seconds_and_500_mb() -> None:
     shares = share_ranks(hosts, None)
     request = replace(REQUEST, world_size=27648)
     planned = plan_shares(shares, lambda host: model, request)
-    job = build_job(shares, ClusterSettings(), request, (), only_here=False, tag_output=None)
+    job = build_job(
+        shares, ClusterSettings(), request, {"PATH": "/bin"}, (), only_here=False, tag_output=None
+    )
     command = build_mpirun("mpirun", MpiFlavour("openmpi", (4,)), job, "/run")
     erf = render_erf(planned.ranks)
     took = time.process_time() - started

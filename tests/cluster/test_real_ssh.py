@@ -1,0 +1,131 @@
+"""Two hosts in network namespaces, an sshd in each: jobs by mpirun and by Gloo, refusals, a pulled cable.
+
+``ssh_hosts.py`` says how the hosts are made and taken down.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_run import SHOW_RANK, TRAIN_SUM, clean_environ, lmsrun, needs, read_ranks
+from hostile import ARGUMENTS, VALUES
+from ssh_hosts import PROGRAMS, SshHosts
+
+pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
+
+BOTH = ("-H", "hosta:1,hostb:1")
+MPIRUN = ("--launcher", "mpirun", "--allow-run-as-root")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    needs(*PROGRAMS, "mpirun")
+    if os.geteuid() != 0:
+        pytest.skip("namespaces need root")
+    if subprocess.run(["unshare", "--net", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine permits no namespaces")
+    with SshHosts(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
+
+
+def on_hosta(hosts: SshHosts, folder: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        hosts.wrap("hosta", lmsrun(*argv)),
+        cwd=folder,
+        env={**clean_environ(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def test_a_job_over_ssh(hosts: SshHosts, tmp_path: Path) -> None:
+    given = [word for name, value in VALUES.items() for word in ("-x", f"{name}={value}")]
+    argv = ("run", *MPIRUN, *BOTH, *given, "--", str(SHOW_RANK), str(tmp_path), "ok", *ARGUMENTS)
+    own = {"MY_SECRET_TOKEN": "x", "CUDA_VISIBLE_DEVICES": "3"}
+    done = on_hosta(hosts, tmp_path, *argv, **own)
+    assert done.returncode == 0, done.stderr
+    for rank in read_ranks(tmp_path, 2):
+        assert rank["argv"] == list(ARGUMENTS)
+        assert {name: rank["env"].get(name) for name in VALUES} == VALUES
+        assert rank["sizes"] == ["0", "2", "1"]
+        assert rank["secrets"] == [], "nothing of this host's own may reach another"
+    assert not list(tmp_path.rglob("pwned"))
+    table = [line.split() for line in done.stderr.splitlines() if line.endswith(" yes")]
+    assert [(row[0], row[1]) for row in table] == [("0", "hosta"), ("1", "hostb")]
+
+
+def test_the_failing_host_is_named(hosts: SshHosts, tmp_path: Path) -> None:
+    done = on_hosta(hosts, tmp_path, "run", *MPIRUN, *BOTH, "--", str(SHOW_RANK), str(tmp_path), "exit:1:7")
+    assert done.returncode == 7, done.stderr
+    assert done.stderr.splitlines()[-1] == "lmsrun: rank 1 on hostb (no GPU) exited with code 7"
+    assert hosts.processes("hostb", str(SHOW_RANK)) == []
+
+
+def test_a_plan_asks_the_hosts_when_told_to(hosts: SshHosts, tmp_path: Path) -> None:
+    done = on_hosta(hosts, tmp_path, "plan", "--json", "--host-probe", "-H", "hosta:1,hostb", "train.py")
+    assert done.returncode == 0, done.stderr
+    cores = len(os.sched_getaffinity(0))
+    assert done.stdout.count('"host": "hostb"') >= 1 and f'"world_size": {1 + cores}' in done.stdout
+
+
+def test_a_host_that_refuses_is_found_before_the_start(hosts: SshHosts, tmp_path: Path) -> None:
+    hosts.stop_sshd("hostb")
+    try:
+        words = (*MPIRUN, "-H", "hosta:1,hostb:1,hostc:1")
+        done = on_hosta(hosts, tmp_path, "run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok")
+        assert done.returncode == 2
+        assert "hostb  ssh: connect to host hostb port 22: Connection refused" in done.stderr
+        assert "hostc  ssh: Could not resolve hostname" in done.stderr
+        assert "2 of 3 hosts cannot be used; nothing was started" in done.stderr
+        assert not list(tmp_path.glob("rank-*"))
+    finally:
+        hosts.start_sshd("hostb")
+        hosts.wait_until_reachable()
+
+
+def test_a_pulled_cable_ends_the_job_on_both_sides(hosts: SshHosts, tmp_path: Path) -> None:
+    job = subprocess.Popen(
+        hosts.wrap("hosta", lmsrun("run", *MPIRUN, *BOTH, "--", str(SHOW_RANK), str(tmp_path), "exit:9:1")),
+        cwd=tmp_path,
+        env=clean_environ(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 30
+        while len(list(tmp_path.glob("rank-*.json"))) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        hosts.pull_cable()
+        output, _ = job.communicate(timeout=40)
+        assert job.returncode not in (0, None), output
+        assert "lost communication with a remote daemon" in output
+        while hosts.processes("hostb", str(SHOW_RANK)) and time.monotonic() < end + 30:
+            time.sleep(0.2)
+        assert hosts.processes("hosta", str(SHOW_RANK)) == []
+        assert hosts.processes("hostb", str(SHOW_RANK)) == []
+    finally:
+        job.kill()
+        hosts.plug_cable()
+        hosts.wait_until_reachable()
+
+
+@pytest.mark.tensorflow
+def test_gloo_over_ssh_trains(hosts: SshHosts, tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    done = on_hosta(
+        hosts, tmp_path, "run", "--launcher", "horovodrun", *BOTH, "--no-lms", "--", str(TRAIN_SUM)
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        line.partition("weights ")[2].split()[2] for line in done.stdout.splitlines() if "weights" in line
+    }
+    assert len(found) == 1, done.stdout
+    assert done.stderr.count("yes, also after hvd.init()") == 2
