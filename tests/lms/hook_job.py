@@ -114,7 +114,8 @@ def main() -> dict[str, Any]:
         }
         if policy == "all" and "custom" in trainers:
             seen["grappler"] = swaps_after_grappler(custom_loop)
-            lms.plot(sys.argv[2])
+            if len(sys.argv) > 2:
+                lms.plot(sys.argv[2])
         lms.disable()
     return seen
 

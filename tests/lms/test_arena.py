@@ -1,0 +1,103 @@
+"""The simulated allocator, and plans that are made for its pieces."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lms.arena import LARGEST_WASTE_BYTES, Arena, peak_in_pieces
+from lms.config import LMSConfig
+from lms.costs import Costs
+from lms.fitting import plan_in_pieces, predicted_peak
+from lms.graph import Graph, GraphBuilder
+from lms.liveness import Buffers, Residency, timeline
+
+K = 4096
+
+
+def test_free_neighbours_join_and_the_best_piece_is_taken() -> None:
+    arena = Arena(10 * K)
+    first, second, third = (arena.allocate(size * K) for size in (2, 4, 2))
+    assert (first, second, third) == (0, 2 * K, 6 * K)
+    assert arena.release(0) == 2 * K
+    assert arena.release(6 * K) == 2 * K  # joins the two at the end
+    assert arena.allocate(2 * K) == 0, "the smallest that is large enough"
+    assert arena.allocate(5 * K) is None
+    arena.release(2 * K)
+    assert arena.allocate(8 * K) == 2 * K
+
+
+def test_a_chunk_is_handed_out_whole_unless_half_would_remain() -> None:
+    arena = Arena(10 * K)
+    offset = arena.allocate(6 * K)
+    assert offset == 0 and arena.size_of(offset) == 10 * K
+    arena.release(offset)
+    offset = arena.allocate(5 * K)
+    assert offset == 0 and arena.size_of(offset) == 5 * K
+    huge = Arena(3 * LARGEST_WASTE_BYTES)
+    offset = huge.allocate(2 * LARGEST_WASTE_BYTES)
+    assert offset == 0 and huge.size_of(offset) == 2 * LARGEST_WASTE_BYTES
+
+
+def test_bytes_that_fit_can_fail_in_pieces() -> None:
+    stays = [
+        Residency(0, 4 * K, 0, 1),
+        Residency(1, 4 * K, 0, 9),
+        Residency(2, 4 * K, 0, 1),
+        Residency(3, 8 * K, 2, 9),
+    ]
+    assert peak_in_pieces(stays, 12 * K) is None
+    assert peak_in_pieces(stays, 16 * K) == 12 * K
+    assert peak_in_pieces([], 0) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 8)), max_size=40))
+def test_chunks_never_overlap_and_all_memory_comes_back(buffers: list[tuple[int, int, int]]) -> None:
+    stays = [Residency(i, size * K, first, first + long) for i, (size, first, long) in enumerate(buffers)]
+    arena = Arena(400 * K)
+    live: dict[int, tuple[int, int]] = {}
+    for point in range(40):
+        for stay in stays:
+            if stay.last + 1 == point and stay.tensor in live:
+                arena.release(live.pop(stay.tensor)[0])
+        for stay in stays:
+            if stay.first == point and (offset := arena.allocate(stay.nbytes)) is not None:
+                live[stay.tensor] = (offset, arena.size_of(offset))
+        spans = sorted(live.values())
+        assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+        assert all(offset + size <= 400 * K for offset, size in spans)
+    for offset, _ in live.values():
+        arena.release(offset)
+    assert arena.allocate(400 * K) == 0
+
+
+def layers(count: int, nbytes: int) -> Graph:
+    """A forward chain whose outputs a backward chain reads in reverse, of sizes that alternate."""
+    build = GraphBuilder()
+    (x,) = build.add("x", "Placeholder", outputs=[nbytes])
+    forward = []
+    for layer in range(count):
+        (x,) = build.add(f"forward{layer}", "Conv2D", inputs=[x], outputs=[nbytes * (1 + layer % 3)])
+        forward.append(x)
+    (gradient,) = build.add("loss", "MatMul", inputs=[x], outputs=[nbytes])
+    for layer, kept in reversed(list(enumerate(forward))):
+        size = nbytes * (1 + layer % 3)
+        (gradient,) = build.add(f"back{layer}", "MatMul", inputs=[gradient, kept], outputs=[size])
+    return build.build([gradient])
+
+
+def test_a_plan_is_made_tighter_until_its_buffers_find_room() -> None:
+    graph = layers(30, 1 << 20)
+    for limit in range(14, 60, 3):
+        limit_bytes = limit << 20
+        made = plan_in_pieces(graph, LMSConfig(margin=0.0), limit_bytes, Costs())
+        stays = timeline(Buffers.of(graph), made.order, made.swaps).residencies
+        peak = peak_in_pieces(stays, limit_bytes)
+        assert peak is not None, f"{limit} MiB"
+        assert predicted_peak(graph, made, limit_bytes) == max(peak, made.peak_bytes) <= limit_bytes
+
+
+def test_without_a_limit_the_plan_is_taken_as_it_is() -> None:
+    graph = layers(6, 1 << 20)
+    made = plan_in_pieces(graph, LMSConfig(policy="all"), None, Costs())
+    assert made.swaps
+    assert predicted_peak(graph, made, None) == made.peak_bytes
