@@ -65,9 +65,10 @@ def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool)
 
 def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
     """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
+    many_hosts = len({rank.host for rank in plan.ranks}) > 1
     parts = [
         _head(plan, machine),
-        _table([_row(rank, machine, len(_models(plan)) > 1) for rank in plan.ranks], width),
+        _table([_row(rank, machine, len(_models(plan)) > 1, many_hosts) for rank in plan.ranks], width),
     ]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
@@ -102,10 +103,10 @@ def _models(plan: LaunchPlan) -> list[str]:
     return list(kinds)
 
 
-def _row(rank: RankPlan, machine: Machine, name_gpu: bool) -> tuple[str, ...]:
+def _row(rank: RankPlan, machine: Machine, name_gpu: bool, name_host: bool) -> tuple[str, ...]:
     cores = sum(1 for core in machine.cores if core.cpus & rank.cpus)
     return (
-        str(rank.rank),
+        f"{rank.rank}  {rank.host}" if name_host else str(rank.rank),
         _gpu_text(rank.gpu, name_gpu),
         "-" if rank.numa_node is None else str(rank.numa_node),
         str(cores) if rank.cpus else "-",
