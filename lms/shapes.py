@@ -48,25 +48,68 @@ def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
     ]
     if not open_tensors:
         return {}
-    copy = _import_pinned(tf_graph, hints)
+    copy = _import_pinned(tf_graph, _Excerpt.around(open_tensors), hints)
     found = {tensor.name: copy.get_tensor_by_name(tensor.name).shape for tensor in open_tensors}
     return {name: tuple(shape.as_list()) for name, shape in found.items() if shape.rank is not None}
 
 
-def _import_pinned(tf_graph: Any, hints: ShapeHints) -> Any:
-    definition = tf_graph.as_graph_def()
-    for node in definition.node:
-        node.attr.pop("_output_shapes", None)
-        if node.op == "Placeholder" and "shape" in node.attr:
-            _pin(node.attr["shape"].shape, hints)
-        if "output_shapes" in node.attr and "output_types" in node.attr:
-            for shape in node.attr["output_shapes"].list.shape:
-                _pin(shape, hints)
+@dataclass(frozen=True)
+class _Excerpt:
+    """The part of a graph that decides its open shapes; importing less of it is most of the time saved."""
+
+    whole: frozenset[str]
+    """Ops to take as they are."""
+    leaves: dict[str, Any]
+    """Ops whose only output's shape is known, and whose value decides no shape: taken as arguments."""
+
+    @classmethod
+    def around(cls, tensors: Iterable[Any]) -> "_Excerpt":
+        whole: set[str] = set()
+        leaves: dict[str, Any] = {}
+        waiting = [tensor.op for tensor in tensors]
+        while waiting:
+            op = waiting.pop()
+            if op.name in whole:
+                continue
+            whole.add(op.name)
+            for tensor in op.inputs:
+                maker = tensor.op
+                if tensor.dtype.is_floating and len(maker.outputs) == 1 and tensor.shape.is_fully_defined():
+                    leaves[maker.name] = tensor
+                elif maker.name not in whole:
+                    waiting.append(maker)
+        return cls(frozenset(whole), {name: leaf for name, leaf in leaves.items() if name not in whole})
+
+
+def _import_pinned(tf_graph: Any, excerpt: _Excerpt, hints: ShapeHints) -> Any:
+    complete = tf_graph.as_graph_def()
+    definition = type(complete)(versions=complete.versions, library=complete.library)
+    for node in complete.node:
+        if node.name in excerpt.leaves:
+            leaf = excerpt.leaves[node.name]
+            argument = definition.node.add(name=node.name, op="Placeholder")
+            argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
+            argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
+        elif node.name in excerpt.whole:
+            _take(definition.node.add(), node, hints)
     copy = tf.Graph()
     with copy.as_default():
-        handles = _handles(tf_graph)
-        tf.graph_util.import_graph_def(definition, input_map=handles, name="")
+        tf.graph_util.import_graph_def(definition, input_map=_handles(tf_graph, excerpt), name="")
     return copy
+
+
+def _take(taken: Any, node: Any, hints: ShapeHints) -> None:
+    taken.CopyFrom(node)
+    taken.attr.pop("_output_shapes", None)
+    data = [name for name in taken.input if not name.startswith("^")]
+    del taken.input[:]
+    taken.input.extend(data)
+    taken.attr.pop("_class", None)
+    if taken.op == "Placeholder" and "shape" in taken.attr:
+        _pin(taken.attr["shape"].shape, hints)
+    if "output_shapes" in taken.attr and "output_types" in taken.attr:
+        for shape in taken.attr["output_shapes"].list.shape:
+            _pin(shape, hints)
 
 
 def _pin(shape: Any, hints: ShapeHints) -> None:
@@ -77,11 +120,12 @@ def _pin(shape: Any, hints: ShapeHints) -> None:
         dim.size = -1 if size is None else size
 
 
-def _handles(tf_graph: Any) -> dict[str, Any]:
+def _handles(tf_graph: Any, excerpt: _Excerpt) -> dict[str, Any]:
     """Stand-ins for the variables' handles that know what they point to, which a GraphDef forgets."""
     handles: dict[str, Any] = {}
-    for op in tf_graph.get_operations():
-        if op.type in ("Placeholder", "VarHandleOp") and op.outputs and op.outputs[0].dtype == tf.resource:
+    for name in sorted(excerpt.whole):
+        op = tf_graph.get_operation_by_name(name)
+        if op.type in ("Placeholder", "VarHandleOp") and op.outputs[0].dtype == tf.resource:
             stand_in = tf.compat.v1.placeholder(
                 tf.resource, op.outputs[0].shape, name=f"handle_{len(handles)}"
             )
