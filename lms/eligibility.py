@@ -16,8 +16,8 @@ class Eligibility:
     rejected: tuple[Rejected, ...]
 
 
-def judge(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> Eligibility:
-    """Judge every buffer; those outside the step, too small or of unknown size are among the rejected."""
+def judge(buffers: Buffers, min_bytes: int, floating: Collection[int], big: Collection[int]) -> Eligibility:
+    """Judge every buffer; ``big`` are the ops whose order is fixed, which all its readers have to be."""
     graph = buffers.graph
     forbidden: dict[int, str] = {}
     for tensor in graph.tensors:
@@ -28,7 +28,7 @@ def judge(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> Eligib
     for tensor in graph.tensors:
         if tensor.alias_of is not None or (tensor.nbytes is not None and not tensor.nbytes):
             continue
-        reason = _why_not(buffers, tensor.id, min_bytes, floating) or forbidden.get(tensor.id)
+        reason = _why_not(buffers, tensor.id, min_bytes, floating, big) or forbidden.get(tensor.id)
         if reason is None:
             candidates.append(tensor.id)
         else:
@@ -36,7 +36,9 @@ def judge(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> Eligib
     return Eligibility(tuple(candidates), tuple(rejected))
 
 
-def _why_not(buffers: Buffers, root: int, min_bytes: int, floating: Collection[int]) -> str | None:
+def _why_not(
+    buffers: Buffers, root: int, min_bytes: int, floating: Collection[int], big: Collection[int]
+) -> str | None:
     tensor = buffers.graph.tensors[root]
     if tensor.outside:
         return "not in the step's device memory"
@@ -50,4 +52,6 @@ def _why_not(buffers: Buffers, root: int, min_bytes: int, floating: Collection[i
         return "nobody reads it"
     if tensor.op in floating or any(op in floating for op in buffers.users[root]):
         return "read or made by a communication op"
+    if tensor.op not in big or any(op not in big for op in buffers.users[root]):
+        return "read by an op that passes another buffer on"
     return None

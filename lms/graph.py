@@ -97,6 +97,15 @@ class Graph:
         return tuple(roots)
 
     @cached_property
+    def views(self) -> frozenset[int]:
+        """The ops whose outputs are all aliases: they take no memory, whenever they run."""
+        return frozenset(
+            op.id
+            for op in self.ops
+            if op.outputs and all(self.tensors[tensor].alias_of is not None for tensor in op.outputs)
+        )
+
+    @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each op the ops it waits for, by data or control, ascending and without repeats."""
         producer = [tensor.op for tensor in self.tensors]

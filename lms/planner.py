@@ -47,7 +47,7 @@ class Case:
         buffers = Buffers.of(graph)
         floating = floating_ops(graph)
         big = big_ops(buffers, config.min_tensor_bytes, floating)
-        verdict = judge(buffers, config.min_tensor_bytes, floating)
+        verdict = judge(buffers, config.min_tensor_bytes, floating, big)
         orders = (range(len(graph.ops)), frugal_order(buffers, big, floating))
         given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
         before = timeline(buffers, executor_order(graph)).peak_bytes
@@ -138,7 +138,7 @@ def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPl
     wanted = wanted_levels(config, case.buffers, levels)
     if wanted:
         edges = level_edges(case.graph, schedule.order, levels, wanted, case.big)
-    return replace(chained, serial_edges=edges, notes=(note, *chained.notes))
+    return replace(chained, serial_edges=edges, notes=(*chained.notes, note))
 
 
 def _has_open_parameters(config: LMSConfig) -> bool:

@@ -10,7 +10,6 @@ from heapq import heappop, heappush
 
 from lms.graph import Graph
 from lms.liveness import Buffers
-from lms.op_types import ALIAS_TYPES
 from lms.swap_plan import SerialEdge
 
 
@@ -39,16 +38,20 @@ def floating_ops(graph: Graph) -> frozenset[int]:
 
 
 def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:
-    """Ops that read or make a buffer of at least ``min_bytes`` (or need such scratch) and may be chained."""
-    graph = buffers.graph
+    """Ops that read or make a buffer of at least ``min_bytes`` (or need such scratch) and may be chained.
+
+    Views are none of them: an edit may leave them without readers, and then they run no more.
+    """
+    graph, nbytes = buffers.graph, buffers.nbytes
     return frozenset(
         op.id
         for op in graph.ops
         if op.id not in floating
-        and op.type not in ALIAS_TYPES
+        and op.id not in graph.views
         and (
             op.workspace_bytes >= min_bytes
-            or any(buffers.nbytes[root] >= min_bytes for root in buffers.touched_by(op.id))
+            or any(nbytes[root] >= min_bytes for root in buffers.reads[op.id])
+            or any(nbytes[tensor] >= min_bytes for tensor in op.outputs)
         )
     )
 
@@ -122,19 +125,30 @@ class _Release:
 
 
 def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tuple[SerialEdge, ...]:
-    """The fewest control edges that keep ``chain`` in order: none where the graph already does."""
+    """The fewest control edges that keep ``chain`` in order: none where the graph already does.
+
+    Paths through a view count only from the buffer it shows: a reader that is sent to a copy of that buffer
+    no longer waits for what else the view waits for.
+    """
     place = {op: index for index, op in enumerate(chain)}
     latest = [-1] * len(graph.ops)
     edges: list[SerialEdge] = []
     for op in order:
-        reached = -1
-        for before in graph.predecessors[op]:
-            reached = max(reached, place.get(before, latest[before]))
+        arrivals = [place.get(before, latest[before]) for before in _waited_for(graph, op)]
+        reached = min(arrivals) if op in graph.views else max(arrivals, default=-1)
         latest[op] = reached
         own = place.get(op)
         if own and reached < own - 1:
             edges.append(SerialEdge(chain[own - 1], op))
     return tuple(edges)
+
+
+def _waited_for(graph: Graph, op: int) -> Sequence[int]:
+    """Whom an op waits for; a view only for those that make what it shows."""
+    if op not in graph.views:
+        return graph.predecessors[op]
+    shown = (graph.tensors[tensor].alias_of for tensor in graph.ops[op].outputs)
+    return [graph.tensors[tensor].op for tensor in shown if tensor is not None]
 
 
 def level_edges(

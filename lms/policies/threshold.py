@@ -3,6 +3,7 @@
 The first generation's parameters are a front end: its rules are translated into the same :class:`Rule`.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,9 @@ from lms.config import LMSConfig
 from lms.graph import Graph
 from lms.schedule import Schedule, Trip
 
-BACKWARD_MARKS = ("gradient", "Grad", "Backprop")
-"""Parts of an op's name scope or type by which the backward pass is known."""
+GRADIENT_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
+GRADIENT_TYPE = re.compile(r"(Grad|GradV\d+|Backprop\w*)$")
+"""Name scopes and op types by which the backward pass is known (``StopGradient`` is none of it)."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,7 @@ def backward_ops(graph: Graph) -> frozenset[int]:
     """The ops of the backward pass: gradient ops by name or type, and what depends on them."""
     backward: set[int] = set()
     for op in graph.ops:
-        scope = op.name.rpartition("/")[0]
-        marked = BACKWARD_MARKS[0] in scope or any(mark in op.type for mark in BACKWARD_MARKS[1:])
+        marked = GRADIENT_SCOPE.search(op.name) or GRADIENT_TYPE.search(op.type)
         if marked or any(before in backward for before in graph.predecessors[op.id]):
             backward.add(op.id)
     return frozenset(backward)
