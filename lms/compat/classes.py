@@ -117,7 +117,11 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log("LMS is disabled and will not modify the model.")
             return set()
         self._log_start()
-        edits = engine.edit(chosen, "session graph", self._hints(chosen))
+        try:
+            edits = engine.edit(chosen, "session graph", self._hints(chosen))
+        finally:
+            engine.guest = None
+        engine.sessions.settle(chosen)
         return set(edits.ops) if edits is not None else set()
 
     # --- as a hook of a MonitoredSession or Estimator --------------------------------------------------
@@ -135,6 +139,12 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log("LMS is disabled and will not modify the model.")
         else:
             self._log_start()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Models that are trained later have parameters of their own."""
+        engine = self._engine_at_work()
+        if engine is not None and engine.guest is self:
+            engine.guest = None
 
     # --- as a guest of the engine ----------------------------------------------------------------------
 
@@ -199,6 +209,10 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._gpu_memory_gib is not None:
             engine.assume_limit(int(self._gpu_memory_gib * GIB))
         return engine
+
+    def _engine_at_work(self) -> Engine | None:
+        state = lms.state()
+        return current_engine() if state is not None and state.mode == "graph" else None
 
     def _log_start(self) -> None:
         self._log("Editing model for LMS")

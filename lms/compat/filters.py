@@ -78,9 +78,14 @@ def require_matches(ops: Collection[Op], filters: Filters) -> None:
         for item in given:
             if (item.rstrip("/") if known is scopes else item) not in known:
                 raise LMSArgumentError(
-                    f"{field.name}: {item!r} matches nothing in the graph; needed one of its "
+                    f"{_label(field.name)}: {item!r} matches nothing in the graph; needed one of its "
                     f"{_kind(field.name)}, such as {_examples(known)}"
                 )
+
+
+def _label(name: str) -> str:
+    """A filter's name, with that of the first generation beside it."""
+    return f"{name} (or {name.replace('_output_by', '')})" if "_output_by_" in name else name
 
 
 def _kind(name: str) -> str:

@@ -1,0 +1,253 @@
+"""What test_compat.py and test_callbacks.py look at: IBM's names in use, one process for many questions."""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB="400")
+
+import numpy as np
+import tensorflow as tf
+
+import lms
+
+LINES: list[str] = []
+
+
+class Keep(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        LINES.append(record.getMessage())
+
+
+def said() -> list[str]:
+    """The log lines since the last call."""
+    lines = LINES[:]
+    LINES.clear()
+    return lines
+
+
+def error_of(function: Any, *args: Any, **kwargs: Any) -> list[str]:
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+# --- sessions ---------------------------------------------------------------------------------------------
+
+tf1 = tf.compat.v1
+
+
+def build(ref_variables: bool = False) -> tuple[Any, Any, Any, Any]:
+    """A small network as TensorFlow 1 programs built them, in the default graph."""
+    tf1.set_random_seed(1)
+    x, y = tf1.placeholder(tf.float32, [None, 32, 32, 3], "x"), tf1.placeholder(tf.int32, [None], "y")
+    h = x
+    for i in range(5):
+        with tf1.variable_scope(f"block{i}", use_resource=not ref_variables):
+            start = tf1.glorot_uniform_initializer(seed=i)
+            h = tf.nn.relu(
+                tf.nn.conv2d(h, tf1.get_variable("w", [3, 3, h.shape[-1], 16], initializer=start), 1, "SAME")
+            )
+    w = tf1.get_variable("out", [16, 10], initializer=tf1.glorot_uniform_initializer(seed=9))
+    logits = tf.reduce_mean(h, [1, 2]) @ w
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), y), tf.float32))
+    with tf1.name_scope("adam_optimizer"):
+        train = tf1.train.AdamOptimizer(1e-2).minimize(loss, tf1.train.get_or_create_global_step())
+    return x, y, train, accuracy
+
+
+def trained(net: Any, hooks: Any = ()) -> str:
+    """Train some steps; a digest of the weights, equal only if every bit is."""
+    x, y, train, accuracy = net
+    rng = np.random.default_rng(0)
+    feed = {x: rng.normal(size=(64, 32, 32, 3)).astype("float32"), y: rng.integers(0, 10, 64)}
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.arithmetic_optimization = 2
+    with tf1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
+        for _ in range(3):
+            session.run(train, feed)
+        session.run(accuracy, feed)
+        values = session.run([*tf1.trainable_variables(), tf1.train.get_global_step()])
+    return hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest()
+
+
+def in_new_graph(use: Any) -> Any:
+    with tf.Graph().as_default():
+        return use()
+
+
+def sessions() -> dict[str, Any]:
+    tf1.disable_eager_execution()
+    from tensorflow_large_model_support import LMS, LMSHook, LMSSessionRunHook
+
+    from lms.compat.filters import FILTER_NAMES
+
+    found: dict[str, Any] = {"alias": LMSHook is LMSSessionRunHook}
+    found["plain"] = in_new_graph(lambda: trained(build()))
+    found["plain_ref"] = in_new_graph(lambda: trained(build(ref_variables=True)))
+
+    found["hook"] = in_new_graph(lambda: trained(build(), [LMSSessionRunHook({"adam_optimizer"}, lb=3)]))
+    found["hook_lines"] = said()
+    found["store"] = lms.report().store.swap_outs
+    found["hook_ref"] = in_new_graph(
+        lambda: trained(build(ref_variables=True), [LMSSessionRunHook({"adam_optimizer"}, n_tensors=2)])
+    )
+    found["hook_ref_lines"] = said()
+
+    def second() -> str:
+        model = LMS(swapout_threshold=3, swapin_ahead=3, swapin_groupby=1, serialization=[1, "3:5"])
+        model.batch_size = 64
+        model.excl_output_by_scopes = {"block0"}
+        found["properties"] = [
+            model.batch_size,
+            model.is_training,
+            model.autotune_gpu_mem,
+            model.autotune_plot,
+        ]
+        found["filters"] = [sorted(getattr(model, name)) for name in FILTER_NAMES]
+        return trained(build(), [model])
+
+    found["second"] = in_new_graph(second)
+    found["second_lines"] = said()
+
+    def run_twice() -> list[Any]:
+        build()
+        graph = tf1.get_default_graph()
+        model = LMS({"adam_optimizer"}, graph=graph)
+        added = model.run()
+        return [len(added), all(op.name.startswith("lms/") for op in added), error_of(model.run)]
+
+    found["run"] = in_new_graph(run_twice)
+
+    def off() -> list[Any]:
+        build()
+        said()
+        return [len(LMS({"adam_optimizer"}, n_tensors=0).run(tf1.get_default_graph())), said()]
+
+    found["off"] = in_new_graph(off)
+
+    def auto() -> list[str]:
+        build()
+        said()
+        model = LMS()
+        model.batch_size = 4
+        model.run()
+        return said()
+
+    found["auto"] = in_new_graph(auto)
+
+    def errors() -> dict[str, Any]:
+        build()
+        graph = tf1.get_default_graph()
+        return {
+            "no scope": error_of(LMS, lb=3),
+            "no graph": error_of(LMS({"adam_optimizer"}).run),
+            "scope": error_of(LMS({"sgd"}).run, graph),
+            "type": error_of(LMS({"adam_optimizer"}, excl_types={"Konv"}).run, graph),
+            "start": error_of(LMS({"adam_optimizer"}, starting_op_names={"z"}).run, graph),
+        }
+
+    found["errors"] = in_new_graph(errors)
+
+    def late() -> list[str]:
+        x, y, train, _ = build()
+        with tf1.Session() as session, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            session.run(tf1.global_variables_initializer())
+            LMS({"adam_optimizer"}).run(tf1.get_default_graph())
+        return [str(warning.message) for warning in caught if "session" in str(warning.message)]
+
+    found["late"] = in_new_graph(late)
+    return found
+
+
+# --- Keras ------------------------------------------------------------------------------------------------
+
+
+def keras(folder: Path) -> dict[str, Any]:
+    from tensorflow_large_model_support import LMS, LMSKerasCallback
+
+    import lms.compat
+    from lms.callbacks import LMSStatsAverage, LMSStatsLogger
+    from lms.compat.statistics import GETTERS
+
+    found: dict[str, Any] = {"installed": list(lms.compat.install()), "again": list(lms.compat.install())}
+    experimental = tf.config.experimental
+    found["before"] = [experimental.get_lms_enabled(), experimental.get_lms_defrag_enabled()]
+    experimental.set_lms_defrag_enabled(True)
+    found["allocator"] = [os.environ["TF_GPU_ALLOCATOR"], experimental.get_lms_defrag_enabled()]
+    experimental.set_lms_defrag_enabled(False)
+    found["allocator after"] = os.environ.get("TF_GPU_ALLOCATOR")
+    layers = tf.keras.layers
+
+    def model() -> Any:
+        tf.keras.utils.set_random_seed(1)
+        convolutions = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(5)]
+        made = tf.keras.Sequential([*convolutions, layers.GlobalAveragePooling2D(), layers.Dense(10)])
+        made.build((None, 32, 32, 3))
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile("adam", loss)
+        return made
+
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((64, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 64)
+    stats = [
+        LMSStatsLogger(folder / "log.csv", log_dir=folder / "board"),
+        LMSStatsAverage(folder / "average.csv", 32, batch_size=16),
+    ]
+    fit = {"batch_size": 16, "verbose": 0, "validation_data": (images[:16], labels[:16])}
+    model().fit(images, labels, epochs=2, callbacks=[LMSKerasCallback(lb=3, n_tensors=4), *stats], **fit)
+    found["first_lines"] = said()
+    found["report"] = [lms.report().edited[-1].tensors, lms.report().edited[-1].bytes_out]
+    found["log"] = (folder / "log.csv").read_text().splitlines()
+    found["average"] = (folder / "average.csv").read_text().splitlines()
+    found["board"] = board(folder / "board")
+    found["values"] = {
+        name: error_of(getattr(tf.experimental, name), 0) or getattr(tf.experimental, name)(0)
+        for name in GETTERS
+    }
+    found["other gpu"] = error_of(tf.experimental.get_bytes_in_use, 3)
+    found["other node"] = error_of(tf.experimental.get_gpu_host_bytes_in_use, 8)
+    found["enabled"] = experimental.get_lms_enabled()
+    found["late defrag"] = error_of(experimental.set_lms_defrag_enabled, True)
+
+    second = LMS()
+    second.autotune_gpu_mem = 0.01
+    second.autotune_plot = str(folder / "plot.svg")
+    short = LMSStatsAverage(folder / "none.csv", 32, start_batch=9)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        model().fit(images, labels, callbacks=[second, short], **fit)
+    found["second_lines"] = said()
+    found["plot"] = (folder / "plot.svg").exists()
+    found["short"] = [printed.getvalue(), (folder / "none.csv").exists()]
+    experimental.set_lms_enabled(False)
+    found["after"] = [experimental.get_lms_enabled(), lms.state() is None]
+    return found
+
+
+def board(folder: Path) -> dict[str, list[float]]:
+    (path,) = folder.iterdir()
+    series: dict[str, list[float]] = {}
+    for record in tf.data.TFRecordDataset(str(path)):
+        for value in tf1.Event.FromString(record.numpy()).summary.value:
+            series.setdefault(value.tag, []).append(value.simple_value)
+    return series
+
+
+if __name__ == "__main__":
+    logger = logging.getLogger("lms.compat")
+    logger.addHandler(Keep())
+    logger.setLevel(logging.INFO)
+    print(json.dumps(sessions() if sys.argv[1] == "sessions" else keras(Path(sys.argv[1]))))
