@@ -374,11 +374,12 @@ class JobLoop:
 
     def _ask_for_first_failure(self) -> None:
         """Another launcher's exit code may be that of a rank it killed itself; the receipts know better."""
-        if self._options.command is None or self._signalled is not None:
+        # A launcher that succeeded has coped with what failed, as an elastic job does.
+        if self._options.command is None or self._signalled is not None or self._ending is None:
             return
         failure = read_first_failure(self._files.receipt_dir)
         # A rank that died of SIGTERM was ended by its launcher, whose own words say why.
-        ended_by_launcher = self._ending is not None and failure is not None and failure.exit_code == 143
+        ended_by_launcher = failure is not None and failure.exit_code == 143
         if failure is not None and failure.rank < len(self._plan.ranks) and not ended_by_launcher:
             rank = describe_rank(self._plan.ranks[failure.rank])
             self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
