@@ -1,9 +1,9 @@
 """Handwritten digits with Horovod Elastic: the job goes on when a rank dies.
 
-    lmsrun --launcher horovodrun -np 2 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh elastic_digits.py
+    lmsrun -np 2 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh elastic_digits.py
 
-``hosts.sh`` prints the hosts of the moment, one ``NAME:SLOTS`` a line. ``--die-at EPOCH`` kills rank 1 once, to see
-the others carry on from the last state that was committed.
+``hosts.sh`` prints the hosts of the moment, one ``NAME:SLOTS`` a line. ``--die-at EPOCH`` kills rank 1 once,
+to see the others carry on from the last state that was committed.
 """
 
 import argparse
