@@ -13,8 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, which has a lms.py
 
 from lms_models import resnet, unet3d
 

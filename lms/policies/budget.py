@@ -38,8 +38,8 @@ def largest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
 
 ALTERNATIVES: tuple[tuple[Rank, float], ...] = ((farthest, 1.0), (largest, 1.0), (farthest, 0.95))
 """What goes first, and to what share of the budget: memory left free lets copies back start earlier."""
-NO_STALL = 1.0005
-"""A makespan this close to that of compute alone has nothing left to win."""
+NO_STALL = 1.02
+"""A makespan this close to that of compute alone is not worth planning for again."""
 
 
 @dataclass(frozen=True)
