@@ -74,12 +74,6 @@ class Buffers:
                 reads[op].append(root)
         return tuple(map(tuple, reads))
 
-    def touched_by(self, op: int) -> list[int]:
-        """The roots with memory that an op reads or makes, in slot order, without repeats."""
-        node, roots = self.graph.ops[op], self.graph.roots
-        touched = dict.fromkeys(roots[tensor] for tensor in (*node.inputs, *node.outputs))
-        return [root for root in touched if self.nbytes[root]]
-
 
 class Residency(NamedTuple):
     """One stay of a buffer on the device, both ends included, in points (see :class:`Timeline`)."""

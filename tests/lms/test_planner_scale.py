@@ -56,3 +56,17 @@ def test_the_engine_never_imports_tensorflow():
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_simulator_bench_meets_its_goals(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "lms_sim.py"),
+        "--quick",
+        "--json",
+        str(tmp_path / "sim.json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "sim.json").read_text())
+    assert report["missed"] == [] and len(report["rows"]) == 8
