@@ -117,7 +117,7 @@ def _counter(name: str, gpu_id: int) -> int | None:
     """A statistic by IBM's name: from IBM's TensorFlow if this is one, else from ours; None if uncounted."""
     import tensorflow as tf
 
-    from lms.compat.statistics import GETTERS, NoStatisticError
+    from lms.compat.counters import GETTERS, NoStatisticError
 
     getter = getattr(tf.experimental, f"get_{name}", None) or GETTERS[f"get_{name}"]
     try:

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lms.compat import settings, statistics
+from lms.compat import counters, settings
 
-PLACES = (("config.experimental", settings.SETTINGS), ("experimental", statistics.GETTERS))
+PLACES = (("config.experimental", settings.SETTINGS), ("experimental", counters.GETTERS))
 PACKAGE = "tensorflow_large_model_support"
 _HERE = Path(__file__).resolve().parent
 
@@ -31,7 +31,7 @@ def install(tensorflow: Any = None) -> tuple[str, ...]:
     added = []
     for where, functions in (
         ("config.experimental", settings.SETTINGS),
-        ("experimental", statistics.GETTERS),
+        ("experimental", counters.GETTERS),
     ):
         for label, module in _modules(tensorflow, where):
             added += [f"{label}.{name}" for name in _add(module, functions)]

@@ -17,7 +17,7 @@ os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB="4
 import numpy as np
 import tensorflow as tf
 
-import lms
+import lms.compat
 
 LINES: list[str] = []
 
@@ -89,6 +89,7 @@ def in_new_graph(use: Any) -> Any:
 
 def sessions() -> dict[str, Any]:
     tf1.disable_eager_execution()
+    lms.compat.install()
     from tensorflow_large_model_support import LMS, LMSHook, LMSSessionRunHook
 
     from lms.compat.filters import FILTER_NAMES
@@ -176,13 +177,12 @@ def sessions() -> dict[str, Any]:
 
 
 def keras(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"installed": list(lms.compat.install()), "again": list(lms.compat.install())}
     from tensorflow_large_model_support import LMS, LMSKerasCallback
 
-    import lms.compat
     from lms.callbacks import LMSStatsAverage, LMSStatsLogger
-    from lms.compat.statistics import GETTERS
+    from lms.compat.counters import GETTERS
 
-    found: dict[str, Any] = {"installed": list(lms.compat.install()), "again": list(lms.compat.install())}
     experimental = tf.config.experimental
     found["before"] = [experimental.get_lms_enabled(), experimental.get_lms_defrag_enabled()]
     experimental.set_lms_defrag_enabled(True)
@@ -223,7 +223,7 @@ def keras(folder: Path) -> dict[str, Any]:
     found["late defrag"] = error_of(experimental.set_lms_defrag_enabled, True)
 
     second = LMS()
-    second.autotune_gpu_mem = 0.01
+    second.autotune_gpu_mem = 0.005
     second.autotune_plot = str(folder / "plot.svg")
     short = LMSStatsAverage(folder / "none.csv", 32, start_batch=9)
     printed = io.StringIO()

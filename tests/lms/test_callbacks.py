@@ -1,0 +1,110 @@
+"""The statistics callbacks and IBM's statistics, in a training with Keras 3."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_compat import run_job
+
+from lms.callbacks import EitherKeras, LMSStatsAverage, StepStats
+
+HEADER = "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB reclaimed"
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
+    return run_job(str(tmp_path_factory.mktemp("stats")))
+
+
+@pytest.mark.tensorflow
+def test_a_line_for_each_step(seen: dict[str, Any]) -> None:
+    header, *lines = seen["log"]
+    assert header == HEADER
+    rows = [line.split(",") for line in lines]
+    assert [row[:3] for row in rows] == [
+        *(["t", "0", str(step)] for step in range(4)),
+        ["v", "0", "0"],
+        *(["t", "1", str(step)] for step in range(4)),
+        ["v", "1", "0"],
+    ]
+    tensors, nbytes = seen["report"]
+    assert all(row[4:] == ["", str(tensors), "0", str(nbytes / 2**30)] for row in rows if row[0] == "t")
+    assert all(float(row[3]) > 0 for row in rows)
+
+
+@pytest.mark.tensorflow
+def test_tensorboard_gets_the_same_series(seen: dict[str, Any]) -> None:
+    tensors, _ = seen["report"]
+    assert set(seen["board"]) == {
+        f"lms/{kind}/{column}"
+        for kind in ("train", "validation")
+        for column in ("duration", "reclaimOnes", "reclaimAlls", "GiB reclaimed")
+    }
+    assert seen["board"]["lms/train/reclaimOnes"] == [tensors] * 8
+    durations = [float(line.split(",")[3]) for line in seen["log"][1:] if line.startswith("t")]
+    assert seen["board"]["lms/train/duration"] == pytest.approx(durations, rel=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_one_line_for_the_average(seen: dict[str, Any]) -> None:
+    header, line = seen["average"]
+    rates = "image_size,megapixels/sec,median megapixels/sec,gib_reclaimed"
+    assert header == f"{rates},allocs,num_steps,reclaim_alls,reclaim_ones,time"
+    row = dict(zip(header.split(","), line.split(","), strict=True))
+    assert float(row["megapixels/sec"]) == pytest.approx(16 * 32**2 / float(row["time"]) / 1e6)
+    assert (row["num_steps"], float(row["reclaim_ones"])) == ("4", seen["report"][0])
+    assert seen["short"] == ["LMSStatsAverage: no step counted; training ended before step 9\n", False]
+
+
+@pytest.mark.tensorflow
+def test_statistics_are_the_allocators_and_the_stores(seen: dict[str, Any]) -> None:
+    values, (tensors, nbytes) = seen["values"], seen["report"]
+    assert values["get_bytes_limit"] == 400 * 2**20
+    assert 0 < values["get_bytes_in_use"] < values["get_peak_bytes_in_use"] < values["get_bytes_limit"]
+    assert (values["get_num_single_reclaims"], values["get_bytes_reclaimed"]) == (8 * tensors, 8 * nbytes)
+    assert (values["get_peak_bytes_reclaimed"], values["get_current_bytes_reclaimed"]) == (nbytes, 0)
+    assert values["get_gpu_host_peak_bytes_in_use"] == nbytes
+    kind, text = values["get_num_allocs"]
+    assert (kind, text.partition(":")[0]) == ("NoStatisticError", "get_num_allocs")
+    assert "gpu_id is 3; this process sees 0 GPU(s)" in seen["other gpu"][1]
+    assert "numa_node is 8; a process has one pool" in seen["other node"][1]
+
+
+@pytest.mark.tensorflow
+def test_settings(seen: dict[str, Any]) -> None:
+    assert "tf.config.experimental.set_lms_enabled" in seen["installed"]
+    assert "tf.compat.v1.experimental.get_num_allocs" in seen["installed"]
+    assert seen["again"] == []
+    assert (seen["before"], seen["enabled"], seen["after"]) == ([False, False], True, [False, True])
+    assert (seen["allocator"], seen["allocator after"]) == (["cuda_malloc_async", True], None)
+    assert "TensorFlow has initialised its devices" in seen["late defrag"][1]
+
+
+@pytest.mark.tensorflow
+def test_classes_as_keras_callbacks(seen: dict[str, Any]) -> None:
+    assert "[LMS][0] n_tensors: 4" in seen["first_lines"]
+    assert "[LMS][0] 4 tensors will be swapped out(in) to(from) the host" in seen["first_lines"]
+    assert any("operations to the model (" in line for line in seen["second_lines"])
+    assert seen["plot"]
+
+
+def test_unknown_stays_unknown_in_sums() -> None:
+    one = StepStats(2.0, None, 4, 0, 1.0)
+    assert (one + one).over(2) == one
+    assert (one - one).allocs is None
+
+
+def test_a_training_without_counted_steps_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LMSStatsAverage(tmp_path / "x.csv", 32).on_train_end()
+    assert "no step counted" in capsys.readouterr().out
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_every_method_that_keras_calls_is_there() -> None:
+    keras = pytest.importorskip("keras")
+    for name in dir(keras.callbacks.Callback):
+        if name.startswith("on_") or name.startswith("set_"):
+            assert callable(getattr(EitherKeras, name)), name

@@ -1,0 +1,216 @@
+"""IBM's names on a stock TensorFlow: classes of both generations, settings, statistics."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lms.compat.counters import COUNTED, GETTERS, NOT_COUNTED
+from lms.compat.filters import FILTER_NAMES, Filters, LMSArgumentError, select
+from lms.compat.parameters import parse_call
+from lms.compat.settings import choose_allocator
+from lms.config import ConfigError
+from lms.errors import LMSError
+from lms.graph import Graph, GraphBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+PARITY = """num_allocs bytes_in_use peak_bytes_in_use largest_alloc_size bytes_limit bytes_reserved
+peak_bytes_reserved bytes_reservable_limit bytes_inactive bytes_active peak_bytes_active bytes_reclaimed
+current_bytes_reclaimed peak_bytes_reclaimed num_single_reclaims num_full_reclaims num_defragmentations
+bytes_defragged""".split()
+
+
+def run_job(argument: str) -> dict[str, Any]:
+    job = Path(__file__).with_name("compat_job.py")
+    done = subprocess.run(
+        [sys.executable, str(job), argument],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+# --- the parameters ---------------------------------------------------------------------------------------
+
+
+def test_generations_are_told_apart() -> None:
+    first = parse_call(({"adam"},), {"lb": 3, "fuse_swapins": True}, {})
+    assert (first.generation, first.config.policy, first.config.lb) == (1, "threshold", 3)
+    assert parse_call((), {"optimizer_scopes": "adam"}, {}).filters.optimizer_scopes == {"adam"}
+    second = parse_call((), {"swapout_threshold": 5, "serialization": [1, "3:5"]}, {})
+    assert (second.generation, second.config.swapout_threshold) == (2, 5)
+    assert second.config.serialization == ("1", "3:5")
+    assert parse_call((5,), {}, {}).config.swapout_threshold == 5
+    bare = parse_call((), {}, {})
+    assert (bare.generation, bare.config.policy, bare.config.margin) == (2, "auto", 0.1)
+
+
+def test_the_jobs_variables_say_what_the_script_does_not() -> None:
+    environ = {"LMS_BATCH_SIZE": "8", "LMS_POLICY": "all", "TF_LMS_SIMULATOR_MEM_RATIO": "0.75"}
+    assert parse_call(({"adam"},), {}, environ).config.batch_size == 8
+    second = parse_call((), {}, environ).config
+    assert (second.policy, second.batch_size, second.margin) == ("auto", 8, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "error"),
+    [
+        ((), {"lb": 3}, "no optimizer scope is given"),
+        ((set(),), {}, "no optimizer scope is given"),
+        (({"a"},), {"swapin_ahead": 2}, "unexpected keyword argument 'swapin_ahead'"),
+        (({"a"},), {"lb": 5, "ub": 3}, "needed lb <= ub"),
+        (({"a"},), {"cpu_device": "/gpu:1"}, "needed '/cpu:0'"),
+        ((), {"swapout_threshold": 0}, "needed -1 .auto. or at least 1"),
+        ((), {"swapin_ahead": 0}, "needed -1 .auto. or at least 1"),
+        ((), {"sync_mode": 4}, "needed 0, 1, 2 or 3"),
+    ],
+)
+def test_bad_parameters(args: Any, keywords: Any, error: str) -> None:
+    with pytest.raises((LMSArgumentError, ConfigError, TypeError), match=error):
+        parse_call(args, keywords, {})
+
+
+def test_a_bad_memory_ratio() -> None:
+    with pytest.raises(ValueError, match="TF_LMS_SIMULATOR_MEM_RATIO is '2'; needed a share"):
+        parse_call((), {}, {"TF_LMS_SIMULATOR_MEM_RATIO": "2"})
+
+
+# --- the filters ------------------------------------------------------------------------------------------
+
+
+def chain() -> Graph:
+    """a/x -> b/y -> b2/z, each of another type; tensor i is made by op i."""
+    build, tensor = GraphBuilder(), ()
+    for name, kind in (("a/x", "Conv2D"), ("b/y", "Relu"), ("b2/z", "MaxPool")):
+        tensor = build.add(name, kind, inputs=tensor, outputs=[1024])
+    return build.build()
+
+
+@pytest.mark.parametrize(
+    ("filters", "stay"),
+    [
+        ({}, []),
+        ({"excl_output_by_scopes": {"b"}}, [1]),
+        ({"excl_output_by_scopes": {"b/"}}, [1]),
+        ({"excl_output_by_types": {"Conv2D"}}, [0]),
+        ({"excl_input_by_scopes": {"b"}}, [0]),
+        ({"excl_input_by_types": {"MaxPool"}}, [1]),
+        ({"incl_output_by_scopes": {"a"}}, [1, 2]),
+        ({"incl_output_by_types": {"Relu"}}, [0, 2]),
+        ({"incl_input_by_scopes": {"b2"}}, [0, 2]),
+        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"MaxPool"}}, [1]),
+        ({"incl_output_by_scopes": {"a", "b"}, "excl_output_by_types": {"Relu"}}, [1, 2]),
+        ({"starting_scope": "b"}, [0]),
+        ({"starting_op_names": {"b2/z"}}, [0, 1]),
+    ],
+)
+def test_what_filters_keep(filters: dict[str, Any], stay: list[int]) -> None:
+    given = {name: frozenset(value) if isinstance(value, set) else value for name, value in filters.items()}
+    chosen = select(chain(), Filters(**given))
+    assert [tensor.id for tensor in chosen.tensors if tensor.forbidden] == stay
+
+
+def test_aliases_follow_their_buffer() -> None:
+    build = GraphBuilder()
+    (x,) = build.add("a/x", "Conv2D", outputs=[1024])
+    (alias,) = build.add("b/alias", "Identity", inputs=[x], outputs=[1024])
+    build.add("c/user", "MaxPool", inputs=[alias], outputs=[8])
+    chosen = select(build.build(), Filters(excl_input_by_scopes=frozenset({"c"})))
+    assert [tensor.forbidden is not None for tensor in chosen.tensors] == [True, True, False]
+
+
+@pytest.mark.parametrize("name", [*FILTER_NAMES, "starting_op_names", "optimizer_scopes", "starting_scope"])
+def test_what_matches_nothing_is_refused(name: str) -> None:
+    value: Any = "b3" if name == "starting_scope" else frozenset({"b3"})
+    with pytest.raises(LMSArgumentError, match=f"{name}.*'b3' matches nothing in the graph"):
+        select(chain(), Filters(**{name: value}))
+
+
+# --- the settings -----------------------------------------------------------------------------------------
+
+
+def test_defragmentation_chooses_the_allocator() -> None:
+    environ: dict[str, str] = {}
+    choose_allocator(True, environ, initialised=False)
+    assert environ == {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}
+    choose_allocator(True, environ, initialised=True)
+    with pytest.raises(LMSError, match="has initialised its devices"):
+        choose_allocator(False, environ, initialised=True)
+    choose_allocator(False, environ, initialised=False)
+    assert environ == {}
+    with pytest.raises(LMSError, match="TF_GPU_ALLOCATOR is 'mine'"):
+        choose_allocator(True, {"TF_GPU_ALLOCATOR": "mine"}, initialised=False)
+
+
+def test_every_statistic_is_counted_or_explained() -> None:
+    assert sorted([*COUNTED, *NOT_COUNTED]) == sorted(PARITY)
+    host = {"get_gpu_host_bytes_in_use", "get_gpu_host_peak_bytes_in_use"}
+    assert set(GETTERS) == {f"get_{name}" for name in PARITY} | host
+    assert all(getter.__module__.startswith("lms") for getter in GETTERS.values())
+
+
+# --- in TensorFlow ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sessions() -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
+    return run_job("sessions")
+
+
+@pytest.mark.tensorflow
+def test_sessions_give_the_same_bits(sessions: dict[str, Any]) -> None:
+    assert len({sessions[name] for name in ("plain", "plain_ref", "hook", "hook_ref", "second")}) == 1
+    assert sessions["alias"]
+    assert sessions["store"] == 3 * 5
+
+
+@pytest.mark.tensorflow
+def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
+    assert sessions["hook_lines"][:3] == [
+        "[LMS][0] Editing model for LMS",
+        "[LMS][0] n_tensors: all tensors",
+        "[LMS][0] lb: 3",
+    ]
+    assert "[LMS][0] Added 10 ops into the model" in sessions["hook_lines"]
+    assert "[LMS][0] 5 tensors will be swapped out(in) to(from) the host" in sessions["hook_lines"]
+    assert sessions["hook_lines"][-1].startswith("[LMS][0] Editing model for LMS, took: ")
+    assert "[LMS][0] 2 tensors will be swapped out(in) to(from) the host" in sessions["hook_ref_lines"]
+    assert (
+        "[LMS][0] Added 8 operations to the model (4 swap-out operations (0.02 GiB) and "
+        "4 swap-in operations (0.02 GiB))" in sessions["second_lines"]
+    )
+    assert sessions["off"] == [0, ["[LMS][0] LMS is disabled and will not modify the model."]]
+    assert sessions["auto"][-1] == "[LMS][0] LMS is not necessary"
+
+
+@pytest.mark.tensorflow
+def test_second_generations_properties(sessions: dict[str, Any]) -> None:
+    assert sessions["properties"] == [64, True, None, False]
+    assert sessions["filters"] == [["block0"]] + [[]] * 7
+
+
+@pytest.mark.tensorflow
+def test_run_returns_what_it_added_and_runs_once(sessions: dict[str, Any]) -> None:
+    count, marked, again = sessions["run"]
+    assert (count, marked) == (10, True)
+    assert again == ["LMSError", "the graph was edited by LMS already; a graph is edited once"]
+
+
+@pytest.mark.tensorflow
+def test_errors_of_sessions(sessions: dict[str, Any]) -> None:
+    errors = sessions["errors"]
+    assert {kind for kind, _ in errors.values()} == {"LMSArgumentError"}
+    assert errors["no graph"][1].startswith("no graph to edit")
+    assert errors["scope"][1].startswith("optimizer_scopes: 'sgd' matches nothing")
+    assert errors["type"][1].startswith("excl_output_by_types (or excl_types): 'Konv' matches nothing")
+    assert any("a session of this graph is open" in text for text in sessions["late"])
