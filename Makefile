@@ -38,6 +38,7 @@ bench: setup  ## start-up against horovodrun and mpirun
 ifneq ($(wildcard bench/lms.py),)
 bench-lms: setup  ## the largest batch with and without Large Model Support
 	$(BIN)/python bench/lms.py
+	$(BIN)/python bench/lms_sim.py
 endif
 
 clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)
