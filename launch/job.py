@@ -1,6 +1,7 @@
 """One job before it starts: its options, its private folder, its output files, its ranks' environments."""
 
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from launch.cluster_job import Command
 
 _STREAMS = ("stdout", "stderr")
+_OTHER_FILES = 32
+"""Descriptors beside those of the ranks, generously."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class JobOptions:
     """None: tags when there is more than one rank."""
     numa: str = "auto"
     """``strict`` ends the job on a rank whose binding is not verified; ``off`` expects none."""
-    receipt_timeout_s: float = 60.0
+    receipt_timeout_s: float = 120.0
     """When to print the receipts that have arrived, if some rank never calls ``hvd.init()``."""
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -45,6 +48,8 @@ class JobFiles:
     receipt_dir: Path
     output_fds: Mapping[tuple[int, str], int]
     output_dir: Path | None
+    file_limit: tuple[int, int]
+    """The caller's limit of open files, which the ranks get back."""
 
 
 def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
@@ -52,10 +57,11 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
 
     Raises:
         UsageError: If the output folder cannot be written.
-        JobError: If there is no place for the receipts.
+        JobError: If there is no place for the receipts, or too few files may be open.
     """
     # Another launcher mixes its ranks' output before we see it.
     ranks = plan.ranks if options.command is None else (launcher_process(options.command),)
+    file_limit = _raise_file_limit(len(ranks) * (4 if options.output_dir is not None else 2) + _OTHER_FILES)
     output_fds = _open_outputs(ranks, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
@@ -67,7 +73,12 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
             f"cannot make a folder for receipts in {temporary}: {error.strerror}; "
             "set TMPDIR to one that can be written"
         ) from error
-    return JobFiles(job_id, receipt_dir, output_fds, options.output_dir)
+    return JobFiles(job_id, receipt_dir, output_fds, options.output_dir, file_limit)
+
+
+def restore_file_limit(files: JobFiles) -> None:
+    """Give this process the caller's limit of open files again."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, files.file_limit)
 
 
 def rank_environ(
@@ -108,6 +119,19 @@ def launcher_environ(command: "Command", options: JobOptions, files: JobFiles, p
         "LMSRUN_RECEIPT_LINES": "1",
         **({"LMSRUN_RENDEZVOUS_PORT": str(port)} if command.gloo else {}),
     }
+
+
+def _raise_file_limit(needed: int) -> tuple[int, int]:
+    """Let this process open as many files as it needs; returns the limit before."""
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise JobError(
+                f"{hard} files may be open at once; needed {needed} for this job's pipes and files; "
+                "raise `ulimit -Hn`, or start fewer ranks"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return before
 
 
 def _open_outputs(ranks: Sequence[RankPlan], folder: Path) -> dict[tuple[int, str], int]:

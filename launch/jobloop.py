@@ -3,26 +3,26 @@
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launch.causes import (
-    describe_rank,
-    describe_status,
-    exit_code_of,
-    explain_memory,
-    read_memory_counters,
-    signal_name,
+from launch.causes import describe_rank, describe_status, exit_code_of, signal_name
+from launch.job import (
+    JobFiles,
+    JobOptions,
+    launcher_environ,
+    launcher_process,
+    rank_environ,
 )
-from launch.job import JobFiles, JobOptions, launcher_environ, launcher_process, rank_environ
+from launch.memory_kills import explain_memory, read_memory_counters
 from launch.plan import LaunchPlan, RankPlan
+from launch.rank_process import become_rank
 from launch.receipt_watch import ReceiptWatch
 from launch.receipts import RankReceipt, read_first_failure, read_receipts
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
 from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
-from launch.warden import die_with_parent, signal_group, sweep
+from launch.warden import signal_group, sweep
 
 _RECEIPT_POLL_S = 0.1
 _SWEEP_LIMIT_S = 5.0
@@ -73,10 +73,12 @@ class JobLoop:
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
         self._ending: Ending | None = None
+        self._launcher_ending: Ending | None = None
         self._signalled: int | None = None
         self._interrupts = 0
         self._steps: list[tuple[float, int]] = []
         self._hurried = False
+        self._next_look = 0.0
         self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
         self._memory = read_memory_counters()
         self._notes: list[str] = []
@@ -84,7 +86,7 @@ class JobLoop:
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()
-        self._rendezvous = Rendezvous(self._plan, self._notes.append)
+        self._rendezvous = Rendezvous(self._plan, self._note_from_thread)
         self._start_all()
         if not horovod_installed():
             self._note(
@@ -113,6 +115,7 @@ class JobLoop:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._alarm = writing
         for number in self._handled:
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handled)
@@ -125,7 +128,7 @@ class JobLoop:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
         pid = os.fork()
         if pid == 0:
-            _become_rank(rank, environ, parent, (out[1], err[1]), self._handled)
+            become_rank(rank, environ, parent, (out[1], err[1]), self._handled, self._files)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(out[1])
         os.close(err[1])
@@ -190,7 +193,7 @@ class JobLoop:
     def _next_due(self) -> float | None:
         due = [self._steps[0][0]] if self._steps else []
         if not self._watch.over:
-            due.append(time.monotonic() + _RECEIPT_POLL_S)
+            due.append(self._next_look)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -234,12 +237,20 @@ class JobLoop:
             self._hurry()
         elif self._signalled is None:
             self._signalled = number
-            self._note(
-                f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
-            )
-            self._set_ladder(number)
+            self._begin_to_end(number)
         else:
             self._signal_ranks(number)
+
+    def _begin_to_end(self, number: int) -> None:
+        if self._steps:
+            # A ladder that is being climbed keeps its deadline.
+            self._note(f"{signal_name(number)}: passed on to the ranks, which are being ended already")
+            self._signal_ranks(number)
+            return
+        self._note(
+            f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
+        )
+        self._set_ladder(number)
 
     def _reap(self) -> None:
         while True:
@@ -264,7 +275,10 @@ class JobLoop:
             name = signal_name(self._signalled)
             self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {line}")
             return
-        self._end(Ending(code, line + self._explain(rank, status)), signal.SIGTERM)
+        ending = Ending(code, line + self._explain(rank, status))
+        if self._options.command is not None:
+            self._launcher_ending = ending
+        self._end(ending, signal.SIGTERM)
 
     def _describe(self, rank: RankPlan) -> str:
         return describe_rank(rank) if self._options.command is None else self._plan.launcher
@@ -323,11 +337,14 @@ class JobLoop:
 
     def _look_at_receipts(self, late: bool = False) -> None:
         """Show the table and judge strictly, when there is something to show or to judge."""
-        if self._watch.over:
+        now = time.monotonic()
+        if self._watch.over or (now < self._next_look and not late):
             return
+        # Each look opens three files a rank, so the ranks' output must not set the pace.
+        self._next_look = now + _RECEIPT_POLL_S
         launcher_over = self._options.command is not None and bool(self._statuses)
         self._watch.look(set(self._statuses), launcher_over)
-        settled = self._watch.settled or late or time.monotonic() >= self._watch.due
+        settled = self._watch.settled or late or now >= self._watch.due
         if settled or self._options.numa == "strict":
             self._judge_strictly(settled)
         if settled:
@@ -374,8 +391,10 @@ class JobLoop:
 
     def _ask_for_first_failure(self) -> None:
         """Another launcher's exit code may be that of a rank it killed itself; the receipts know better."""
-        # A launcher that succeeded has coped with what failed, as an elastic job does.
-        if self._options.command is None or self._signalled is not None or self._ending is None:
+        # A launcher that succeeded has coped with what failed, as an elastic job does. And what ended the job
+        # from here (--numa strict, a reader that went away) is no news to be had from ranks that it killed.
+        launcher_failed = self._launcher_ending is not None and self._ending is self._launcher_ending
+        if not launcher_failed or self._signalled is not None:
             return
         failure = read_first_failure(self._files.receipt_dir)
         # A rank that died of SIGTERM was ended by its launcher, whose own words say why.
@@ -407,38 +426,10 @@ class JobLoop:
     def _note(self, text: str) -> None:
         self._err.note(f"lmsrun: {text}")
 
+    def _note_from_thread(self, text: str) -> None:
+        self._notes.append(text)
+        os.write(self._alarm, b"\0")
+
     def _note_if_verbose(self, text: str) -> None:
         if self._options.verbose:
             self._note(text)
-
-
-def _become_rank(
-    rank: RankPlan,
-    environ: dict[str, str],
-    parent: int,
-    outputs: tuple[int, int],
-    handled: set[signal.Signals],
-) -> None:
-    """The child's side of the fork: own session, a death tied to the supervisor's, plain signals, exec."""
-    code = 126
-    try:
-        os.setsid()
-        die_with_parent(signal.SIGKILL, parent)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(outputs[0], 1)
-        os.dup2(outputs[1], 2)
-        signal.set_wakeup_fd(-1)
-        # Python ignores the last two from its start, and exec would hand that on to the program.
-        for number in (*handled, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execvpe(rank.argv[0], rank.argv, environ)  # noqa: S606 - an argv list, no shell
-    except OSError as error:
-        code = 127 if isinstance(error, FileNotFoundError) else 126
-        os.write(2, f"lmsrun: cannot start {rank.argv[0]}: {error.strerror}\n".encode())
-    except BaseException as error:  # noqa: BLE001 - nothing may return into the supervisor's code
-        os.write(2, f"lmsrun: cannot start rank {rank.rank}: {error!r}\n".encode())
-    finally:
-        sys.stdout = sys.stderr = None
-        os._exit(code)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from launch.causes import describe_status, exit_code_of
+from launch.program_signals import restore_signals
 from launch.receipt_file import END, format_line, write_receipt
 from launch.warden import die_with_parent
 
@@ -60,7 +61,7 @@ def run_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) -> N
 def _become(argv: Sequence[str], environ: Mapping[str, str], parent: int, mask: Iterable[int]) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL, parent)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        restore_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execve(argv[0], list(argv), dict(environ))  # noqa: S606 - an argv list, no shell
     except OSError as error:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from launch.idset import IdSet, format_ids, parse_ids
+from launch.printable import printable
 
 END = "end"
 """The stage of a rank that failed under another launcher: ``rank``, ``host``, ``code``, ``how``."""
@@ -56,7 +57,7 @@ def short_text(value: object) -> str | None:
     """A short printable text, or None: receipts end up on a terminal."""
     if not isinstance(value, str):
         return None
-    return "".join(character if character.isprintable() else "?" for character in value[:300])
+    return printable(value[:300])
 
 
 def parse_expected_ids(value: object) -> IdSet:

@@ -73,12 +73,12 @@ def read_first_failure(directory: Path) -> Failure | None:
     for path in directory.glob(f"rank-*.{END}.json"):
         content = _read_object(path) or {}
         rank, code = _number(content.get("rank")), _number(content.get("code"))
-        if rank is not None and code is not None and 0 < code < 256:
+        if rank is not None and rank >= 0 and code is not None and 0 < code < 256:
             failure = Failure(
                 rank, short_text(content.get("host")) or "?", code, short_text(content.get("how")) or "failed"
             )
             arrived.append((path.lstat().st_mtime_ns, rank, failure))
-    return min(arrived)[2] if arrived else None
+    return min(arrived, key=lambda entry: entry[:2])[2] if arrived else None
 
 
 def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from launch.causes import signal_name
-from launch.job import JobFiles, JobOptions, open_job
+from launch.errors import JobError
+from launch.job import JobFiles, JobOptions, open_job, restore_file_limit
 from launch.jobloop import JobLoop
 from launch.plan import LaunchPlan
 from launch.receipts import RankReceipt
@@ -63,17 +64,27 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
     spare = frozenset(read_children(os.getpid()))
     adopt_orphans()
     front = os.getpid()
-    supervisor = os.fork()
-    if supervisor == 0:
-        _supervise(plan, options, files, render_receipts, front, passed)
     try:
+        supervisor = _fork()
+        if supervisor == 0:
+            _supervise(plan, options, files, render_receipts, front, passed)
         for fd in files.output_fds.values():
             os.close(fd)
         return _wait_in_front(supervisor, passed, spare)
     finally:
+        restore_file_limit(files)
         shutil.rmtree(files.receipt_dir, ignore_errors=True)
         signal.signal(signal.SIGCHLD, child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        raise JobError(
+            f"the system starts no more processes ({error.strerror}); raise `ulimit -u`, or start fewer ranks"
+        ) from error
 
 
 def _supervise(

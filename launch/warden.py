@@ -59,7 +59,6 @@ def read_descendants(pid: int, proc: Path = Path("/proc"), spare: frozenset[int]
 def sweep(
     limit_s: float,
     spare: frozenset[int] = frozenset(),
-    reaped: Callable[[int, int], None] = lambda pid, status: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[int]:
     """Kill and reap every descendant of this process, which must have called ``adopt_orphans``.
@@ -69,7 +68,6 @@ def sweep(
     Args:
         limit_s: How long to go on; a process in an uninterruptible system call can outlast any signal.
         spare: Children from before the job, left alone.
-        reaped: Told the pid and wait status of each.
         clock: Seconds.
 
     Returns:
@@ -81,7 +79,7 @@ def sweep(
             return left
         for pid in left:
             _kill(pid, signal.SIGKILL)
-        _reap(reaped, spare)
+        _reap(spare)
         time.sleep(_SWEEP_PAUSE_S)
     return []
 
@@ -94,14 +92,12 @@ def signal_group(pid: int, number: int) -> None:
         _kill(pid, number)
 
 
-def _reap(reaped: Callable[[int, int], None], spare: frozenset[int]) -> None:
+def _reap(spare: frozenset[int]) -> None:
     for pid in read_children(os.getpid()) - spare:
         try:
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             continue
-        if ended:
-            reaped(ended, status)
 
 
 def _kill(pid: int, number: int) -> None:

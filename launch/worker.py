@@ -1,8 +1,9 @@
 """The per-rank shim ``lmsrun worker -- PROGRAM ARGS``: who are we, bind, verify, leave a receipt, exec.
 
 With ``LMSRUN_EXPECT`` the binding is decided and (unless its method is ``libnuma``) done: verify it. Without,
-another launcher started this rank: plan for it here, then start over with the binding in front. Nothing of
-the shim stays in memory once the program runs.
+another launcher started this rank: plan for it here, then start over with the binding in front. The shim
+becomes the program; only where somebody waits for news of its end does it stay, as the program's parent (see
+``launch.rank_guard``).
 
 Every rank pays for what is imported here: dataclasses, pathlib and shutil would take longer than the work.
 """
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from launch.errors import LmsrunError, UsageError
 from launch.idset import IdSet, format_ids
 from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
+from launch.printable import printable
+from launch.program_signals import restore_signals
 from launch.receipt_file import compare_binding, parse_expected_ids, write_receipt
 
 if TYPE_CHECKING:
@@ -67,8 +70,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
             _start_program(command, dict(environ))
         _start_over(command, dict(environ))
     except LmsrunError as error:
-        _say(str(error), environ)
+        _say(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        _say(f"cannot start the rank: {error.filename or 'the system refuses'}: {error.strerror or error}")
+        sys.exit(NOT_EXECUTABLE)
 
 
 def parse_expectation(text: str) -> Expectation:
@@ -120,7 +126,7 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
     if program.endswith(".py"):
         if not os.path.isfile(program):
             raise ProgramError(
-                f"{program} is not here ({os.getcwd()}); give a path from this folder, or an absolute one",
+                f"{program} is not here ({_folder()}); give a path from this folder, or an absolute one",
                 NOT_FOUND,
             )
         return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
@@ -157,6 +163,7 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
         )
     if environ.get("PMI_FD") or environ.get("LMSRUN_RECEIPT_LINES"):
         _exec_guarded(argv, program_environ(environ), expected.rank)
+    restore_signals()
     _exec(argv, program_environ(environ))
 
 
@@ -179,7 +186,7 @@ def _leave_receipt(
     folder, lines = environ.get("LMSRUN_RECEIPT_DIR"), environ.get("LMSRUN_RECEIPT_LINES")
     if not folder and not lines:
         if reasons and expected.numa != "off":
-            _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}", environ)
+            _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}")
         return
     limit = environ.get(_HOST_LIMIT, "")
     content = {
@@ -204,7 +211,7 @@ def _leave_receipt(
 
             os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), expected.rank, "start", content))
     except OSError as error:
-        _say(f"cannot leave a receipt in {folder or 'stderr'}: {error.strerror}", environ)
+        _say(f"cannot leave a receipt in {folder or 'stderr'}: {error.strerror}")
 
 
 def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
@@ -227,7 +234,7 @@ def _exec_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) ->
 
 def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:
     if not rank.cpus and environ.get("LMSRUN_NUMA") != "off":
-        _say(f"rank {rank.rank} is not bound", environ)
+        _say(f"rank {rank.rank} is not bound")
 
 
 def _find(program: str, environ: Mapping[str, str]) -> str:
@@ -253,5 +260,12 @@ def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         raise ProgramError(f"cannot run {argv[0]}: {error.strerror}", NOT_EXECUTABLE) from error
 
 
-def _say(text: str, environ: Mapping[str, str]) -> None:
-    sys.stderr.write(f"lmsrun: {text}\n")
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a folder that is no more"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"lmsrun: {printable(text)}\n")

@@ -69,7 +69,7 @@ def _read_memory_limit(tree: Tree) -> int | None:
     limits = [
         int(text)
         for name in ("memory.max", "memory.limit_in_bytes")
-        for folder in _read_cgroup_folders(tree, "memory")
+        for folder in read_cgroup_folders(tree, "memory")
         if (text := tree.read(f"{folder}/{name}") or "").isdecimal()
     ]
     return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
@@ -84,7 +84,7 @@ def read_cpuset(tree: Tree) -> dict[str, IdSet | None]:
 
 
 def _read_cpuset_ids(tree: Tree, what: str) -> IdSet | None:
-    for folder in _read_cgroup_folders(tree, "cpuset"):
+    for folder in read_cgroup_folders(tree, "cpuset"):
         # v1's effective_* files are not what its kernel enforces; v2 has ".effective" behind the name.
         for name in (f"cpuset.{what}.effective", f"cpuset.{what}"):
             try:
@@ -95,7 +95,7 @@ def _read_cpuset_ids(tree: Tree, what: str) -> IdSet | None:
     return None
 
 
-def _read_cgroup_folders(tree: Tree, controller: str) -> Iterator[str]:
+def read_cgroup_folders(tree: Tree, controller: str) -> Iterator[str]:
     """The folders of the process's cgroup for a controller, from its own up to the top of the mount."""
     mounts = _read_mounts(tree)
     for line in (tree.read("proc/self/cgroup") or "").splitlines():

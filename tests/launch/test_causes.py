@@ -5,15 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.causes import (
-    MemoryCounters,
-    describe_rank,
-    describe_status,
-    exit_code_of,
-    explain_memory,
-    read_memory_counters,
-)
+from launch.causes import describe_rank, describe_status, exit_code_of
+from launch.discover.tree import DirTree
 from launch.jobloop import plan_ladder
+from launch.memory_kills import MemoryCounters, explain_memory, read_memory_counters
 from launch.plan import RankPlan
 from launch.topology import Gpu
 
@@ -53,10 +48,10 @@ def test_cgroup_version_2(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/job.slice\n")
     write(tmp_path, "proc/vmstat", "nr_free_pages 5\noom_kill 3\n")
     write(tmp_path, "sys/fs/cgroup/job.slice/memory.events", "low 0\nmax 4\noom 1\noom_kill 1\n")
-    before = read_memory_counters(tmp_path)
+    before = read_memory_counters(DirTree(str(tmp_path)))
     write(tmp_path, "proc/vmstat", "oom_kill 4\n")
     write(tmp_path, "sys/fs/cgroup/job.slice/memory.events", "max 9\noom_kill 2\n")
-    after = read_memory_counters(tmp_path)
+    after = read_memory_counters(DirTree(str(tmp_path)))
     assert explain_memory(before, after, RANK) == (
         "; the kernel's out-of-memory killer struck (the cgroup's memory limit)"
     )
@@ -77,16 +72,27 @@ def test_cgroup_version_1_in_a_container(tmp_path: Path) -> None:
         tmp_path, "sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n"
     )
     write(tmp_path, "sys/fs/cgroup/memory/memory.failcnt", "1\n")
-    before = read_memory_counters(tmp_path)
+    before = read_memory_counters(DirTree(str(tmp_path)))
     assert before == MemoryCounters({"the cgroup's memory limit": 0}, 1)
     write(tmp_path, "sys/fs/cgroup/memory/memory.failcnt", "5\n")
-    after = read_memory_counters(tmp_path)
+    after = read_memory_counters(DirTree(str(tmp_path)))
     assert explain_memory(before, after, RANK) == "; the cgroup ran into its memory limit meanwhile"
     assert explain_memory(after, after, RANK) == ""
 
 
+def test_version_2_without_a_cgroup_namespace_shows_the_mounts_own_cgroup(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/system.slice/docker-x.scope\n")
+    write(
+        tmp_path,
+        "proc/self/mountinfo",
+        "31 30 0:26 /system.slice/docker-x.scope /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+    )
+    write(tmp_path, "sys/fs/cgroup/memory.events", "max 4\noom_kill 1\n")
+    assert read_memory_counters(DirTree(str(tmp_path))) == MemoryCounters({"the cgroup's memory limit": 1}, 4)
+
+
 def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
-    empty = read_memory_counters(tmp_path)
+    empty = read_memory_counters(DirTree(str(tmp_path)))
     assert empty == MemoryCounters()
     assert explain_memory(empty, empty, RANK) == ""
     assert read_memory_counters().kills.keys() <= {"the machine's memory", "the cgroup's memory limit"}

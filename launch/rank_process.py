@@ -1,0 +1,44 @@
+"""A rank from the fork to its program."""
+
+import os
+import signal
+import sys
+
+from launch.job import JobFiles, restore_file_limit
+from launch.plan import RankPlan
+from launch.program_signals import restore_signals
+from launch.warden import die_with_parent
+
+
+def become_rank(
+    rank: RankPlan,
+    environ: dict[str, str],
+    parent: int,
+    outputs: tuple[int, int],
+    handled: set[signal.Signals],
+    files: JobFiles,
+) -> None:
+    """The child's side of the fork: own session, a death tied to the supervisor's, plain signals, exec."""
+    code = 126
+    try:
+        os.setsid()
+        die_with_parent(signal.SIGKILL, parent)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        signal.set_wakeup_fd(-1)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        restore_signals()
+        restore_file_limit(files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(rank.argv[0], rank.argv, environ)  # noqa: S606 - an argv list, no shell
+    except OSError as error:
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        os.write(2, f"lmsrun: cannot start {rank.argv[0]}: {error.strerror}\n".encode())
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the supervisor's code
+        os.write(2, f"lmsrun: cannot start rank {rank.rank}: {error!r}\n".encode())
+    finally:
+        sys.stdout = sys.stderr = None
+        os._exit(code)
