@@ -1,0 +1,59 @@
+"""``mpirun lmsrun worker`` on real NUMA kernels: what /proc says of each rank is what lmsrun plans there."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from numa_guest import BOOT_AND_RUN_S, CACHE, REPOSITORY, RIG
+
+from launch.idset import parse_ids
+
+pytestmark = [pytest.mark.vm, pytest.mark.cluster]
+
+LMSRUN = ("python3", "lmsrun/__main__.py")
+# Two ranks on purpose: Open MPI binds each to one core then, which lmsrun has to undo.
+MPIRUN = ("mpirun", "--allow-run-as-root", "-np", "2", "--oversubscribe")
+
+
+@pytest.mark.parametrize("profile", ["dgx", "ac922"])
+def test_ranks_of_mpirun_sit_where_lmsrun_plans(profile: str, tmp_path: Path) -> None:
+    if not RIG.exists():
+        pytest.skip(f"no rig at {RIG}")
+    if not list(CACHE.glob("root-x86_64-*/root.img")):
+        pytest.skip(f"no guest image in {CACHE}")
+    for package in ("launch", "lmsrun", "lms"):
+        shutil.copytree(
+            REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for script in ("rank_report.py", "steps.py"):
+        shutil.copy(Path(__file__).parent / "guest" / script, tmp_path)
+    options = ("--gpu-memory", "64M")
+    steps = {
+        "plan": (*LMSRUN, "plan", "--json", "-np", "2", *options, "rank_report.py"),
+        "ranks": (*MPIRUN, "-x", "LMSRUN_GPU_MEMORY=64M", *LMSRUN, "worker", "--", "rank_report.py"),
+    }
+    (tmp_path / "steps.json").write_text(json.dumps(steps))
+    boot = [str(RIG), "--profile", profile, "--packages", "openmpi-bin", "--share", str(tmp_path)]
+    done = subprocess.run(
+        [*boot, "--timeout", str(BOOT_AND_RUN_S), "--", "python3", "steps.py", "steps.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BOOT_AND_RUN_S + 60,
+    )
+    if done.returncode == 125:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout)
+    assert results["plan"]["code"] == 0 and results["ranks"]["code"] == 0, results
+    planned = {rank["rank"]: rank for rank in json.loads(results["plan"]["out"])["ranks"]}
+    lines = [json.loads(line) for line in results["ranks"]["out"].splitlines() if line.startswith("{")]
+    found = {line["rank"]: line for line in lines}
+    assert sorted(found) == [0, 1], results["ranks"]
+    for rank, report in found.items():
+        assert report["cpus"] == planned[rank]["cpus"]
+        assert report["policy"].startswith(planned[rank]["mem_policy"])
+        assert set(map(int, report["pages"])) <= parse_ids(planned[rank]["mem_nodes"])
+        assert report["limit"] == str(planned[rank]["host_mem_limit_mb"])
