@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launch.errors import UsageError
+from launch.idset import MAX_ID, IdSet, parse_ids, parse_mask
 
-Affinity = Literal["own", "parent"]
+_MAX_DIGITS = 9
+Affinity = Literal["own", "parent", "slurm"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class RankRow:
     """What to try when the local rank is missing."""
     affinity: Affinity = "own"
     """Whose CPU mask the ranks of a host share. Open MPI and Hydra bind each rank by default (to a core or a
-    NUMA node), so there the parent's mask tells what the job may use."""
+    NUMA node), so there the parent's mask tells what the job may use; Slurm tells each task all masks of its
+    node (``read_slurm_cpus``)."""
 
 
 ROWS = (
@@ -66,7 +69,7 @@ ROWS = (
         ("WORLD_SIZE",),
         ("LOCAL_RANK",),
         ("LOCAL_WORLD_SIZE",),
-        "export LOCAL_RANK (0 for the first rank of each host) beside RANK",
+        "export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE together, as torchrun does",
     ),
     RankRow(
         "Slurm",
@@ -75,6 +78,7 @@ ROWS = (
         ("SLURM_LOCALID",),
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
         "start it with srun, which sets it",
+        affinity="slurm",
     ),
     RankRow(
         "PMIx",
@@ -136,12 +140,13 @@ def _number(row: RankRow, environ: Mapping[str, str], names: tuple[str, ...], wh
     name = _first(environ, names)
     if name is None:
         found = f"{row.rank[0]}={environ[row.rank[0]]}" if row.rank[0] in environ else row.launcher
-        raise UsageError(f"{row.launcher} set {found} but no {what} ({' or '.join(names)}); {row.remedy}")
+        missing = " or ".join(dict.fromkeys(names))
+        raise UsageError(f"{row.launcher} set {found} but no {what} ({missing}); {row.remedy}")
     text = environ[name].strip()
     if name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         text = _slurm_tasks_here(text, environ)
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name} is {text!r}; needed a whole number")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise UsageError(f"{name} is {text[:40]!r}; needed a whole number")
     return int(text)
 
 
@@ -167,6 +172,32 @@ def _checked(identity: RankIdentity) -> RankIdentity:
             f"on this host, {identity.world_size} in all; needed local rank < ranks of this host <= all"
         )
     return identity
+
+
+def read_slurm_cpus(environ: Mapping[str, str]) -> IdSet | None:
+    """The CPUs that Slurm has dealt out to the tasks of this node, all together; None when it does not say.
+
+    ``SLURM_CPU_BIND`` is such as ``quiet,mask_cpu:0x0F,0xF0`` or ``verbose,map_cpu:0,2*3``, one entry a task.
+    """
+    words, colon, listed = environ.get("SLURM_CPU_BIND", "").rpartition(":")
+    kind = words.rpartition(",")[2]
+    if not colon or kind not in ("mask_cpu", "map_cpu"):
+        return None
+    entries = [entry.partition("*")[0].strip() for entry in listed.split(",")]
+    try:
+        dealt = [parse_mask(entry) if kind == "mask_cpu" else _parse_cpu(entry) for entry in entries]
+    except ValueError:
+        return None
+    return frozenset().union(*dealt)
+
+
+def _parse_cpu(text: str) -> IdSet:
+    if not text.startswith("0x"):
+        return parse_ids(text)
+    number = int(text, 16)
+    if number > MAX_ID:
+        raise ValueError(f"CPU {text[:10]} is above {MAX_ID}")
+    return frozenset({number})
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -10,7 +10,7 @@ from launch.discover import read_machine
 from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
 from launch.planner import HostRequest, plan_host
-from launch.rank_env import RankIdentity, read_rank
+from launch.rank_env import RankIdentity, read_rank, read_slurm_cpus
 from launch.settings import PlanSettings
 
 
@@ -23,7 +23,7 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         LmsrunError: If the rank cannot be told, the machine cannot be read, or the ranks do not fit on it.
     """
     identity = read_rank(environ)
-    _share_mask(identity)
+    _share_mask(identity, environ)
     # How many ranks a host takes was decided by whoever started them: too late to refuse.
     settings = replace(PlanSettings.from_env(environ), oversubscribe=True)
     machine = read_machine()
@@ -57,17 +57,20 @@ def _meeting_place(identity: RankIdentity, environ: Mapping[str, str]) -> dict[s
     return gloo_env(Slot(host, rank, identity.local_rank, 0, size, identity.local_world_size, 1), int(port))
 
 
-def _share_mask(identity: RankIdentity) -> None:
-    """Take the CPU mask of the parent where the launcher has bound this rank on its own account.
+def _share_mask(identity: RankIdentity, environ: Mapping[str, str]) -> None:
+    """Take the CPU mask of all ranks of this host where the launcher has bound each on its own account.
 
     Open MPI binds to a core for two ranks or fewer: planned within that mask, two ranks would share one
-    core's halves. The parent (its daemon) still has what the job may use.
+    core's halves. The parent (its daemon) still has what the job may use; Slurm says it in a variable.
     """
-    if identity.affinity != "parent":
-        return
     try:
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        if identity.affinity == "parent":
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        elif identity.affinity == "slurm" and (cpus := read_slurm_cpus(environ)):
+            # The cpuset of the step stays the limit: the kernel takes what of the set lies in it.
+            os.sched_setaffinity(0, cpus)
     except OSError as error:
         sys.stderr.write(
-            f"lmsrun: the CPU mask of {identity.launcher} could not be read ({error}); using this rank's\n"
+            f"lmsrun: the CPUs of all ranks under {identity.launcher} could not be taken ({error}); "
+            "using this rank's\n"
         )

@@ -156,6 +156,21 @@ def test_a_launcher_inside_a_step_is_refused(slurm: SlurmCluster, tmp_path: Path
     assert [rank["sizes"] for rank in read_ranks(tmp_path, 2)] == [["0", "2", "1"]] * 2
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("bind", ["--cpu-bind=map_cpu:0,1", "--cpu-bind=mask_cpu:0x1,0x2"])
+def test_tasks_that_slurm_has_bound_keep_what_all_of_them_have(
+    slurm: SlurmCluster, tmp_path: Path, bind: str
+) -> None:
+    slurm.ready_again()
+    step = ["srun", "--nodes=1", "--ntasks=2", "--mpi=none", bind]
+    done = run([*step, *lmsrun("worker", "--", str(SHOW_RANK), str(tmp_path), "ok")], tmp_path, slurm.environ)
+    assert done.returncode == 0, done.stderr
+    first, second = (set(rank["cpus"]) for rank in read_ranks(tmp_path, 2))
+    # Planned each within its own task's CPU, both ranks would get half of nothing.
+    assert "share the" not in done.stderr
+    assert first and second and not first & second
+
+
 @pytest.mark.tensorflow
 def test_horovod_trains_over_pmix(slurm: SlurmCluster, tmp_path: Path) -> None:
     pytest.importorskip("horovod")

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.errors import UsageError
-from launch.rank_env import ROWS, read_rank
+from launch.rank_env import ROWS, read_rank, read_slurm_cpus
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -58,6 +58,7 @@ def test_a_missing_local_rank_may_be_exported_by_hand() -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, ["number of ranks on this host", "mpirun"]),
         ({**TORCHRUN, "RANK": "x"}, ["RANK is 'x'", "whole number"]),
         ({**TORCHRUN, "RANK": "-1"}, ["RANK is '-1'"]),
+        ({**TORCHRUN, "RANK": "1" * 5000}, ["RANK is '1111", "whole number"]),
         ({**TORCHRUN, "RANK": "8"}, ["rank 8 of 8"]),
         ({**TORCHRUN, "LOCAL_RANK": "4"}, ["local rank 4 of 4"]),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, ["local rank 1 of 9", "8 in all"]),
@@ -73,3 +74,25 @@ def test_what_is_missing_or_contradicts_is_said(environ: dict[str, str], words: 
 
 def test_one_rank_needs_no_local_size() -> None:
     assert read_rank({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}).local_world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("quiet,mask_cpu:0x000000FF,0x0000FF00", set(range(16))),
+        ("mask_cpu:0x1*2,0x8", {0, 3}),
+        ("mask_cpu:0x100000000000000000", {68}),
+        ("verbose,map_cpu:0,0x1f,7*3", {0, 31, 7}),
+        ("quiet,none", None),
+        ("quiet", None),
+        ("", None),
+        ("quiet,rank_ldom:0xff", None),
+        ("quiet,mask_cpu:", set()),
+        ("quiet,mask_cpu:zz", None),
+        ("quiet,map_cpu:-1", None),
+        ("quiet,map_cpu:" + "9" * 5000, None),
+        ("quiet,map_cpu:0x" + "f" * 5000, None),
+    ],
+)
+def test_slurm_tells_the_masks_of_all_tasks_of_a_node(text: str, cpus: set[int] | None) -> None:
+    assert read_slurm_cpus({"SLURM_CPU_BIND": text}) == cpus
