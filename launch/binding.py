@@ -158,11 +158,18 @@ def _choose_method(settings: PlanSettings, tools: BindingTools) -> BindMethod:
         if not here[settings.bind_method]:
             other = next((name for name, works in here.items() if works), None)
             raise PlanError(
-                f"--bind-method {settings.bind_method} does not work here ({_no_method(tools)}); "
+                f"--bind-method {settings.bind_method} does not work here ({_missing(settings, tools)}); "
                 f"try {f'--bind-method {other}' if other else '--numa off'}"
             )
         return settings.bind_method
     return "numactl" if here["numactl"] else "libnuma" if here["libnuma"] else "none"
+
+
+def _missing(settings: PlanSettings, tools: BindingTools) -> str:
+    """Why the method that was asked for by name is not to be had, whatever else is here."""
+    if settings.bind_method == "libnuma":
+        return "libnuma.so.1 cannot be loaded; install libnuma1"
+    return _no_method(tools) if tools.numactl or not tools.libnuma else "numactl is not in PATH; install it"
 
 
 def _no_method(tools: BindingTools) -> str:

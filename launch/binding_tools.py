@@ -72,7 +72,7 @@ def _granted_with(
 
 
 def run_probe(argv: Sequence[str]) -> str | None:
-    """Run one probe; None when it succeeded, else the last line that it wrote to stderr.
+    """Run one probe; None when it succeeded, else the last line that it wrote to stderr before any usage.
 
     Spawned by hand: importing ``subprocess`` takes longer than the probe itself.
     """
@@ -90,7 +90,10 @@ def run_probe(argv: Sequence[str]) -> str | None:
     with open(reader, "rb") as stderr:
         lines = stderr.read().decode(errors="replace").strip().splitlines()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return None if code == 0 else (lines[-1] if lines else f"numactl exits with {code}")
+    # A numactl that cannot parse its words says so first, and its whole usage after that.
+    usage = next((place for place, line in enumerate(lines) if line.startswith("usage:")), len(lines))
+    said = [line for line in lines[:usage] if line.strip()] or lines
+    return None if code == 0 else (said[-1] if said else f"numactl exits with {code}")
 
 
 def _without_numactl(machine: Machine) -> BindingTools:

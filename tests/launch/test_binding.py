@@ -103,7 +103,16 @@ def test_several_nodes_prefer_many() -> None:
         (NOTHING, {"numa": "strict"}, "--numa strict: ranks are not bound"),
         (NO_POLICY, {"numa": "strict"}, f"CPUs only: {REFUSED}"),
         (NO_POLICY, {"mem_policy": "bind"}, f"--mem-policy bind is refused here ({REFUSED})"),
-        (NO_NUMACTL, {"bind_method": "numactl"}, "--bind-method numactl does not work here"),
+        (
+            NO_NUMACTL,
+            {"bind_method": "numactl"},
+            "--bind-method numactl does not work here (numactl is not in PATH; install it)",
+        ),
+        (
+            BindingTools(libnuma=False),
+            {"bind_method": "libnuma"},
+            "(libnuma.so.1 cannot be loaded; install libnuma1); try --bind-method numactl",
+        ),
         (replace(NO_NUMACTL, libnuma=False), {"bind_method": "libnuma"}, "try --numa off"),
         (
             BindingTools(),
@@ -165,6 +174,9 @@ def test_probing_without_numactl(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_cannot_start() -> None:
+    said = "libnuma: Warning: node argument 7 is out of range"
+    usage = f"echo '{said}\n\nusage: numactl\n<length> can have g' >&2; exit 1"
+    assert run_probe(["/bin/sh", "-c", usage]) == said
     assert run_probe(["/nonexistent/numactl"]) == "numactl: No such file or directory"
 
 
