@@ -24,10 +24,17 @@ def read_lms_config(
         UsageError: If a source cannot be read, or holds what LMS cannot be told.
     """
     try:
-        config = LMSConfig.from_mapping(table or {}, LMSConfig(enabled=True))
+        config = _read_table(table or {})
         if settings.lms_config:
             config = LMSConfig.from_toml(Path(settings.lms_config), config)
         config = LMSConfig.from_env(environ, config)
     except ConfigError as error:
         raise UsageError(f"LMS: {error}") from None
     return config if settings.lms is None else replace(config, enabled=settings.lms)
+
+
+def _read_table(table: Mapping[str, Any]) -> LMSConfig:
+    try:
+        return LMSConfig.from_mapping(table, LMSConfig(enabled=True))
+    except ConfigError as error:
+        raise ConfigError(f"[lms] of the options' file: {error}") from None

@@ -50,8 +50,8 @@ class Option:
 
 def option(default: Any, name: str, help_text: str, group: str, **how: Any) -> Any:
     """Declare one field of a frozen options dataclass; see ``Option`` for ``how``."""
-    how.setdefault("parse", str)
     how.setdefault("metavar", "TEXT")
+    how.setdefault("parse", _some_text(how["metavar"]))
     return dataclasses.field(default=default, metadata={"option": Option(name, help_text, group, **how)})
 
 
@@ -136,6 +136,17 @@ def real_number(low: float, high: float = float("inf"), *, above: bool = False) 
         if not low <= value < high or (above and value == low):
             raise ValueError(needed)
         return value
+
+    return parse
+
+
+def _some_text(needed: str) -> Callable[[str], str]:
+    """A parser of any text but none: an unset shell variable must not pass as "not given"."""
+
+    def parse(text: str) -> str:
+        if not text:
+            raise ValueError(needed)
+        return text
 
     return parse
 

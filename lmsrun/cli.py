@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
-from lmsrun.options import LaunchOptions, Parsed, Request, nearest, parse_argv, read_request
+from lmsrun.options import (
+    LaunchOptions,
+    Parsed,
+    Request,
+    check_variables,
+    nearest,
+    parse_argv,
+    read_request,
+)
 
 if TYPE_CHECKING:
     from launch.cluster_job import Command
@@ -80,9 +88,7 @@ def _say(text: str) -> None:
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
     command = argv.pop(0) if argv and argv[0] in COMMANDS else "run"
     if command == "worker":
-        from launch.worker import main as work
-
-        work(argv, environ)
+        return _work(argv, environ)
     if command == "probe-host":
         from launch.host_probe import describe_this_host
 
@@ -113,6 +119,24 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
     if command == "topo":
         return _topo(request.options)
     return _run(request, parsed, environ, dry=command == "plan" or request.options.dry_run)
+
+
+def _work(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """A rank of another launcher: its options are variables, so these are checked as options are."""
+    if argv and argv[0] in ("-h", "--help"):
+        from lmsrun.usage import render_help
+
+        print(render_help("worker"))
+        return 0
+    if argv and argv[0].startswith("-") and argv[0] not in ("--", "--escaped"):
+        raise UsageError(
+            f"lmsrun worker takes no option, but found {argv[0]}; set LMSRUN_... variables instead, "
+            "and write lmsrun worker -- PROGRAM ARGS"
+        )
+    check_variables(environ)
+    from launch.worker import main as work
+
+    work(argv, environ)
 
 
 def _folder() -> Path:
@@ -185,6 +209,7 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], dry: bool
 
         print_plan(plan, machine, as_json=options.json, verbose=options.verbose)
         return 0
+    _check_python(options.python, environ)
     _check_cpus(plan, options)
     for warning in plan.warnings:
         _say(f"warning: {warning}")
@@ -197,13 +222,32 @@ def _check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]
         raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
     name = program[0]
     if dry or (
-        Path(name).is_file() if name.endswith(".py") else shutil.which(name, path=environ.get("PATH"))
+        os.path.isfile(name) if name.endswith(".py") else shutil.which(name, path=environ.get("PATH"))
     ):
         return
     if name in COMMANDS:
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
-    here = [entry.name for entry in Path.cwd().glob("*.py")] if name.endswith(".py") else list(COMMANDS)
-    raise UsageError(f"program {name!r} is not there, or cannot be executed{nearest(name, frozenset(here))}")
+    raise UsageError(f"program {name!r} {_why_not(name)}")
+
+
+def _why_not(program: str) -> str:
+    """What is wrong with a program that cannot be started, and what to do."""
+    if os.path.isdir(program):
+        return "is a folder; needed a program, or a script whose name ends in .py"
+    if os.path.isfile(program) and os.access(program, os.X_OK):
+        return f"is not in PATH; try ./{program}"
+    if os.path.isfile(program):
+        return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
+    is_python = program.endswith(".py")
+    here = [entry.name for entry in Path.cwd().glob("*.py") if entry.is_file()] if is_python else COMMANDS
+    return f"is not there, or cannot be executed{nearest(program, frozenset(here)) or '; check its path'}"
+
+
+def _check_python(python: str | None, environ: Mapping[str, str]) -> None:
+    if python and shutil.which(python, path=environ.get("PATH")) is None:
+        raise UsageError(
+            f"--python {python} is not there, or cannot be executed; needed an interpreter"
+        )
 
 
 def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | None, Request]":

@@ -52,7 +52,12 @@ MAX_RANKS = 10**6
 
 def parse_num_proc(text: str) -> int | None:
     """``auto`` (None: every slot) or a number of ranks."""
-    return None if text.strip() == "auto" else whole_number(1, MAX_RANKS)(text)
+    if text.strip() == "auto":
+        return None
+    try:
+        return whole_number(1, MAX_RANKS)(text)
+    except ValueError as error:
+        raise ValueError(f"auto or {error}") from None
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,8 @@ class LaunchOptions(ClusterSettings):
 
 
 OPTIONS = declared_options(LaunchOptions)
+_BY_SHORT_FLAG = {flag.lstrip("-"): declared for declared in OPTIONS.values() for flag in declared.flags}
+"""``np`` is no name outside the command line, but what people try there first."""
 _WISHES: dict[str, Literal["help", "version"]] = {"-h": "help", "--help": "help", "--version": "version"}
 _CONTRADICTIONS = (
     ("numa", "off", "mem_policy", ("bind", "preferred")),
@@ -189,7 +196,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     from_file = parse_table(table, source)
     levels = (from_file, from_env, parsed.values)
     origins = {
-        **dict.fromkeys(from_file, source),
+        **{field: f"{source}: {OPTIONS[field].name}" for field in from_file},
         **{field: OPTIONS[field].env_name for field in from_env},
         **parsed.spelled,
     }
@@ -260,7 +267,13 @@ def check_variables(environ: Mapping[str, str]) -> None:
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
     for name in sorted(environ):
         if name.startswith(ENV_PREFIX) and name not in known:
-            raise UsageError(f"unknown variable {name}{nearest(name, known)}; unset it")
+            word = name.removeprefix(ENV_PREFIX).lower()
+            hint = (
+                f"; did you mean {_BY_SHORT_FLAG[word].env_name}?"
+                if word in _BY_SHORT_FLAG
+                else nearest(name, known)
+            )
+            raise UsageError(f"unknown variable {name}{hint}; unset it")
 
 
 def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -312,12 +325,16 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
         UsageError: For an unknown key (naming the nearest one) or a value that its option cannot have.
     """
     by_key = {declared.name: (field, declared) for field, declared in OPTIONS.items() if declared.in_file}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in by_key:
-            raise UsageError(f"{source}: unknown key {key!r}{nearest(name, by_key)}")
+            short = _BY_SHORT_FLAG.get(name)
+            hint = f"; did you mean {short.name}?" if short else nearest(name, by_key)
+            raise UsageError(f"{source}: unknown key {key!r}{hint}")
         field, declared = by_key[name]
+        if field in values:
+            raise UsageError(f"{source}: {name} is there twice, as {name} and as {name.replace('-', '_')}")
         values[field] = _from_toml(declared, value, f"{source}: {key}")
     return values
 

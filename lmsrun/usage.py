@@ -15,6 +15,7 @@ _HEADS = {
     "plan": "lmsrun plan -np N [options] [--] PROGRAM [ARGS]",
     "topo": "lmsrun topo [options]",
     "check": "lmsrun check [--json]",
+    "worker": "lmsrun worker -- PROGRAM ARGS",
 }
 _ABOUT = {
     "run": "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
@@ -22,6 +23,9 @@ _ABOUT = {
     "plan": "Print what `run` would start: a table, or JSON. Nothing is started.",
     "topo": "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs.",
     "check": "Say what is here and what is missing for a run; exit 1 when one could not work.",
+    "worker": "Bind this rank on its own machine, verify it, and become the program. Which rank it is, say\n"
+    "the variables of the launcher that started it: Horovod, Open MPI, Spectrum MPI, MPICH, Intel MPI,\n"
+    "jsrun, Slurm or torchrun. Options come as LMSRUN_... variables: see lmsrun --help.",
 }
 _EXAMPLES = {
     "run": (

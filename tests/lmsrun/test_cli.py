@@ -19,6 +19,9 @@ from lmsrun.cli import main
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a program that leaves a trace, and a saved machine."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "tool").write_text("")
+    (tmp_path / "tool").chmod(0o755)
     (tmp_path / "ac922.json").write_text(json.dumps(to_json(machines.machine("ac922"))))
     (tmp_path / "dgx.json").write_text(json.dumps(to_json(machines.machine("dgx"))))
     monkeypatch.chdir(tmp_path)
@@ -33,7 +36,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-np 0 train.py", "-np is '0'"),
         ("--bogus train.py", "unknown option --bogus"),
         ("-np 1 tarin.py", "program 'tarin.py' is not there, or cannot be executed; did you mean train.py?"),
-        ("-np 1 no-such-program", "program 'no-such-program' is not there"),
+        (
+            "-np 1 no-such-program",
+            "program 'no-such-program' is not there, or cannot be executed; check its path",
+        ),
+        ("-np 1 folder.py", "program 'folder.py' is a folder; needed a program, or a script"),
+        ("-np 1 ./dgx.json", "program './dgx.json' cannot be executed; try chmod +x"),
+        ("-np 1 tool", "program 'tool' is not in PATH; try ./tool"),
+        ("-np 1 " + "x" * 5000 + ".py", "is not there"),
+        ("-np 1 --python /nonexistent/python3 train.py", "--python /nonexistent/python3 is not there"),
+        ("-np 1 --output-dir= train.py", "--output-dir is ''; needed DIR"),
+        ("-np 1 --topology= train.py", "--topology is ''; needed SRC"),
+        ("worker -v -- train.py", "lmsrun worker takes no option, but found -v"),
         ("-np 1 topo", "'topo' is a command of lmsrun and goes first: lmsrun topo"),
         ("-np 4000 train.py", "4000 ranks do not fit on localhost with"),
         ("-np 5 --topology ac922.json train.py", "5 ranks do not fit on localhost with 4 GPUs; try -np 4"),
@@ -63,6 +77,31 @@ def test_mistakes_cost_one_line_and_start_nothing(
     assert err.count("\n") == 1
     assert said in err
     assert not (here / "started").exists()
+
+
+def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["worker", "--", "train.py"], {"RANK": "0", "LMSRUN_NUMAA": "strict"}) == 2
+    assert capsys.readouterr().err == (
+        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA?; unset it\n"
+    )
+
+
+def test_a_key_of_the_file_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "lmsrun.toml").write_text("json = true\n")
+    assert main(["-np", "1", "train.py"], {}) == 2
+    (here / "lmsrun.toml").write_text("[lms]\nenabeld = true\n")
+    assert main(["-np", "1", "train.py"], {}) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("lmsrun: lmsrun.toml: json prints a plan")
+    assert second.startswith("lmsrun: LMS: [lms] of the options' file: unknown key 'enabeld'")
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "topo", "check", "worker"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"], {}) == 0
+    assert capsys.readouterr().out.startswith("usage: lmsrun ")
 
 
 def test_a_newline_in_a_name_stays_on_the_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,8 +31,8 @@ def test_the_stronger_source_wins(tmp_path: Path) -> None:
     assert request.origins == {
         "numa": "LMSRUN_NUMA",
         "host_mem_reserve": "--host-mem-reserve",
-        "grace_period": "lmsrun.toml",
-        "strict": "lmsrun.toml",
+        "grace_period": "lmsrun.toml: grace-period",
+        "strict": "lmsrun.toml: strict",
     }
 
 
@@ -94,7 +94,7 @@ def test_repeated_and_switched() -> None:
     [
         ("--host-mem-limt 3 a.py", "unknown option --host-mem-limt; did you mean --host-mem-limit?"),
         ("--numa sideways a.py", "--numa is 'sideways'; needed one of auto, strict, off"),
-        ("-np 0 a.py", "-np is '0'; needed a whole number, at least 1"),
+        ("-np 0 a.py", "-np is '0'; needed auto or a whole number, at least 1"),
         ("-np two a.py", "-np is 'two'"),
         ("-np 9999999 a.py", "at least 1 and at most 1000000"),
         ("-np -3 a.py", "-np is '-3'"),
@@ -133,6 +133,7 @@ def test_mistakes_on_the_command_line(argv: str, said: str) -> None:
             {"LMSRUN_NUMA": "off", "LMSRUN_MEM_POLICY": "bind"},
             "LMSRUN_NUMA off contradicts LMSRUN_MEM_POLICY bind",
         ),
+        ({"LMSRUN_NP": "2"}, "unknown variable LMSRUN_NP; did you mean LMSRUN_NUM_PROC?; unset it"),
     ],
 )
 def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None:
@@ -145,7 +146,14 @@ def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None
     ("text", "said"),
     [
         ('nuam = "off"', "lmsrun.toml: unknown key 'nuam'; did you mean numa?"),
-        ("num-proc = 0", "lmsrun.toml: num-proc is '0'"),
+        ("np = 2", "lmsrun.toml: unknown key 'np'; did you mean num-proc?"),
+        ("num-proc = 2\nnum_proc = 3", "lmsrun.toml: num-proc is there twice, as num-proc and as num_proc"),
+        ("num-proc = 0", "lmsrun.toml: num-proc is '0'; needed auto or a whole number, at least 1"),
+        ('output-dir = ""', "lmsrun.toml: output-dir is ''; needed DIR"),
+        (
+            'numa = "off"\nmem-policy = "bind"',
+            "lmsrun.toml: numa off contradicts lmsrun.toml: mem-policy bind; give one of them",
+        ),
         ("num-proc = 1.5", "lmsrun.toml: num-proc is '1.5'"),
         ('strict = "yes"', "lmsrun.toml: strict is 'yes'; needed true or false"),
         ("numa = {a = 1}", "lmsrun.toml: numa is dict"),
