@@ -1,0 +1,77 @@
+"""Each example runs alone and as two ranks under lmsrun, with real data where it has some."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.tensorflow
+
+ALONE = {
+    "many_model.py": (
+        "--model mobilenet --image_size 64 --batch_size 2 --steps 3 --lms --lms_stats --lms_stats_average "
+        "--lms_stats_warmup_steps 1 --output_dir {tmp}"
+    ),
+    "unet3d.py": "--size 16 --depth 1 --filters 4 --epochs 1 --steps 30 --min-dice 0.8 --stats {tmp}/u.csv",
+    "session_mnist.py": "--steps 60 --min-accuracy 0.85",
+    "custom_loop.py": "--policy all --steps 12",
+}
+RANKS = {
+    "many_model.py": "--model mobilenet --image_size 32 --steps 2",
+    "unet3d.py": "--size 16 --depth 1 --filters 4 --epochs 1 --steps 10 --min-dice 0.5",
+    "session_mnist.py": "--steps 30 --min-accuracy 0.7",
+    "custom_loop.py": "--image-size 16 --blocks 2 --steps 12",
+}
+
+
+def run(argv: list[str], **environ: str) -> str:
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def packages() -> None:
+    for name in ("tensorflow", "sklearn", "nibabel"):
+        pytest.importorskip(name)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_alone(name: str, tmp_path: Path) -> None:
+    text = run([sys.executable, f"examples/{name}", *ALONE[name].format(tmp=tmp_path).split()])
+    if name == "many_model.py":
+        header, first, *_ = (tmp_path / "mobilenet_lms_stats.csv").read_text().splitlines()
+        assert header == "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB reclaimed"
+        assert first.startswith("t,0,0,")
+        assert (
+            (tmp_path / "mobilenet_lms_stats_average.csv").read_text().startswith("image_size,megapixels/sec")
+        )
+    if name == "unet3d.py":
+        assert "on the second take, 16^3 voxels" in text
+        assert "median megavoxels/sec" in (tmp_path / "u.csv").read_text()
+    if name == "session_mnist.py":
+        assert "[LMS][0] Added " in text
+    if name == "custom_loop.py":
+        assert "graphs edited     1" in text
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", RANKS)
+def test_two_ranks(name: str) -> None:
+    pytest.importorskip("horovod")
+    lmsrun = [sys.executable, "lmsrun/__main__.py", "run", "-np", "2", "--lms", f"examples/{name}"]
+    text = run([*lmsrun, *RANKS[name].split()], LMS_POLICY="all")
+    assert "also after hvd.init()" in text
+    assert "[0]" in text
