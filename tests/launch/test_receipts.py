@@ -1,6 +1,7 @@
 """Receipts: written whole, read as data, judged against the plan."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from launch.receipts import (
     from_json,
     judge,
     judge_all,
+    read_first_failure,
     read_receipts,
     to_json,
 )
@@ -86,6 +88,22 @@ def test_receipts_arrive_whole_and_hostile_files_are_left_out(tmp_path: Path) ->
     found = read_receipts(tmp_path, range(7))
     assert found == {0: {"start": START}, **{rank: {} for rank in range(1, 7)}}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_first_failure_is_that_of_a_rank_that_can_be(tmp_path: Path) -> None:
+    assert read_first_failure(tmp_path) is None
+    for name, content in {
+        "-1": {"rank": -1, "code": 3},
+        "0": {"rank": 0, "code": 4, "host": "a", "how": "x"},
+        "00": {"rank": 0, "code": 5},
+        "2": {"rank": 2, "code": 0},
+    }.items():
+        path = tmp_path / f"rank-{name}.end.json"
+        path.write_text(json.dumps(content))
+        os.utime(path, (1, 1))
+    found = read_first_failure(tmp_path)
+    assert found is not None
+    assert (found.rank, found.exit_code in (4, 5)) == (0, True)
 
 
 def test_text_of_a_receipt_cannot_drive_the_terminal() -> None:

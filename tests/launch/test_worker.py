@@ -1,8 +1,10 @@
 """The shim as other launchers start it: by its command, with their variables."""
 
+import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from jobs import LMSRUN
 
+from launch import worker
 from launch.errors import UsageError
 from launch.mempolicy import Binding
 from launch.worker import BOOTSTRAP, ProgramError, parse_expectation, program_environ, resolve_program, verify
@@ -107,6 +110,51 @@ def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, cod
     assert done.returncode == code
     assert word in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("guarded", [{}, {"LMSRUN_RECEIPT_LINES": "1"}])
+def test_the_program_meets_signals_as_a_shell_leaves_them(guarded: dict[str, str]) -> None:
+    done = work("grep", "SigIgn", "/proc/self/status", LMSRUN_EXPECT=json.dumps(EXPECT), **guarded)
+    ignored = int(done.stdout.split()[1], 16)
+    assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (number - 1) & 1] == []
+
+
+def test_a_folder_that_is_gone_is_no_traceback(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", str(gone), *LMSRUN, "worker", "--", "train.py"],
+        env={**os.environ, "LMSRUN_EXPECT": json.dumps(EXPECT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 127
+    assert done.stderr.startswith("lmsrun: train.py is not here (a folder that is no more)")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(worker, "read_binding", refuse)
+    with pytest.raises(SystemExit) as caught:
+        worker.main(["true"], {"LMSRUN_EXPECT": json.dumps(EXPECT)})
+    assert caught.value.code == 126
+    assert capsys.readouterr().err == (
+        "lmsrun: cannot start the rank: the system refuses: Resource temporarily unavailable\n"
+    )
+
+
+def test_a_name_cannot_drive_the_terminal() -> None:
+    done = work("./\x1b[2J", LMSRUN_EXPECT=json.dumps(EXPECT))
+    assert done.returncode == 127
+    assert "\x1b" not in done.stderr
 
 
 @pytest.mark.ranks
