@@ -135,9 +135,9 @@ def bench_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"{name}: two units do not fit into {limit} MiB even with LMS; raise the limit")
     before = _guess(limit, probe["base_bytes"], probe["peak_before_bytes"], 2)
     without = largest(attempt("off"), before)
-    with_all = largest(attempt("all"), max(without["units"] * 4, 4))
     double = without["units"] * 2
     auto, everything = attempt("auto")(double), attempt("all")(double)
+    with_all = largest(attempt("all"), _line_meets(limit * MIB, probe, everything))
     found = {
         "model": name,
         "unit": MODELS[name].unit,
@@ -157,6 +157,15 @@ def bench_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def _guess(limit_mb: int, base: int, peak: int, units: int) -> int:
     return max(1, int((limit_mb * MIB - base) / max(1, (peak - base) / units)))
+
+
+def _line_meets(limit: int, first: dict[str, Any], second: dict[str, Any] | None) -> int:
+    """Where the planned peak of two runs, taken as a line, meets the limit."""
+    if second is None:
+        return first["units"] * 2
+    growth = (second["planned_peak_bytes"] - first["planned_peak_bytes"]) / (second["units"] - first["units"])
+    rest = limit - second["planned_peak_bytes"]
+    return max(1, second["units"] + int(0.97 * rest / max(1.0, growth)))
 
 
 def largest(attempt: Callable[[int], dict[str, Any] | None], guess: int) -> dict[str, Any]:
