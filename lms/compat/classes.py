@@ -29,6 +29,7 @@ from lms.hook import engine as current_engine
 from lms.rewrite import is_edited
 from lms.shapes import ShapeHints
 from lms.stats import GraphStats
+from lms.tf_graph import has_backward_pass
 
 GIB = 1 << 30
 PLOT_NAME = "lms_autotune.png"
@@ -96,7 +97,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             The added ops; none where LMS is off or not necessary.
 
         Raises:
-            LMSArgumentError: Without a graph, or if a scope, type or starting op matches nothing in it.
+            LMSArgumentError: Without a graph or a training step in it (``is_training``), or if a scope, type
+                or starting op matches nothing in it.
             LMSError: If the graph was edited before.
         """
         chosen = self._chosen_graph(graph)
@@ -105,6 +107,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return set()
         if is_edited(chosen):
             raise LMSError("the graph was edited by LMS already; a graph is edited once")
+        if not has_backward_pass(chosen.get_operations()):
+            return self._without_training()
         if _has_open_session(chosen):
             warnings.warn(
                 "a session of this graph is open; what it has run already stays as it was: call LMS.run() "
@@ -190,6 +194,15 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "lms.enable()"
             )
         return chosen
+
+    def _without_training(self) -> set[Any]:
+        if self.is_training:
+            raise LMSArgumentError(
+                "the graph has no gradients; build the training step before LMS edits it, or set "
+                "is_training = False"
+            )
+        self._log("LMS is not necessary: without a backward pass tensors are freed as the graph runs")
+        return set()
 
     def _engine(self) -> Engine | None:
         """The engine, at work with these parameters; None where the job forbids LMS.

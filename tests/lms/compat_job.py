@@ -170,6 +170,16 @@ def sessions() -> dict[str, Any]:
         return [str(warning.message) for warning in caught if "session" in str(warning.message)]
 
     found["late"] = in_new_graph(late)
+
+    def inference() -> list[Any]:
+        tf.nn.relu(tf1.placeholder(tf.float32, [8, 4]))
+        said()
+        model = LMS()
+        without = error_of(model.run)
+        model.is_training = False
+        return [without, len(model.run()), said()]
+
+    found["inference"] = in_new_graph(inference)
     return found
 
 

@@ -214,3 +214,11 @@ def test_errors_of_sessions(sessions: dict[str, Any]) -> None:
     assert errors["scope"][1].startswith("optimizer_scopes: 'sgd' matches nothing")
     assert errors["type"][1].startswith("excl_output_by_types (or excl_types): 'Konv' matches nothing")
     assert any("a session of this graph is open" in text for text in sessions["late"])
+
+
+@pytest.mark.tensorflow
+def test_inference_alone(sessions: dict[str, Any]) -> None:
+    error, added, lines = sessions["inference"]
+    assert (error[0], added) == ("LMSArgumentError", 0)
+    assert error[1].startswith("the graph has no gradients")
+    assert lines[0].startswith("[LMS][0] LMS is not necessary")
