@@ -135,6 +135,8 @@ def _raise_file_limit(needed: int) -> tuple[int, int]:
 
 
 def _open_outputs(ranks: Sequence[RankPlan], folder: Path) -> dict[tuple[int, str], int]:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"the output folder {folder} is no folder; choose another --output-dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return {

@@ -78,6 +78,7 @@ class JobLoop:
         self._interrupts = 0
         self._steps: list[tuple[float, int]] = []
         self._hurried = False
+        self._receipts_lost = False
         self._next_look = 0.0
         self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
         self._memory = read_memory_counters()
@@ -360,6 +361,7 @@ class JobLoop:
         try:
             self._watch.save()
         except OSError as error:
+            self._receipts_lost = True
             self._note(f"error: cannot write {error.filename}: {error.strerror}")
 
     # The end
@@ -387,7 +389,8 @@ class JobLoop:
         if self._signalled is not None:
             self._note(f"ended by {signal_name(self._signalled)}")
             return 0
-        return 1 if any(stream.file_error is not None for stream in self._streams) else 0
+        lost = self._receipts_lost or any(stream.file_error is not None for stream in self._streams)
+        return 1 if lost else 0
 
     def _ask_for_first_failure(self) -> None:
         """Another launcher's exit code may be that of a rank it killed itself; the receipts know better."""
@@ -415,13 +418,15 @@ class JobLoop:
             console.finish()
 
     def _flush(self, console: Console, wakeup: int) -> None:
-        """Wait for the reader of our output, until the user insists on the end."""
-        while console.sink.waiting and not self._hurried:
-            ready = poll([wakeup], [console.sink.fd], None)
+        """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
+        while console.sink.waiting:
+            ready = poll([wakeup], [console.sink.fd], 0 if self._hurried else None)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
             if console.sink.fd in ready:
                 self._pump_sinks({console.sink.fd})
+            elif self._hurried:
+                return
 
     def _note(self, text: str) -> None:
         self._err.note(f"lmsrun: {text}")

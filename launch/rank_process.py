@@ -6,7 +6,7 @@ import sys
 
 from launch.job import JobFiles, restore_file_limit
 from launch.plan import RankPlan
-from launch.program_signals import restore_signals
+from launch.program_signals import hold_interrupts, restore_signals
 from launch.warden import die_with_parent
 
 
@@ -33,6 +33,8 @@ def become_rank(
         restore_signals()
         restore_file_limit(files)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if "LMSRUN_EXPECT" in rank.env:
+            hold_interrupts()
         os.execvpe(rank.argv[0], rank.argv, environ)  # noqa: S606 - an argv list, no shell
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126

@@ -62,5 +62,10 @@ class ReceiptWatch:
             return
         path = self._files.output_dir / "receipts.json"
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(to_json(self._files.job_id, self.receipts), indent=1) + "\n")
-        os.replace(draft, path)
+        try:
+            draft.write_text(json.dumps(to_json(self._files.job_id, self.receipts), indent=1) + "\n")
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            # A write that fails names no file.
+            raise OSError(error.errno, error.strerror, str(path)) from error

@@ -8,6 +8,7 @@ becomes the program; only where somebody waits for news of its end does it stay,
 Every rank pays for what is imported here: dataclasses, pathlib and shutil would take longer than the work.
 """
 
+import errno
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from launch.errors import LmsrunError, UsageError
 from launch.idset import IdSet, format_ids
 from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
 from launch.printable import printable
-from launch.program_signals import restore_signals
+from launch.program_signals import restore_signals, take_interrupts
 from launch.receipt_file import compare_binding, parse_expected_ids, write_receipt
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
         raise BindingError(
             f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
         )
+    take_interrupts()
     if environ.get("PMI_FD") or environ.get("LMSRUN_RECEIPT_LINES"):
         _exec_guarded(argv, program_environ(environ), expected.rank)
     restore_signals()
@@ -257,7 +259,16 @@ def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execve(argv[0], list(argv), dict(environ))  # noqa: S606 - an argv list, no shell
     except OSError as error:
-        raise ProgramError(f"cannot run {argv[0]}: {error.strerror}", NOT_EXECUTABLE) from error
+        raise ProgramError(f"cannot run {argv[0]}: {_why_not(error)}", NOT_EXECUTABLE) from error
+
+
+def _why_not(error: OSError) -> str:
+    """Why the kernel does not run a file that is there and executable."""
+    if error.errno == errno.ENOENT:
+        return "the interpreter that its first line names is not here"
+    if error.errno == errno.ENOEXEC:
+        return "neither a program for this machine nor a script that begins with #!"
+    return error.strerror or str(error)
 
 
 def _folder() -> str:

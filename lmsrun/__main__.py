@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -42,8 +43,14 @@ def main() -> int:
         from launch.worker import main as work  # The short way: a rank needs nothing of the command line.
 
         work(sys.argv[2:], os.environ)
+    # Ctrl-C while importing is no traceback; later it is an exception, for there is something to clean up.
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from lmsrun.cli import main as command_line
 
+    if interrupted is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
     return command_line(sys.argv[1:], os.environ)
 
 

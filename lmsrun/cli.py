@@ -245,9 +245,7 @@ def _why_not(program: str) -> str:
 
 def _check_python(python: str | None, environ: Mapping[str, str]) -> None:
     if python and shutil.which(python, path=environ.get("PATH")) is None:
-        raise UsageError(
-            f"--python {python} is not there, or cannot be executed; needed an interpreter"
-        )
+        raise UsageError(f"--python {python} is not there, or cannot be executed; needed an interpreter")
 
 
 def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | None, Request]":

@@ -100,6 +100,7 @@ def test_the_second_sigint_kills_at_once(start: JobStarter) -> None:
     assert job.process.poll() is None
     job.signal(signal.SIGINT)
     assert job.finish(20) == 130
+    assert "was killed by SIGKILL (signal 9)" in job.last_line
     job.assert_nothing_left()
 
 
@@ -208,6 +209,23 @@ def test_an_output_folder_that_fills_up_is_said_and_fails_the_job(start: JobStar
     assert job.finish() == 1
     assert "error: cannot write rank-0.stdout: File too large; the file ends here" in job.stderr.decode()
     assert job.stdout.count(b"\n") == 6000
+
+
+def test_receipts_that_cannot_be_saved_fail_the_job(start: JobStarter, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    job = start(STUB, "ready", "wait_for=go", options=("--numa", "off", "--output-dir", folder))
+    job.wait_ready()
+    (folder / "receipts.json").mkdir()
+    (tmp_path / "go").touch()
+    assert job.finish() == 1
+    assert job.last_line == f"lmsrun: error: cannot write {folder}/receipts.json: Is a directory"
+    assert not list(folder.glob(".*"))
+
+
+def test_an_output_folder_that_is_a_file_starts_nothing(start: JobStarter) -> None:
+    job = start(STUB, "ready", options=("--numa", "off", "--output-dir", STUB))
+    assert job.finish() == 2
+    assert job.last_line == f"lmsrun: the output folder {STUB} is no folder; choose another --output-dir"
 
 
 def test_an_output_folder_that_cannot_be_made_starts_nothing(start: JobStarter) -> None:

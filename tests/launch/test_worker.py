@@ -157,6 +157,38 @@ def test_a_name_cannot_drive_the_terminal() -> None:
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("first_line", "said"),
+    [
+        ("#!/no/such/interpreter", "the interpreter that its first line names is not here"),
+        ("echo hi", "neither a program for this machine nor a script that begins with #!"),
+    ],
+)
+def test_what_the_kernel_does_not_run_is_told_why(tmp_path: Path, first_line: str, said: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"{first_line}\n")
+    script.chmod(0o755)
+    done = work(script, LMSRUN_EXPECT=json.dumps(EXPECT), LMSRUN_RECEIPT_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (126, f"lmsrun: cannot run {script}: {said}\n")
+
+
+def test_an_interrupt_before_the_program_is_no_traceback(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    environ = {**os.environ, "LMSRUN_EXPECT": json.dumps(EXPECT), "LMSRUN_RECEIPT_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [*LMSRUN, "worker", "--", "true"],
+        env=environ,
+        stderr=subprocess.PIPE,
+        preexec_fn=interrupt,  # noqa: PLW1509 - no threads in the tests
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 @pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 def test_mpirun_of_the_worker_is_a_whole_integration(show: Path) -> None:
