@@ -176,7 +176,14 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             )
         self._log(f"Editing model for LMS, took: {stats.edit_s * 1000:.1f} ms")
         if self.autotune_plot:
-            lms.plot(PLOT_NAME if self.autotune_plot is True else self.autotune_plot)
+            self._plot(PLOT_NAME if self.autotune_plot is True else self.autotune_plot)
+
+    def _plot(self, path: str) -> None:
+        """Draw the plan; a picture that cannot be drawn is no reason not to train."""
+        try:
+            lms.plot(path)
+        except (LMSError, OSError) as error:
+            self._log(f"autotune_plot: {error}")
 
     # --- inside ----------------------------------------------------------------------------------------
 
