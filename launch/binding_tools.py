@@ -8,6 +8,7 @@ from launch.binding import LADDER, BindingTools
 from launch.hostmem import dram_nodes
 from launch.idset import format_ids
 from launch.plan import MemPolicy
+from launch.settings import PlanSettings
 from launch.topology import Machine
 
 Runner = Callable[[Sequence[str]], str | None]
@@ -19,6 +20,19 @@ def assume_tools(machine: Machine) -> BindingTools:
     if machine.limits.set_mempolicy is False:
         return BindingTools(policies=frozenset(), why="this machine refuses memory policies (set_mempolicy)")
     return BindingTools()
+
+
+def choose_tools(machine: Machine, settings: PlanSettings, path: str | None = None) -> BindingTools:
+    """The tools of this machine, as far as a plan with these settings asks for them.
+
+    Args:
+        machine: This machine.
+        settings: Where nothing is to be bound nothing is probed.
+        path: Where to look for numactl; None: ``PATH``.
+    """
+    if settings.numa == "off":
+        return assume_tools(machine)
+    return read_tools(machine, path, ask_libnuma=settings.bind_method == "libnuma")
 
 
 def read_tools(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launch.hosts import HostShare
+from launch.rank_variables import IDENTITY, TRANSPORT
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,6 @@ _SECRET = re.compile(
     r".*(?:TOKEN|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY|AUTH_?KEY).*|.*_KEY|.*_PWD"
 )
 _OF_ONE_HOST = re.compile(r"CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL")
-_OF_ONE_RANK = re.compile(
-    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LMSRUN_EXPECT|"
-    r"HOROVOD_(?:RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_.*|CONTROLLER|CPU_OPERATIONS)"
-)
 
 
 def forwarded_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[str, ...]:
@@ -109,6 +106,6 @@ def unescape_args(args: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_private(name: str) -> bool:
-    return bool(
-        _SECRET.fullmatch(name.upper()) or _OF_ONE_HOST.fullmatch(name) or _OF_ONE_RANK.fullmatch(name)
-    )
+    if name in IDENTITY or name in TRANSPORT:
+        return True
+    return bool(_SECRET.fullmatch(name.upper()) or _OF_ONE_HOST.fullmatch(name))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from launch.binding_tools import read_tools
+from launch.binding_tools import choose_tools
 from launch.discover import read_machine
 from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
@@ -35,7 +35,7 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         host=os.uname().nodename,
         settings=settings,
         lms=read_lms_config(settings, environ),
-        tools=read_tools(machine, environ.get("PATH")),
+        tools=choose_tools(machine, settings, environ.get("PATH")),
         environ=environ,
     )
     planned = plan_host(machine, request)

@@ -12,17 +12,12 @@ from launch.gpu_choice import GpuChoice
 from launch.hostmem import RankMemory
 from launch.idset import format_ids
 from launch.placement import Placement
+from launch.rank_variables import RESERVED
 from launch.settings import PlanSettings
 from lms.config import LMSConfig
 
 HOST_LIMIT_VARIABLES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB")
 """TensorFlow from 1.14 on, and before; both mean MiB."""
-RESERVED = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    | {"LMSRUN_JOB_ID", "LMSRUN_RECEIPT_DIR", "LMSRUN_EXPECT", "LMSRUN_GPUS"}
-    | {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")}
-)
-"""What makes a rank that rank; ``-x`` may not change it."""
 
 
 def parse_forward(

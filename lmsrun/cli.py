@@ -331,7 +331,7 @@ def _host_request(
     request: Request, environ: Mapping[str, str], machine: "Machine", only_here: bool
 ) -> "tuple[HostRequest, tuple[str, ...], list[str]]":
     """What the planner is asked, but for the ranks' number; the names that ``-x`` hands on; warnings."""
-    from launch.binding_tools import assume_tools, read_tools
+    from launch.binding_tools import assume_tools, choose_tools
     from launch.lms_choice import read_lms_config
     from launch.planner import HostRequest
     from launch.worker_env import parse_forward
@@ -351,11 +351,7 @@ def _host_request(
         world_size=1,
         settings=options,
         lms=read_lms_config(options, {**environ, **given}, request.lms_table),
-        tools=(
-            read_tools(machine, ask_libnuma=options.bind_method == "libnuma")
-            if is_live and options.numa != "off"
-            else assume_tools(machine)
-        ),
+        tools=choose_tools(machine, options) if is_live else assume_tools(machine),
         environ=users,
         given=given,
     )

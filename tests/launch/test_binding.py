@@ -7,7 +7,7 @@ import machines
 import pytest
 
 from launch.binding import Binding, BindingTools, bind_ranks, choose_ladder
-from launch.binding_tools import assume_tools, read_tools, run_probe
+from launch.binding_tools import assume_tools, choose_tools, read_tools, run_probe
 from launch.errors import PlanError
 from launch.hostmem import plan_host_memory
 from launch.placement import place_ranks
@@ -171,6 +171,14 @@ def test_probing_without_numactl(tmp_path: Path) -> None:
     tools = read_tools(machines.machine("ac922"), str(tmp_path))
     assert tools.numactl is False
     assert tools.libnuma or "install numactl" in tools.why
+
+
+def test_nothing_is_probed_where_nothing_is_bound_and_libnuma_where_it_is_named(tmp_path: Path) -> None:
+    machine, path = machines.machine("ac922"), fake_numactl(tmp_path, "--membind*")
+    assert choose_tools(machine, PlanSettings(), path).policies != BindingTools().policies
+    assert choose_tools(machine, PlanSettings(numa="off"), path) == BindingTools()
+    named = choose_tools(machine, PlanSettings(bind_method="libnuma"), path)
+    assert named == read_tools(machine, path, ask_libnuma=True)
 
 
 def test_a_probe_that_cannot_start() -> None:

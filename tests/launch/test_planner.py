@@ -97,6 +97,7 @@ def test_forwarding() -> None:
     given, names, warnings = parse_forward(["A=1=2", "B", "C", "D="], {"B": "secret"})
     assert (given, names) == ({"A": "1=2", "D": ""}, ("B",))
     assert warnings == ["-x C: C is not set here, so ranks do not get it"]
-    for bad in ("1A=2", "a b", "", "LMSRUN_EXPECT=x", "LOCAL_RANK"):
+    reserved = ("LMSRUN_EXPECT=x", "LOCAL_RANK", "HOROVOD_HOSTNAME=x", "HOROVOD_GLOO_RENDEZVOUS_PORT=1")
+    for bad in ("1A=2", "a b", "", "LMSRUN_RECEIPT_LINES=1", "LMSRUN_RENDEZVOUS_PORT=1", *reserved):
         with pytest.raises(UsageError):
             parse_forward([bad], {})

@@ -175,7 +175,9 @@ sys.exit(job((sys.executable, *sys.argv[1:])))
 def test_a_rendezvous_that_cannot_be_served_is_said_at_once(start: JobStarter) -> None:
     broken = start.folder / "broken" / "horovod"
     broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("import time; time.sleep(0.5); raise ImportError('built for another Python')")
+    (broken / "__init__.py").write_text(
+        "import time; time.sleep(0.5); raise ImportError('built for another Python')"
+    )
     (start.folder / "knock.py").write_text(
         "import contextlib, os, socket, time\n"
         "port = int(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'])\n"
