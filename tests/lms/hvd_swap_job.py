@@ -1,0 +1,52 @@
+"""One of two Horovod ranks: trains twenty steps without and with swapping, and prints both as JSON."""
+
+import hashlib
+import json
+import os
+import warnings
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import horovod.tensorflow as hvd  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+import lms.hvd  # noqa: E402
+
+STEPS, BATCH = 20, 8
+
+
+def train() -> str:
+    """Fit a small network on this rank's own data; the digest of the weights."""
+    tf.keras.utils.set_random_seed(1)
+    layers = tf.keras.layers
+    inputs = x = layers.Input((16, 16, 3))
+    for _ in range(4):
+        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(x)))
+    model = tf.keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+    random = np.random.RandomState(hvd.rank())
+    images, labels = random.rand(BATCH * STEPS, 16, 16, 3).astype("f"), random.randint(0, 10, BATCH * STEPS)
+    optimizer = lms.hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.05, momentum=0.9))
+    model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(images, labels, batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+    trained = [variable.numpy() for variable in model.trainable_variables]
+    return hashlib.sha256(b"".join(value.tobytes() for value in trained)).hexdigest()
+
+
+def main() -> dict[str, Any]:
+    """Without, then with."""
+    hvd.init()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    before = train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lms.enable(enabled=True, policy="all", min_tensor_bytes=4096)
+    after = train()
+    edited = [graph.tensors for graph in lms.report().edited]
+    return {"rank": hvd.rank(), "before": before, "after": after, "tensors": edited}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()), flush=True)
