@@ -17,7 +17,7 @@ from launch.job import (
 )
 from launch.memory_kills import explain_memory, read_memory_counters
 from launch.plan import LaunchPlan, RankPlan
-from launch.rank_process import become_rank
+from launch.rank_process import become_rank, fork_process
 from launch.receipt_watch import ReceiptWatch
 from launch.receipts import RankReceipt, read_first_failure, read_receipts
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
@@ -127,7 +127,7 @@ class JobLoop:
         parent = os.getpid()
         # A signal between fork and exec must meet the rank's own disposition, not the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
-        pid = os.fork()
+        pid = fork_process()
         if pid == 0:
             become_rank(rank, environ, parent, (out[1], err[1]), self._handled, self._files)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,13 +1,29 @@
 """A rank from the fork to its program."""
 
 import os
+import shutil
 import signal
 import sys
 
+from launch.errors import JobError
 from launch.job import JobFiles, restore_file_limit
 from launch.plan import RankPlan
 from launch.program_signals import hold_interrupts, restore_signals
 from launch.warden import die_with_parent
+
+
+def fork_process() -> int:
+    """``os.fork``, whose refusal is told as a user's limit.
+
+    Raises:
+        JobError: If the system refuses.
+    """
+    try:
+        return os.fork()
+    except OSError as error:
+        raise JobError(
+            f"the system starts no more processes ({error.strerror}); raise `ulimit -u`, or start fewer ranks"
+        ) from error
 
 
 def become_rank(
@@ -35,7 +51,9 @@ def become_rank(
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if "LMSRUN_EXPECT" in rank.env:
             hold_interrupts()
-        os.execvpe(rank.argv[0], rank.argv, environ)  # noqa: S606 - an argv list, no shell
+        # Looked up where the plan looked: a PATH that the user gives to the ranks is their programs'.
+        program = shutil.which(rank.argv[0]) or rank.argv[0]
+        os.execve(program, rank.argv, environ)  # noqa: S606 - an argv list, no shell
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         os.write(2, f"lmsrun: cannot start {rank.argv[0]}: {error.strerror}\n".encode())

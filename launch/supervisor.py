@@ -18,6 +18,7 @@ from launch.errors import JobError
 from launch.job import JobFiles, JobOptions, open_job, restore_file_limit
 from launch.jobloop import JobLoop
 from launch.plan import LaunchPlan
+from launch.rank_process import fork_process
 from launch.receipts import RankReceipt
 from launch.warden import adopt_orphans, die_with_parent, read_children, sweep
 
@@ -65,7 +66,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
     adopt_orphans()
     front = os.getpid()
     try:
-        supervisor = _fork()
+        supervisor = fork_process()
         if supervisor == 0:
             _supervise(plan, options, files, render_receipts, front, passed)
         for fd in files.output_fds.values():
@@ -76,15 +77,6 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         shutil.rmtree(files.receipt_dir, ignore_errors=True)
         signal.signal(signal.SIGCHLD, child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _fork() -> int:
-    try:
-        return os.fork()
-    except OSError as error:
-        raise JobError(
-            f"the system starts no more processes ({error.strerror}); raise `ulimit -u`, or start fewer ranks"
-        ) from error
 
 
 def _supervise(
@@ -103,6 +95,9 @@ def _supervise(
         die_with_parent(signal.SIGTERM, front)
         adopt_orphans()
         code = JobLoop(plan, options, files, render_receipts, front, passed).run()
+    except JobError as error:
+        os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
+        sweep(_FRONT_SWEEP_S)
     except Exception as error:  # noqa: BLE001 - the last place that can say why
         os.write(options.stderr_fd, f"lmsrun: internal error: {type(error).__name__}: {error}\n".encode())
         if options.verbose:

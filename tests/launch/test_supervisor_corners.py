@@ -118,6 +118,27 @@ assert before == (signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_cannot_be_forked_ends_the_job_with_the_same_words(tmp_path: Path) -> None:
+    code = """
+forks = []
+fork = os.fork
+
+def refuse_the_second():
+    forks.append(1)
+    if len(forks) == 2:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = refuse_the_second
+sys.exit(job(("sleep", "600")))
+"""
+    done = drive(code, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmsrun: the system starts no more processes (Resource temporarily")
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("numa", "kind", "code", "line"),
     [

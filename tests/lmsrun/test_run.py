@@ -28,6 +28,12 @@ def lmsrun(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.ranks
+def test_a_path_for_the_ranks_is_not_where_the_launcher_looks(tmp_path: Path) -> None:
+    done = lmsrun(tmp_path, "-np", "1", "-x", "PATH=/nonexistent", "/bin/sh", "-c", "echo $PATH")
+    assert (done.returncode, done.stdout) == (0, "/nonexistent\n"), done.stderr
+
+
+@pytest.mark.ranks
 def test_ranks_get_what_the_plan_says_and_the_program_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     job = ["-np", "2", "--oversubscribe", "--gpus", "none", "-x", "MESSAGE=$(x) y\nz", "--no-lms"]
