@@ -56,7 +56,13 @@ def test_ranks_elsewhere_get_the_options_as_variables() -> None:
     )
     assert "LMSRUN_HOSTS" not in env
     job = build_job(
-        SHARES, settings, replace(REQUEST, program=("t.py", ":")), (), only_here=False, tag_output=None
+        SHARES,
+        settings,
+        replace(REQUEST, program=("t.py", ":")),
+        {"PATH": "/bin"},
+        (),
+        only_here=False,
+        tag_output=None,
     )
     assert job.worker[-4:] == ("--escaped", "--", "t.py", "%3A")
     assert job.env["LMSRUN_NUMA"] == "strict" and job.env["MASTER_ADDR"] == "a"
