@@ -8,6 +8,8 @@ from launch.topology import Gpu, Machine
 
 _VISIBLE = {"amd": "HIP_VISIBLE_DEVICES"}
 """By vendor; CUDA's variable otherwise."""
+_BELOW_HIP = "ROCR_VISIBLE_DEVICES"
+"""Hides AMD's GPUs before HIP counts them: HIP's indexes are places in this list."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,25 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
     Raises:
         PlanError: If a wanted GPU does not exist, is hidden, or is named twice.
     """
+    machine, below = _as_hip_counts(machine, environ.get(_BELOW_HIP))
     variable = _VISIBLE.get((machine.gpus[0].vendor or "") if machine.gpus else "", "CUDA_VISIBLE_DEVICES")
     if wanted == "none":
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
     visible, warnings = _visible(machine, environ.get(variable), variable)
     chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), variable)
-    choice = GpuChoice(chosen, warnings=warnings)
+    choice = GpuChoice(chosen, warnings=(*below, *warnings))
     whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
     return choice if whole or not chosen else replace(choice, env=((variable, choice.tokens),))
+
+
+def _as_hip_counts(machine: Machine, text: str | None) -> tuple[Machine, tuple[str, ...]]:
+    if text is None or not any(gpu.vendor == "amd" for gpu in machine.gpus):
+        return machine, ()
+    left, warnings = _visible(machine, text, _BELOW_HIP)
+    order = [find_gpu(machine, token.strip()) for token in text.split(",")]
+    renumbered = sorted(left, key=order.index)
+    counted = tuple(replace(gpu, index=index) for index, gpu in enumerate(renumbered))
+    return replace(machine, gpus=counted), warnings
 
 
 def _visible(machine: Machine, text: str | None, variable: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:

@@ -15,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from launch.discover import find_gpus, has_driver
 from launch.discover.limits import probe_set_mempolicy, read_limits
-from launch.discover.nvml import import_nvml, read_nvml
+from launch.discover.nvml import import_nvml
 from launch.discover.tree import DirTree, Tree
-from launch.errors import LmsrunError
+from launch.errors import LmsrunError, TopologyError
 from launch.idset import format_ids
 from launch.mpi_flavour import read_mpi_flavour
+from lmsrun.render_topology import format_size
 
 SCHEMA = "lmsrun.check/1"
 Status = Literal["ok", "warn", "missing"]
@@ -172,7 +174,9 @@ def _check_cpuset(around: Around) -> Finding:
 def _check_memory_limit(around: Around) -> Finding:
     limit = read_limits(around.tree, set_mempolicy=None).memory_bytes
     return Finding(
-        "cgroup memory", "ok", "no limit" if limit is None else f"limit {_size(limit)}, plans keep to it"
+        "cgroup memory",
+        "ok",
+        "no limit" if limit is None else f"limit {format_size(limit)}, plans keep to it",
     )
 
 
@@ -180,30 +184,27 @@ def _check_memlock(around: Around) -> Finding:
     limit = read_limits(around.tree, set_mempolicy=None).memlock_bytes
     if limit is None:
         return Finding("memlock", "ok", "unlimited")
-    detail = f"limit {_size(limit)}: InfiniBand and NCCL register host memory against it"
+    detail = f"limit {format_size(limit)}: InfiniBand and NCCL register host memory against it"
     return Finding("memlock", "warn", detail, "ulimit -l unlimited, or in a container --ulimit memlock=-1")
 
 
 def _check_gpus(around: Around) -> Finding:
-    driver = around.tree.names("proc/driver/nvidia/gpus")
-    if around.nvml is None:
-        if not driver:
-            return Finding("GPUs", "ok", "none (no NVIDIA driver): ranks run on the CPUs")
-        detail = f"{len(driver)} by the driver's folder, without memory sizes: nvidia-ml-py not found"
-        return Finding("GPUs", "warn", detail, "pip install nvidia-ml-py")
-    gpus, warnings = read_nvml(around.nvml, max(around.cpus, default=0) + 1)
-    if gpus:
-        names = [gpu.name or "unnamed" for gpu in gpus]
-        text = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    driver = has_driver(around.tree)
+    try:
+        gpus, warnings = find_gpus(around.tree, around.nvml if driver else None)
+    except TopologyError as error:
+        return Finding("GPUs", "warn", str(error))
+    if not gpus:
+        status: Status = "warn" if warnings else "ok"
+        return Finding("GPUs", status, "; ".join(["none: ranks run on the CPUs", *warnings]))
+    names = [gpu.name or f"{gpu.vendor or 'unnamed'} GPU" for gpu in gpus]
+    text = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    if all(gpu.memory_bytes for gpu in gpus):
         return Finding("GPUs", "warn" if warnings else "ok", "; ".join([text, *warnings]))
+    remedy = f"load the driver of {', '.join(sorted({gpu.vendor or 'the GPU' for gpu in gpus}))}"
     if driver:
-        return Finding(
-            "GPUs",
-            "warn",
-            f"{len(driver)} by the driver's folder; {'; '.join(warnings)}",
-            "nvidia-smi says why",
-        )
-    return Finding("GPUs", "ok", "none that NVML knows: ranks run on the CPUs")
+        remedy = "nvidia-smi says why" if around.nvml else "pip install nvidia-ml-py"
+    return Finding("GPUs", "warn", "; ".join([f"{text}, memory size unknown", *warnings]), remedy)
 
 
 def _check_tensorflow(around: Around) -> Finding:
@@ -292,13 +293,6 @@ def _check_mpi(around: Around) -> Finding:
     except LmsrunError as error:
         return Finding("MPI", "warn", str(error))
     return Finding("MPI", "ok", f"{flavour.title}, {path}")
-
-
-def _size(size_bytes: int) -> str:
-    for shift, unit in ((30, "GiB"), (20, "MiB")):
-        if size_bytes >= 1 << shift:
-            return f"{size_bytes / (1 << shift):.1f} {unit}"
-    return f"{size_bytes / 1024:.1f} KiB"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

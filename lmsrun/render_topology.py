@@ -55,13 +55,13 @@ def _numa_node(node: NumaNode, machine: Machine) -> _Branch:
     cores = sum(core.numa_node == node.id for core in machine.cores)
     cpus = f"CPUs {format_ids(node.cpus)} ({cores} core{'' if cores == 1 else 's'}), " if node.cpus else ""
     return _Branch(
-        f"NUMA node {node.id}: {cpus}{_size(node.memory_bytes)}{_KINDS[node.kind]}",
+        f"NUMA node {node.id}: {cpus}{format_size(node.memory_bytes)}{_KINDS[node.kind]}",
         [_Branch(_gpu_text(gpu)) for gpu in machine.gpus if gpu.numa_node == node.id],
     )
 
 
 def _gpu_text(gpu: Gpu) -> str:
-    known = filter(None, (gpu.name or gpu.vendor, _size(gpu.memory_bytes), gpu.uuid))
+    known = filter(None, (gpu.name or gpu.vendor, format_size(gpu.memory_bytes), gpu.uuid))
     where = "" if gpu.numa_node is not None else ", NUMA node unknown"
     near = f", near CPUs {format_ids(gpu.cpus)}" if gpu.cpus and where else ""
     return f"GPU {gpu.index}: {gpu.pci_bus_id}, {', '.join(known)}{where}{near}"
@@ -76,15 +76,16 @@ def _limits(machine: Machine) -> str:
     limits = machine.limits
     told = []
     if limits.memory_bytes is not None:
-        told.append(f"{_size(limits.memory_bytes)} by its cgroup")
+        told.append(f"{format_size(limits.memory_bytes)} by its cgroup")
     if limits.memlock_bytes is not None:
-        told.append(f"{_size(limits.memlock_bytes)} of locked memory")
+        told.append(f"{format_size(limits.memlock_bytes)} of locked memory")
     if limits.set_mempolicy is False:
         told.append("no memory policy may be set")
     return "limits: " + ", ".join(told) if told else ""
 
 
-def _size(size_bytes: int | None) -> str:
+def format_size(size_bytes: int | None) -> str:
+    """Bytes for people, such as ``15.8 GiB``."""
     if size_bytes is None:
         return "memory unknown"
     for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):

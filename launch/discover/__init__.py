@@ -23,6 +23,7 @@ MAX_SOURCE_BYTES = 64 << 20
 """The largest file that is read as a saved topology."""
 _DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 """What the NVIDIA driver (the last one: WSL's) leaves on a machine; without any NVML has nothing to say."""
+_NO_NVML = "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)"
 
 
 def read_machine(source: str | None = None, *, root: str = "/", nvml: Any = None) -> Machine:
@@ -50,27 +51,42 @@ def read_machine(source: str | None = None, *, root: str = "/", nvml: Any = None
 
 def _read_live(root: str, nvml: Any) -> Machine:
     tree = DirTree(root)
-    of_nvml, warnings = _read_live_nvml(tree, root, nvml)
-    architecture = os.uname().machine
-    facts = merge_gpus(of_nvml, read_driver_gpus(tree), () if of_nvml else read_pci_gpus(tree))
-    return _build(tree, "live", architecture, facts, warnings, live=True)
+    missing: tuple[str, ...] = ()
+    if nvml is None and has_driver(tree):
+        from launch.discover.nvml import import_nvml  # only machines with a driver pay for it
+
+        nvml = import_nvml()
+        if nvml is None:
+            missing = (_NO_NVML,)
+    facts, warnings = find_gpus(tree, nvml)
+    return _build(tree, "live", os.uname().machine, facts, (*missing, *warnings), live=True)
 
 
-def _read_live_nvml(tree: Tree, root: str, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
-    if nvml is None and not _has_driver(root):
-        return (), ()
-    from launch.discover.nvml import import_nvml, read_nvml  # only machines with a driver pay for it
+def find_gpus(tree: Tree, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
+    """The GPUs of this machine, by the first that knows any: NVML, the driver's folder, the PCI bus.
 
-    module = nvml or import_nvml()
-    if module is None:
-        return (), (
-            "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)",
-        )
-    return read_nvml(module, max(read_online(tree)) + 1)
+    Args:
+        tree: Where ``proc/`` and ``sys/`` are.
+        nvml: The module ``pynvml`` or its stand-in; None: it is not there to be asked.
+
+    Returns:
+        What is known of each, and NVML's warnings.
+
+    Raises:
+        TopologyError: If NVML is to be asked on a machine that shows no CPU.
+    """
+    of_nvml: tuple[GpuFacts, ...] = ()
+    warnings: tuple[str, ...] = ()
+    if nvml is not None:
+        from launch.discover.nvml import read_nvml
+
+        of_nvml, warnings = read_nvml(nvml, max(read_online(tree)) + 1)
+    return merge_gpus(of_nvml, read_driver_gpus(tree), () if of_nvml else read_pci_gpus(tree)), warnings
 
 
-def _has_driver(root: str) -> bool:
-    return any(os.path.exists(os.path.join(root, sign)) for sign in _DRIVER_SIGNS)
+def has_driver(tree: Tree) -> bool:
+    """Whether NVIDIA's driver is loaded, so that NVML has something to say."""
+    return any(tree.real(sign) is not None for sign in _DRIVER_SIGNS)
 
 
 def read_tree(tree: Tree, source: str) -> Machine:

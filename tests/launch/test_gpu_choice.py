@@ -85,3 +85,24 @@ def test_errors_say_what_is_there(wanted: str, environ: dict[str, str], said: st
 def test_amd_has_its_own_variable() -> None:
     amd = replace(MACHINE, gpus=tuple(replace(gpu, vendor="amd", uuid=None) for gpu in MACHINE.gpus))
     assert choose_gpus(amd, "1", {"CUDA_VISIBLE_DEVICES": "0"}).env == (("HIP_VISIBLE_DEVICES", "1"),)
+
+
+@pytest.mark.parametrize(
+    ("environ", "addresses", "env"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "3,2"}, ["3", "2"], {}),
+        ({"ROCR_VISIBLE_DEVICES": "3,2", "HIP_VISIBLE_DEVICES": "1"}, ["2"], {"HIP_VISIBLE_DEVICES": "1"}),
+        ({"ROCR_VISIBLE_DEVICES": ""}, [], {}),
+        ({"HIP_VISIBLE_DEVICES": "1"}, ["1"], {"HIP_VISIBLE_DEVICES": "1"}),
+    ],
+)
+def test_hip_counts_what_rocr_has_left(
+    environ: dict[str, str], addresses: list[str], env: dict[str, str]
+) -> None:
+    amd = tuple(replace(gpu, vendor="amd", uuid=None) for gpu in _KNOWN.gpus)
+    choice = choose_gpus(replace(_KNOWN, gpus=amd), "auto", environ)
+    assert [gpu.pci_bus_id for gpu in choice.gpus] == [amd[int(place)].pci_bus_id for place in addresses]
+    assert [gpu.index for gpu in choice.gpus] == ([1] if env else list(range(len(addresses))))
+    assert {**environ, **dict(choice.env)} == {**environ, **env}
+    assert [warning for warning in choice.warnings if "hides every GPU" in warning] == list(choice.warnings)
+    assert bool(choice.warnings) == (not addresses)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_healthy_machine_is_said_to_be_one(
         "ok      cpuset         CPUs 0-3, memory nodes 0,8\n"
         "ok      cgroup memory  no limit\n"
         "ok      memlock        unlimited\n"
-        "ok      GPUs           none (no NVIDIA driver): ranks run on the CPUs\n"
+        "ok      GPUs           none: ranks run on the CPUs\n"
         "ok      TensorFlow     2.21.0, built for CUDA 12.5.1\n"
         "ok      Horovod        0.28.1 with Gloo, MPI, built for TensorFlow 2.21.0\n"
         "warn    MPI            no mpirun: only needed for --launcher mpirun; "
@@ -146,9 +147,46 @@ def test_native_support_of_an_old_build_is_no_warning(healthy: doctor.Around, si
 
 
 def test_gpus_without_nvml_are_counted_by_the_driver(healthy: doctor.Around) -> None:
-    tree = MemoryTree({"proc/driver/nvidia/gpus/0000:01:00.0/information": b"Model: X"}, {})
+    files = {"gpus/0000:01:00.0/information": b"Model: X", "version": b"NVRM"}
+    tree = MemoryTree({f"proc/driver/nvidia/{name}": content for name, content in files.items()}, {})
     finding = find(dataclasses.replace(healthy, tree=tree), "GPUs")
-    assert (finding.status, finding.remedy) == ("warn", "pip install nvidia-ml-py")
+    assert finding == doctor.Finding("GPUs", "warn", "1 x X, memory size unknown", "pip install nvidia-ml-py")
+
+
+@pytest.mark.parametrize(
+    ("memory", "status", "detail"),
+    [
+        ({"mem_info_vram_total": b"68702699520"}, "ok", "1 x MI250X"),
+        ({}, "warn", "1 x MI250X, memory size unknown"),
+    ],
+)
+def test_gpus_that_only_the_pci_bus_shows_are_those_that_a_plan_uses(
+    healthy: doctor.Around, memory: dict[str, bytes], status: str, detail: str
+) -> None:
+    files = {"vendor": b"0x1002", "class": b"0x038000", "product_name": b"MI250X", **memory}
+    folder = "sys/bus/pci/devices/0000:c1:00.0"
+    tree = MemoryTree({f"{folder}/{name}": content for name, content in files.items()}, {})
+    finding = find(dataclasses.replace(healthy, tree=tree), "GPUs")
+    assert (finding.status, finding.detail) == (status, detail)
+    assert finding.remedy == (None if status == "ok" else "load the driver of amd")
+
+
+def test_nvmls_masks_are_sized_by_the_machine_not_by_this_process(healthy: doctor.Around) -> None:
+    asked = []
+
+    class Nvml:
+        NVMLError = OSError
+
+        def __getattr__(self, name: str) -> object:
+            answers = {"nvmlDeviceGetCount": 1, "nvmlDeviceGetName": "V100", "nvmlDeviceGetMigMode": None}
+            answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=1 << 34)
+            answers["nvmlDeviceGetPciInfo"] = SimpleNamespace(busId="00000004:05:00.0")
+            return lambda *args: (asked.append((name, *args[1:])), answers.get(name))[1]
+
+    tree = MemoryTree({"proc/driver/nvidia/version": b"x", "sys/devices/system/cpu/online": b"0-191"}, {})
+    around = dataclasses.replace(healthy, tree=tree, nvml=Nvml())  # type: ignore[arg-type]
+    assert find(around, "GPUs").detail == "1 x V100"
+    assert ("nvmlDeviceGetCpuAffinity", 3) in asked
 
 
 def test_cgroup_limit_is_shown(healthy: doctor.Around) -> None:
