@@ -30,9 +30,10 @@ from lms.rewrite import Edits, is_edited, rewrite
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.stats import Collector, GraphStats, Planned, Report
+from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
-from lms.transports.base import Transport
+from lms.transports.base import StoreStats, Transport
 from lms.transports.choose import choose_transport
 
 logger = logging.getLogger("lms")
@@ -66,6 +67,7 @@ class Engine:
         self._transport: Transport | None = None
         self._warned: set[str] = set()
         self.guest: Guest | None = None
+        self.steps = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
 
     @property
     def device(self) -> Device:
@@ -114,6 +116,8 @@ class Engine:
             self._skip(func_graph, "a gradient tape around the function is recording")
             return
         call = self.watch.call
+        if self.steps is not None and call.functions:
+            self.steps.planned(call.functions[0])
         hints = self._hints(call)
         self.edit(func_graph, func_graph.name, hints, call)
 
@@ -181,6 +185,8 @@ class Engine:
     def run(self, function: Any, step: Callable[[], Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
         try:
+            if self.steps is not None:
+                return self.steps.run(function, function._name, step)
             return step()
         except tf.errors.ResourceExhaustedError as error:
             if self.rescue.prepare(self.watch.call):
@@ -196,6 +202,11 @@ class Engine:
             return step()
         except tf.errors.ResourceExhaustedError as error:
             raise self._explained(error) from error
+
+    def _counters(self) -> tuple[StoreStats | None, int | None]:
+        memory, transport = self.device.memory(), self._transport
+        counted = transport is not None and transport.name != "device"
+        return transport.stats() if transport and counted else None, None if memory is None else memory[1]
 
     def _explained(self, error: Any) -> Exception:
         latest = self.collector.planned[-1] if self.collector.planned else None

@@ -63,7 +63,8 @@ class Rescue:
         margin = min(0.9, self.config.margin + LARGER_MARGIN)
         self.message = (
             "the first step ran out of memory although the plan fitted; planned again with margin "
-            f"{margin:.2f} instead of {self.config.margin:.2f} (a batch that an iterator gave is not seen again)"
+            f"{margin:.2f} instead of {self.config.margin:.2f} (a batch that an iterator gave is not seen "
+            "again)"
         )
         self.config = replace(self.config, margin=margin)
         return True

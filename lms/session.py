@@ -4,6 +4,7 @@ TensorFlow hands a session a copy of the graph at the first run, and ignores lat
 So the edit comes before that, or not at all, and then a warning says so.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from lms.errors import LMSError
 from lms.grappler import without_memory_optimizer
 from lms.rewrite import Edits, is_edited
 from lms.shapes import ShapeHints, argument_shapes
+from lms.step_log import StepLog
 from lms.tf_graph import has_backward_pass
 
 
@@ -23,6 +25,7 @@ class Editor(Protocol):
     """What edits a graph (the engine of :mod:`lms.hook`)."""
 
     config: LMSConfig
+    steps: StepLog | None
 
     def edit(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
         """Plan and edit."""
@@ -49,7 +52,13 @@ class SessionWatch:
 
         def watched_run(session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **more: Any) -> Any:
             self.before_run(session.graph, feed_dict or {})
-            return run(session, fetches, feed_dict, *args, **more)
+            steps = self._editor.steps
+            if steps is None:
+                return run(session, fetches, feed_dict, *args, **more)
+            if is_edited(session.graph):
+                steps.planned(session.graph)
+            again = functools.partial(run, session, fetches, feed_dict, *args, **more)
+            return steps.run(session.graph, "session run", again, idle=False)
 
         tf_session.BaseSession.__init__ = watched_init
         tf_session.BaseSession.run = watched_run
@@ -72,8 +81,8 @@ class SessionWatch:
             return
         if known is not None:
             self._editor.warn(
-                "the graph got its training step after a session had run it, too late for LMS; build the whole "
-                "graph before the first session.run"
+                "the graph got its training step after a session had run it, too late for LMS; build the "
+                "whole graph before the first session.run"
             )
         elif graph.finalized:
             self._editor.warn(

@@ -42,6 +42,15 @@ def run(argv: list[str], **environ: str) -> str:
     return done.stdout + done.stderr
 
 
+def moved_bytes(steps: Path) -> list[str]:
+    """What each step of LMS_STATS_FILE swapped out: the same in all, and not nothing."""
+    header, *lines = steps.read_text().splitlines()
+    moved = [line.split(",")[header.split(",").index("bytes_out")] for line in lines]
+    assert len(set(moved)) == 1, moved
+    assert int(moved[0]) > 0
+    return moved
+
+
 @pytest.fixture(autouse=True)
 def packages() -> None:
     for name in ("tensorflow", "sklearn", "nibabel"):
@@ -50,7 +59,9 @@ def packages() -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_alone(name: str, tmp_path: Path) -> None:
-    text = run([sys.executable, f"examples/{name}", *ALONE[name].format(tmp=tmp_path).split()])
+    steps = tmp_path / "steps.csv"
+    argv = [sys.executable, f"examples/{name}", *ALONE[name].format(tmp=tmp_path).split()]
+    text = run(argv, LMS_STATS_FILE=str(steps))
     if name == "many_model.py":
         header, first, *_ = (tmp_path / "mobilenet_lms_stats.csv").read_text().splitlines()
         assert header == "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB reclaimed"
@@ -63,8 +74,10 @@ def test_alone(name: str, tmp_path: Path) -> None:
         assert "median megavoxels/sec" in (tmp_path / "u.csv").read_text()
     if name == "session_mnist.py":
         assert "[LMS][0] Added " in text
+        assert len(moved_bytes(steps)) == 60
     if name == "custom_loop.py":
         assert "graphs edited     1" in text
+        assert len(moved_bytes(steps)) == 12
 
 
 @pytest.mark.ranks
