@@ -5,6 +5,7 @@ Run as a child process by test_watch.py.
 
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,6 +173,24 @@ def the_message_that_remains_explains() -> None:
         assert "Largest tensors alive" in text and "LMS_MARGIN" in text and "0.5 MiB" in text, text
 
 
+def every_transport_trains_the_same_bits() -> None:
+    """Through memory, through a file without a name, and through NumPy."""
+    start = [weight.numpy() for weight in WEIGHTS]
+    results = []
+    with tempfile.TemporaryDirectory() as directory:
+        for fields in ({}, {"store_dir": directory}, {"transport": "numpy"}):
+            for weight, value in zip(WEIGHTS, start, strict=True):
+                weight.assign(value)
+            with enabled(policy="all", **fields):
+                tf.function(train)(BATCH)
+                report = lms.report()
+            assert report.transport == fields.get("transport", "file" if fields else "host")
+            assert report.store.bytes_out > 0
+            results.append(b"".join(weight.numpy().tobytes() for weight in WEIGHTS))
+        assert not os.listdir(directory)
+    assert len(set(results)) == 1
+
+
 def a_full_store_is_an_error_before_training() -> None:
     """Nothing has run when the error comes."""
     before = WEIGHTS[0].numpy()
@@ -219,6 +238,7 @@ CASES = (
     inference_is_left_alone,
     a_first_step_out_of_memory_is_planned_again,
     the_message_that_remains_explains,
+    every_transport_trains_the_same_bits,
     a_full_store_is_an_error_before_training,
     a_budget_that_cannot_be_met_says_the_floor,
     optimizer_options_come_back,
