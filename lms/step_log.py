@@ -21,7 +21,7 @@ class StepLog:
     """Writes down the calls of what has been planned.
 
     Args:
-        path: The file; it is written anew. With several ranks each has its own: ``steps.rank1.csv``.
+        path: The file; the first step writes it anew. With several ranks each has its own: ``steps.rank1.csv``.
         environ: Where this process's rank stands.
         counters: Asked before and after each step.
 
@@ -34,14 +34,11 @@ class StepLog:
         self._counters = counters
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._steps = 0
-        try:
-            with self.path.open("w", newline="") as file:
-                csv.writer(file).writerow(COLUMNS)
-        except OSError as error:
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
             raise LMSError(
-                f"cannot write {os.fspath(self.path)!r}: {error.strerror}; needed in stats_file "
-                "(LMS_STATS_FILE): a file in a folder that exists"
-            ) from error
+                f"cannot write {os.fspath(self.path)!r}; needed in stats_file (LMS_STATS_FILE): a file in a "
+                "folder that exists and can be written to"
+            )
 
     def planned(self, owner: Any) -> None:
         """``owner``, a function or a session's graph, holds a training step."""
@@ -78,8 +75,9 @@ class StepLog:
             earlier = before or StoreStats()
             moved = [str(getattr(after, column) - getattr(earlier, column)) for column in COLUMNS[3:7]]
         row = [self._steps, name, f"{duration_s:.6f}", *moved, "" if peak is None else peak]
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(row)
+        # Made with the first line: processes that a rank starts import TensorFlow too, and train nothing.
+        with self.path.open("a" if self._steps else "w", newline="") as file:
+            csv.writer(file).writerows([row] if self._steps else [COLUMNS, row])
         self._steps += 1
 
 

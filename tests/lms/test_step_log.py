@@ -58,5 +58,13 @@ def test_each_rank_has_its_own_file() -> None:
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(LMSError, match=r"cannot write .*No such file or directory; needed in stats_file"):
-        StepLog(str(tmp_path / "none" / "steps.csv"), {}, lambda: (None, None))
+    for path in (tmp_path / "none" / "steps.csv", tmp_path):
+        with pytest.raises(LMSError, match=r"cannot write .*; needed in stats_file"):
+            StepLog(str(path), {}, lambda: (None, None))
+
+
+def test_a_process_that_trains_nothing_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("of another process")
+    StepLog(str(path), {}, lambda: (None, None)).run(Owner(), "a", lambda: None)
+    assert path.read_text() == "of another process"
