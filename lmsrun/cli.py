@@ -254,7 +254,8 @@ def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | 
     asked = (
         options.hosts or options.hostfile or options.host_discovery_script or options.min_np or options.max_np
     )
-    if options.launcher in ("auto", "local") and not asked and not has_allocation(environ):
+    allocated = options.launcher == "auto" and has_allocation(environ)
+    if options.launcher in ("auto", "local") and not asked and not allocated:
         return None, request
     from launch.hosts import share_ranks
     from lmsrun.cluster import find_place

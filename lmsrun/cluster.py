@@ -262,7 +262,7 @@ def _build_command(
     name = place.choice.name
     program = place.found.get(name)
     if program is None and not dry:
-        raise JobError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+        raise UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
     return _BUILDERS[name](
         _Start(program or name, program is not None, place.only_here, options, job, ranks, environ, dry)
     )
@@ -277,7 +277,7 @@ def _mpirun(start: _Start) -> Command:
     if speaks_with(read_horovod_mpi(), flavour.family):
         return command
     if not start.only_here:
-        raise JobError(
+        raise UsageError(
             f"Horovod here is linked with another MPI than {flavour.title}; try the mpirun of that one "
             "(--mpirun PATH), or --launcher horovodrun"
         )

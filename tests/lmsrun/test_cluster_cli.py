@@ -1,0 +1,105 @@
+"""Hosts and launchers on the command line: plans for elsewhere, and every mistake as one line and code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+from machines import SPECS, build_root
+
+from lmsrun.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def dgx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return str(build_root(SPECS["dgx"], tmp_path / "dgx"))
+
+
+def plan(capsys: Capture, *argv: str, **environ: str) -> dict[str, object]:
+    assert main(["plan", "--json", *argv, "train.py"], {"PATH": "/nowhere", **environ}) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_plan_over_hosts_needs_no_launcher_here(dgx: str, capsys: Capture) -> None:
+    found = plan(capsys, "--topology", dgx, "--launcher", "srun", "-H", "a:2,b:2")
+    assert (found["world_size"], found["launcher"]) == (4, "srun")
+    ranks = found["ranks"]
+    assert isinstance(ranks, list)
+    assert [(rank["rank"], rank["host"], rank["local_rank"]) for rank in ranks] == [
+        *((0, "a", 0), (1, "a", 1), (2, "b", 0), (3, "b", 1))
+    ]
+    assert found["commands"][0][:3] == ["srun", "--nodes=2", "--ntasks=4"]  # type: ignore[index]
+
+
+def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "3"}
+    found = plan(capsys, "--topology", dgx, "--launcher", "srun", **slurm)
+    assert found["world_size"] == 6
+    by_machine = plan(capsys, "--topology", dgx, "--launcher", "srun", "-H", "n1,n2")
+    assert by_machine["world_size"] == 16, "slots that are not given are the machine's GPUs"
+
+
+def test_a_hostfile_and_a_choice_from_it(dgx: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "hosts").write_text("a slots=4\nb:2 # the small one\n")
+    words = ("--topology", dgx, "--launcher", "mpirun", "--hostfile", "hosts")
+    assert plan(capsys, *words)["world_size"] == 6
+    assert plan(capsys, *words, "-H", "b")["world_size"] == 2
+
+
+def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
+    found = plan(capsys, "--topology", dgx, "--launcher", "local", "-np", "2", SLURM_JOB_NODELIST="n[1-2]")
+    assert (found["world_size"], found["launcher"]) == (2, "local")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-H", "a:1,a:1"], "names host 'a' twice"),
+        (["-H", "a:0,b"], "zero slots"),
+        (["-H", "a;id"], "is not a host name"),
+        (["-H", "-oProxyCommand=id"], "is not a host name"),
+        (["-H", "a:2,b:2", "-np", "9"], "9 ranks do not fit on 2 hosts with 4 slots"),
+        (["--hostfile", "missing"], "cannot read the hostfile missing: No such file"),
+        (["--launcher", "local", "-H", "a,b"], "this host only"),
+        (["--launcher", "mpirum"], "needed one of auto, local, mpirun"),
+        (["--mpi-args", "'"], "words as a shell would take them"),
+        (["--print-script", "sge"], "one of slurm, lsf, pbs"),
+        (["-H", "a,b", "--launcher", "srun"], "srun is not in PATH"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    dgx: str, capsys: Capture, argv: list[str], said: str
+) -> None:
+    assert main(["run", "--topology", dgx, *argv, "--", "true"], {"PATH": "/nowhere"}) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("lmsrun: ") and said in lines[0], lines
+
+
+def test_ibms_command_line_is_a_run(dgx: str, capsys: Capture) -> None:
+    argv = ["ddlrun", "--accelerators", "2", "--mode", "p", "--gpus", "3", "python", "t.py"]
+    assert main(argv, {"PATH": "/nowhere"}) == 2
+    assert "ddlrun has no option '--gpus'" in capsys.readouterr().err
+
+
+def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
+    argv = [
+        "--print-script",
+        "slurm",
+        "--topology",
+        dgx,
+        "-np",
+        "16",
+        "--numa",
+        "strict",
+        "-x",
+        "A=b c",
+        "--",
+        "t.py",
+        "$x",
+    ]
+    assert main(argv, {"PATH": "/nowhere"}) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
+    assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward 'A=b c' -- t.py '$x'\n")
