@@ -34,6 +34,7 @@ check: lint test  ## lint, then all tests
 
 bench: setup  ## start-up against horovodrun and mpirun
 	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/scale.py
 
 ifneq ($(wildcard bench/lms.py),)
 bench-lms: setup  ## the largest batch with and without Large Model Support
