@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         steps_per_epoch=max(1, options.steps // size),
         epochs=options.epochs,
         callbacks=callbacks(options, rank, size),
+        shuffle=False,
         verbose=2 if rank == 0 else 0,
     )
     state = lms.state()

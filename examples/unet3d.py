@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         steps_per_epoch=options.steps,
         epochs=options.epochs,
         callbacks=callbacks(options, rank, size),
+        shuffle=False,
         verbose=2 if rank == 0 else 0,
     )
     test_rng = np.random.default_rng(0)

@@ -21,7 +21,7 @@ class StepLog:
     """Writes down the calls of what has been planned.
 
     Args:
-        path: The file; the first step writes it anew. With several ranks each has its own: ``steps.rank1.csv``.
+        path: The file; the first step writes it anew. Of several ranks each has its own, ``steps.rank1.csv``.
         environ: Where this process's rank stands.
         counters: Asked before and after each step.
 
