@@ -236,6 +236,11 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
         if value is None:
             if not equals and (not rest or rest[0] == "--"):
                 raise UsageError(f"{flag} needs a value: {flag} {OPTIONS[field].metavar}")
+            if not equals and (rest[0] in spellings or rest[0] in _WISHES):
+                raise UsageError(
+                    f"{flag} needs a value ({OPTIONS[field].metavar}), but the option {rest[0]} follows; "
+                    f"if that is the value, write {flag}={rest[0]}"
+                )
             value = parse_option(OPTIONS[field], text if equals else rest.pop(0), flag)
         elif equals:
             raise UsageError(f"{flag} takes no value; write {flag} alone, or --no-{OPTIONS[field].name}")
@@ -382,7 +387,10 @@ def render_argv(parsed: Parsed, leave_out: frozenset[str]) -> list[str]:
             words.append(declared.long_flag if value else f"--no-{declared.name}")
         else:
             texts = value if declared.repeats else ["auto" if value is None else value]
-            words += [word for text in texts for word in (declared.long_flag, str(text))]
+            for text in map(str, texts):
+                # A value that looks like an option must not stand alone.
+                flag = declared.long_flag
+                words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return [*words, "--", *parsed.program]
 
 

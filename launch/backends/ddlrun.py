@@ -123,7 +123,7 @@ def _options(given: dict[Meaning, list[str]]) -> tuple[str, ...]:
     if "tcp" in given:
         mpi_args.append("-tcp")
     if mpi_args:
-        words += ["--mpi-args", shlex.join(mpi_args)]
+        words.append(f"--mpi-args={shlex.join(mpi_args)}")
     return (*words, *(("-v",) if "verbose" in given else ()))
 
 

@@ -184,7 +184,7 @@ def test_ibms_command_line() -> None:
     assert request.program == ("python", "train.py", "--lms=True", "-H", "x")
     assert request.options == (
         *("--hosts", "h1:4,h2:4", "-x", "A=1", "-x", "B"),
-        *("--mpi-args", "-pami_noib -tcp", "-v"),
+        *("--mpi-args=-pami_noib -tcp", "-v"),
     )
     assert request.notes == ("ddlrun -m b: DDL's reduction mode has no meaning without DDL",)
     assert parse_ddlrun(["--accelerators", "2", "python", "t.py"]).options == ("--hosts", "localhost:2")

@@ -7,7 +7,7 @@ import pytest
 
 from launch.errors import UsageError
 from launch.settings import parse_size
-from lmsrun.options import OPTIONS, Request, parse_argv, read_request
+from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
 from lmsrun.usage import render_help, render_reference
 
 
@@ -80,6 +80,14 @@ def test_everything_behind_the_program_is_its_own() -> None:
     assert read("-np=2 --no-lms - x").program == ("-", "x")
 
 
+def test_a_rendered_command_line_says_the_same() -> None:
+    words = "-np 2 -x A=1 -x B --mpi-args=--oversubscribe --no-lms a.py -v"
+    given = parse_argv("run", words.split())
+    again = parse_argv("run", render_argv(given, frozenset()))
+    assert (again.values, again.program) == (given.values, given.program)
+    assert "num_proc" not in parse_argv("run", render_argv(given, frozenset({"num_proc"}))).values
+
+
 def test_repeated_and_switched() -> None:
     request = read("-x A=1 -x B --no-lms --tag-output a.py")
     assert (request.options.forward, request.options.lms, request.options.tag_output) == (
@@ -99,6 +107,12 @@ def test_repeated_and_switched() -> None:
         ("-np 9999999 a.py", "at least 1 and at most 1000000"),
         ("-np -3 a.py", "-np is '-3'"),
         ("-np", "-np needs a value: -np N|auto"),
+        (
+            "--output-dir --json a.py",
+            "needs a value (DIR), but the option --json follows; if that is the value",
+        ),
+        ("--mpi-args --oversubscribe a.py", "write --mpi-args=--oversubscribe"),
+        ("--config -h", "but the option -h follows"),
         ("-np 2 -np 3 a.py", "-np contradicts -np before it"),
         ("--lms --no-lms a.py", "--no-lms contradicts --lms before it"),
         ("--lms=yes a.py", "--lms takes no value"),
