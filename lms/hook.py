@@ -74,6 +74,11 @@ class Engine:
         """The device whose memory is planned, read when it is first needed."""
         if self._device is None:
             self._device = read_device(self._environ)
+            if len(tf.config.list_logical_devices("GPU")) > 1:
+                self.warn(
+                    "several GPUs are visible to this process and LMS plans the memory of the first alone; "
+                    "start one process a GPU (lmsrun -np N)"
+                )
         return self._device
 
     @property
