@@ -27,7 +27,7 @@ class OptimizerSettings:
 
     def apply(self) -> None:
         """Set the options for everything that runs from now on."""
-        tf.config.list_physical_devices()  # else TensorFlow would take visible devices from the changed config
+        tf.config.list_physical_devices()  # now, or the changed config would choose the visible ones
         self._options_before = tf.config.optimizer.get_experimental_options()
         self._config_before = context.context()._config
         context.context()._config = without_memory_optimizer(self._config_before)
