@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import transform
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.saved_model import save_context
 
 from lms.config import LMSConfig
@@ -19,6 +20,7 @@ from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
 from lms.errors import LMSError
+from lms.fetches import keep_fetches_apart
 from lms.fitting import plan_in_pieces, predicted_peak
 from lms.graph import Graph
 from lms.grappler import OptimizerSettings
@@ -148,6 +150,8 @@ class Engine:
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(self.device.type))
+        if not isinstance(tf_graph, FuncGraph):
+            made = keep_fetches_apart(view.graph, made)
         plan_s = time.perf_counter() - planned_at
         peak = base + predicted_peak(view.graph, made, limit)
         edits = None

@@ -6,10 +6,10 @@ assumption.
 
 ALIAS_TYPES = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape
-    Bitcast PlaceholderWithDefault DebugIdentity""".split()
+    Bitcast DebugIdentity""".split()
 )
 """Output i is input i (output 0 is input 0 where there is only one): no allocation, one buffer, one
-lifetime."""
+lifetime. ``PlaceholderWithDefault`` is none of them: what a session feeds it is not its input."""
 
 IN_PLACE_TYPES = frozenset(
     """Abs Acos Add AddN AddV2 Asin Atan BiasAdd BiasAddV1 Ceil ClipByValue Cos Cosh Digamma Div DivNoNan

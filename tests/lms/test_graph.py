@@ -60,3 +60,10 @@ def test_contradictions_are_refused(wrong, text):
 def test_kept_tensors_must_exist():
     with pytest.raises(GraphError, match="kept"):
         GraphBuilder().build(kept=[0])
+
+
+def test_a_default_that_a_session_may_replace_is_no_alias():
+    build = GraphBuilder()
+    (default,) = build.add("default", "Relu", outputs=[8])
+    (fed,) = build.add("fed", "PlaceholderWithDefault", inputs=[default], outputs=[8])
+    assert build.build().roots[fed] == fed
