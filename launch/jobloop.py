@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from launch.causes import describe_rank, describe_status, exit_code_of, signal_name
@@ -19,7 +19,7 @@ from launch.memory_kills import explain_memory, read_memory_counters
 from launch.plan import LaunchPlan, RankPlan
 from launch.rank_process import become_rank, fork_process
 from launch.receipt_watch import ReceiptWatch
-from launch.receipts import RankReceipt, read_first_failure, read_receipts
+from launch.receipts import RankReceipt, read_first_failure, read_leaving_before, read_receipts
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
 from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
 from launch.warden import signal_group, sweep
@@ -27,6 +27,8 @@ from launch.warden import signal_group, sweep
 _RECEIPT_POLL_S = 0.1
 _SWEEP_LIMIT_S = 5.0
 _UNKILLABLE_AFTER_S = 10.0
+_SUSPECTS_HAVE_S = 3.0
+"""How long a rank that began to exit before the one that failed may take to say its own exit code."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = {
     signal.SIGUSR1: signal.SIGUSR1,
@@ -79,6 +81,7 @@ class JobLoop:
         self._steps: list[tuple[float, int]] = []
         self._hurried = False
         self._receipts_lost = False
+        self._suspects: frozenset[int] = frozenset()
         self._next_look = 0.0
         self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
         self._memory = read_memory_counters()
@@ -233,6 +236,7 @@ class JobLoop:
     def _take_ending_signal(self, number: int) -> None:
         if os.getppid() != self._front:
             return
+        self._suspects = frozenset()
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             self._hurry()
@@ -268,7 +272,8 @@ class JobLoop:
     def _rank_ended(self, rank: RankPlan, status: int) -> None:
         self._statuses[rank.rank] = status
         self._note_if_verbose(f"{self._describe(rank)} {describe_status(status)}")
-        if status == 0 or self._ending is not None:
+        was_suspect = self._clear_suspect(rank.rank, status)
+        if status == 0 or (self._ending is not None and not was_suspect):
             return
         code, line = exit_code_of(status), f"{self._describe(rank)} {describe_status(status)}"
         if self._signalled is not None:
@@ -279,7 +284,24 @@ class JobLoop:
         ending = Ending(code, line + self._explain(rank, status))
         if self._options.command is not None:
             self._launcher_ending = ending
-        self._end(ending, signal.SIGTERM)
+        if was_suspect:
+            self._ending = ending
+            return
+        self._suspects = self._leaving_before(rank.rank, {other.rank for other in self._running.values()})
+        self._end(ending, signal.SIGTERM, _SUSPECTS_HAVE_S if self._suspects else 0)
+
+    def _clear_suspect(self, rank: int, status: int) -> bool:
+        """Take note that a rank has ended; whether it may have begun the job's failure."""
+        if rank not in self._suspects:
+            return False
+        others = self._suspects - {rank}
+        self._suspects = others if status == 0 else self._leaving_before(rank, others)
+        if not self._suspects:
+            self._set_ladder(signal.SIGTERM)
+        return True
+
+    def _leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
+        return read_leaving_before(self._files.receipt_dir, rank, others)
 
     def _describe(self, rank: RankPlan) -> str:
         return describe_rank(rank) if self._options.command is None else self._plan.launcher
@@ -295,15 +317,15 @@ class JobLoop:
             return "; its program had not started, the lines above say why"
         return ""
 
-    def _end(self, ending: Ending, first_signal: int) -> None:
+    def _end(self, ending: Ending, first_signal: int, delay_s: float = 0) -> None:
         """End the job for this reason, unless it is ending already."""
         if self._ending is None:
             self._ending = ending
         if not self._steps:
-            self._set_ladder(first_signal)
+            self._set_ladder(first_signal, delay_s)
 
-    def _set_ladder(self, first: int) -> None:
-        now = time.monotonic()
+    def _set_ladder(self, first: int, delay_s: float = 0) -> None:
+        now = time.monotonic() + delay_s
         self._steps = [
             (now + delay, step) for delay, step in plan_ladder(first, self._options.grace_period_s)
         ]
@@ -313,6 +335,7 @@ class JobLoop:
         """Send the signals of the ladder that are due."""
         while self._steps and self._steps[0][0] <= time.monotonic() and not self._given_up():
             _, number = self._steps.pop(0)
+            self._suspects = frozenset()  # From here on a rank's end is our doing.
             self._signal_ranks(number)
             if number == signal.SIGKILL:
                 self._steps = [(time.monotonic() + _UNKILLABLE_AFTER_S, 0)]

@@ -5,7 +5,7 @@ Ranks write them, so to the launcher they are data from outside: size-limited JS
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,18 @@ def read_first_failure(directory: Path) -> Failure | None:
             )
             arrived.append((path.lstat().st_mtime_ns, rank, failure))
     return min(arrived, key=lambda entry: entry[:2])[2] if arrived else None
+
+
+def read_leaving_before(directory: Path, rank: int, others: Set[int]) -> frozenset[int]:
+    """Which of ``others`` began to exit before ``rank`` did; the bootstrap leaves word of it."""
+    times = {}
+    for number in {rank, *others}:
+        try:
+            times[number] = (directory / f"rank-{number}.exit.json").lstat().st_mtime_ns
+        except OSError:
+            continue
+    own = times.pop(rank, 0)
+    return frozenset(number for number, began in times.items() if began < own)
 
 
 def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:

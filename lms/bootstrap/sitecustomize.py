@@ -292,8 +292,17 @@ def _enable_in_sessions(defrag: bool) -> None:
 
 
 def on_horovod(basics: "Any") -> None:
-    """Let ``hvd.init()`` end with a look at where this rank really runs: libraries may have moved it."""
+    """Let ``hvd.init()`` end with a look at where this rank really runs: libraries may have moved it.
+
+    It also leaves word when this rank begins to exit: Horovod's own end makes its peers fail, and one of them
+    may be gone first. Registered behind Horovod's handler, ours runs before it.
+    """
+    import atexit
     import functools
+
+    def leave(rank_pid: int) -> None:
+        if os.getpid() == rank_pid and os.environ.get("LMSRUN_RECEIPT_DIR"):
+            write_receipt("exit", {}, os.environ)
 
     try:
         original = basics.HorovodBasics.init
@@ -308,6 +317,7 @@ def on_horovod(basics: "Any") -> None:
             binding = read_binding()
             binding.update(hvd_rank=self.rank(), hvd_size=self.size())
             write_receipt("init", binding, os.environ)
+            atexit.register(leave, os.getpid())
         except Exception as error:
             note(f"no receipt after hvd.init(): {_one_line(error)}")
         return result

@@ -47,6 +47,13 @@ def test_a_rank_that_dies_ends_the_one_that_waits_for_it(start: JobStarter) -> N
     job.assert_nothing_left()
 
 
+def test_the_rank_that_left_first_is_named_although_its_peer_is_gone_before(start: JobStarter) -> None:
+    job = start(RANK, "leave")
+    assert job.finish(LIMIT_S) == 7, job.stderr.decode()
+    assert job.last_line == "lmsrun: rank 1 on localhost (no GPU) exited with code 7"
+    job.assert_nothing_left()
+
+
 def test_sigkill_to_the_launcher_ends_a_training(start: JobStarter) -> None:
     job = start(RANK, "wait")
     wait_until(lambda: len(list(job.folder.glob("ready-*"))) == 2, "both ranks train", LIMIT_S)
