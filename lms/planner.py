@@ -97,11 +97,15 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
     if config.policy == "all":
         return _plan_all(case, budget)
     if config.policy == "threshold":
+        if config.n_tensors == 0:
+            return _untouched(config, case, budget, "nothing is edited: n_tensors is 0")
         return _plan_threshold(case, config, budget)
     if budget is None:
-        return _untouched(case, None, "nothing is edited: the device has no known limit; set budget_bytes")
+        unknown = "nothing is edited: the device has no known limit; set budget_bytes"
+        return _untouched(config, case, None, unknown)
     if case.peak_before_bytes <= budget:
-        return _untouched(case, budget, f"nothing is edited: the step fits ({_mib(case.peak_before_bytes)})")
+        fits = f"nothing is edited: the step fits ({_mib(case.peak_before_bytes)})"
+        return _untouched(config, case, budget, fits)
     return _plan_budget(case, budget)
 
 
@@ -167,11 +171,14 @@ def _levels_named(text: str) -> slice:
         ConfigError: If it is neither.
     """
     try:
-        if ":" not in text:
-            return slice(int(text), int(text) + 1 or None)
-        return slice(*(int(part) if part.strip() else None for part in text.split(":")))
+        if ":" in text:
+            named = slice(*(int(part) if part.strip() else None for part in text.split(":")))
+        else:
+            named = slice(int(text), int(text) + 1 or None)
+        named.indices(0)  # refuses a step of 0
     except (TypeError, ValueError):
         raise ConfigError(f"serialization has {text!r}; needed levels such as 7 or 3:5") from None
+    return named
 
 
 def _plan_budget(case: Case, budget: int) -> SwapPlan:
@@ -229,10 +236,10 @@ def _why_infeasible(case: Case, made: SwapPlan) -> str:
     )
 
 
-def _untouched(case: Case, budget: int | None, note: str) -> SwapPlan:
+def _untouched(config: LMSConfig, case: Case, budget: int | None, note: str) -> SwapPlan:
     floor, floor_op = case.floor
     return SwapPlan(
-        policy="auto",
+        policy=config.policy,
         order=case.given.order,
         swaps=(),
         serial_edges=(),

@@ -43,6 +43,7 @@ def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> froz
     Views are none of them: an edit may leave them without readers, and then they run no more.
     """
     graph, nbytes = buffers.graph, buffers.nbytes
+    min_bytes = max(1, min_bytes)  # what takes no memory need not be put in an order
     return frozenset(
         op.id
         for op in graph.ops

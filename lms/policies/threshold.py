@@ -26,6 +26,8 @@ class Rule:
     """Uses that follow each other within this distance share a copy back."""
     ahead: int = 3
     """The copy back starts this many levels before its first use."""
+    furthest: int | None = None
+    """It never starts more levels ahead than this, also where nothing runs in between."""
     wait_out: bool = False
     """The next step waits for the copy to the host."""
     wait_in: bool = False
@@ -45,7 +47,8 @@ def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
         return Rule(
             threshold=1,
             groupby=max(config.lb, 1) if config.fuse_swapins else 0,
-            ahead=min(config.lb, config.ub),
+            ahead=config.lb,
+            furthest=config.ub,
             by_order=config.ctrld_strategy == "direct_order",
             most=None if config.n_tensors < 0 else config.n_tensors,
             forward_gap=config.branch_threshold if config.swap_branches else None,
@@ -105,10 +108,13 @@ def _allowed(left: int, back: int, distance: int, rule: Rule, backward: Collecti
 
 def _trigger(left: int, back: int, levels: Sequence[int], rule: Rule) -> int:
     """The last step that is far enough ahead of ``back``, or else the first after ``left``."""
+
+    def ahead(step: int) -> int:
+        return back - step if rule.by_order else levels[back] - levels[step]
+
     trigger = back - 1
-    while trigger > left + 1:
-        ahead = back - trigger if rule.by_order else levels[back] - levels[trigger]
-        if ahead >= rule.ahead:
+    while trigger > left + 1 and ahead(trigger) < rule.ahead:
+        if rule.furthest is not None and ahead(trigger - 1) > rule.furthest:
             break
         trigger -= 1
     return trigger

@@ -9,7 +9,7 @@ from lms.costs import Costs
 from lms.graph import GraphBuilder, Use
 from lms.liveness import Buffers
 from lms.planner import plan, usable_bytes, wanted_levels
-from lms.serialize import executor_order, floating_ops, serial_edges, topological_levels
+from lms.serialize import big_ops, executor_order, floating_ops, serial_edges, topological_levels
 from lms.simulator import simulate
 from lms.swap_plan import SerialEdge, SwapIn
 
@@ -205,6 +205,24 @@ def test_ahead_moves_the_trigger_but_never_before_the_copy_out(ahead, trigger):
     assert swap.swap_ins[0].trigger == trigger
 
 
+def test_ub_bounds_how_far_ahead_a_copy_starts():
+    build = GraphBuilder()
+    (kept,) = build.add("kept", "Conv2D", inputs=build.add("x", "Placeholder", outputs=[U]), outputs=[4 * U])
+    (value,) = build.add("near", "Conv2D", inputs=[kept], outputs=[4 * U])
+    for level in range(40):  # too small to be steps: many levels without a trigger
+        (value,) = build.add(f"cast{level}", "Op", inputs=[value], outputs=[8])
+    (late,) = build.add("late", "Conv2D", inputs=[value], outputs=[4 * U])
+    build.add("g/gradients/bkept", "ConvGrad", inputs=[kept, late], outputs=[U])
+    graph = build.build()
+
+    def trigger(ub):
+        made = threshold(graph, lb=5, ub=ub, min_tensor_bytes=2 * U)
+        swap = next(swap for swap in made.swaps if swap.tensor == kept)
+        return graph.ops[swap.swap_ins[0].trigger].name
+
+    assert (trigger(10000), trigger(30)) == ("cast0", "late")
+
+
 def test_sync_mode_makes_neighbours_wait():
     graph = deep()
     swap = threshold(graph, swapout_threshold=6, swapin_ahead=2, sync_mode=3).swaps[0]
@@ -246,7 +264,7 @@ def test_serialization_names_levels():
     assert wanted_levels(config(), buffers, levels) == frozenset()
 
 
-@pytest.mark.parametrize("text", ["x", "", "1:2:3:4", "1-3", "3:y"])
+@pytest.mark.parametrize("text", ["x", "", "1:2:3:4", "1-3", "3:y", "1:5:0"])
 def test_a_level_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="serialization has"):
         wanted_levels(config(serialization=(text,)), Buffers.of(deep()), [0, 1])
@@ -274,7 +292,8 @@ def test_first_generation_swaps_from_forward_to_backward_only_unless_told():
     assert names(graph, threshold(graph, lb=2).swaps) == ["f1:0"]
     assert names(graph, threshold(graph, lb=2, swap_branches=True).swaps) == ["f0:0", "f1:0"]
     assert names(graph, threshold(graph, lb=2, swap_branches=True, branch_threshold=9).swaps) == ["f1:0"]
-    assert names(graph, threshold(graph, lb=2, n_tensors=0).swaps) == []
+    off = threshold(graph, lb=2, n_tensors=0)
+    assert off.is_empty and off.policy == "threshold" and "n_tensors is 0" in off.notes[0]
     direct = threshold(graph, lb=3, ctrld_strategy="direct_order").swaps[0]
     assert direct.swap_ins[0].trigger == 5
 
@@ -306,3 +325,11 @@ def test_the_same_input_gives_the_same_plan():
         first, second = (plan(deep(9), config(policy=policy), limit_bytes=20 * U) for _ in range(2))
         assert repr(first) == repr(second)
         assert replace(first) == second
+
+
+def test_ops_without_memory_are_in_no_order_however_small_a_tensor_may_be():
+    graph = deep()
+    made = plan(graph, config(policy="all", min_tensor_bytes=0), costs=FAST)
+    assert 0 not in {op for edge in made.serial_edges for op in (edge.before, edge.after)}
+    assert 0 not in {swap_in.trigger for swap in made.swaps for swap_in in swap.swap_ins}
+    assert big_ops(Buffers.of(graph), 0, ()) == frozenset(range(1, len(graph.ops)))
