@@ -1,13 +1,13 @@
 """What binds on this host, found by running it: the effect in front of ``launch.binding``."""
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 
 from launch.binding import LADDER, BindingTools
 from launch.hostmem import dram_nodes
 from launch.idset import format_ids
 from launch.plan import MemPolicy
+from launch.program_path import find_program
 from launch.settings import PlanSettings
 from launch.topology import Machine
 
@@ -46,7 +46,7 @@ def read_tools(
         run: Runs a probe.
         ask_libnuma: Look for libnuma even where numactl works, because it was asked for by name.
     """
-    numactl = shutil.which("numactl", path=path)
+    numactl = find_program("numactl", path)
     if numactl is None:
         return _without_numactl(machine)
     probe, run = [numactl, f"--physcpubind={format_ids(machine.allowed.cpus)}"], run or run_probe

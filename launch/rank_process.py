@@ -1,13 +1,13 @@
 """A rank from the fork to its program."""
 
 import os
-import shutil
 import signal
 import sys
 
 from launch.errors import JobError
 from launch.job import JobFiles, restore_file_limit
 from launch.plan import RankPlan
+from launch.program_path import find_program
 from launch.program_signals import hold_interrupts, restore_signals
 from launch.warden import die_with_parent
 
@@ -52,7 +52,7 @@ def become_rank(
         if "LMSRUN_EXPECT" in rank.env:
             hold_interrupts()
         # Looked up where the plan looked: a PATH that the user gives to the ranks is their programs'.
-        program = shutil.which(rank.argv[0]) or rank.argv[0]
+        program = find_program(rank.argv[0]) or rank.argv[0]
         os.execve(program, rank.argv, environ)  # noqa: S606 - an argv list, no shell
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126

@@ -7,10 +7,10 @@ death: if the front is killed the supervisor kills the job, if the supervisor is
 """
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from launch.causes import signal_name
@@ -74,7 +74,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         return _wait_in_front(supervisor, passed, spare)
     finally:
         restore_file_limit(files)
-        shutil.rmtree(files.receipt_dir, ignore_errors=True)
+        _remove(files.receipt_dir)
         signal.signal(signal.SIGCHLD, child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -105,7 +105,7 @@ def _supervise(
         sweep(_FRONT_SWEEP_S)
     finally:
         # The front does it too; this is for a front that was killed.
-        shutil.rmtree(files.receipt_dir, ignore_errors=True)
+        _remove(files.receipt_dir)
         os._exit(code)
 
 
@@ -128,6 +128,12 @@ def _wait_in_front(supervisor: int, passed: set[signal.Signals], spare: frozense
     if code < 0:
         _say(f"the supervisor was killed by {signal_name(-code)}; the job was ended")
     return 128 - code if code < 0 else code
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # Not before a rank has started.
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _say(text: str) -> None:

@@ -19,6 +19,7 @@ from launch.errors import LmsrunError, UsageError
 from launch.idset import IdSet, format_ids
 from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
 from launch.printable import printable
+from launch.program_path import find_program
 from launch.program_signals import restore_signals, take_interrupts
 from launch.receipt_file import compare_binding, parse_expected_ids, write_receipt
 
@@ -241,10 +242,8 @@ def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:
 
 def _find(program: str, environ: Mapping[str, str]) -> str:
     """The file that exec would run, or an error that says why there is none."""
-    folders = [""] if os.path.dirname(program) else environ.get("PATH", os.defpath).split(os.pathsep)
-    for path in (os.path.join(folder, program) for folder in folders):
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
+    if found := find_program(program, environ.get("PATH", os.defpath)):
+        return found
     if os.path.dirname(program) and os.path.exists(program):
         kind = "a folder" if os.path.isdir(program) else "not executable"
         raise ProgramError(

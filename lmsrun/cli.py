@@ -6,7 +6,6 @@ Imports that not all commands need are made where they are needed: the time to t
 import errno
 import io
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
+from launch.program_path import find_program
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
@@ -221,9 +221,7 @@ def _check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]
     if not program:
         raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
     name = program[0]
-    if dry or (
-        os.path.isfile(name) if name.endswith(".py") else shutil.which(name, path=environ.get("PATH"))
-    ):
+    if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
         return
     if name in COMMANDS:
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
@@ -244,7 +242,7 @@ def _why_not(program: str) -> str:
 
 
 def _check_python(python: str | None, environ: Mapping[str, str]) -> None:
-    if python and shutil.which(python, path=environ.get("PATH")) is None:
+    if python and find_program(python, environ.get("PATH")) is None:
         raise UsageError(f"--python {python} is not there, or cannot be executed; needed an interpreter")
 
 

@@ -16,6 +16,7 @@ from jobs import LMSRUN
 from launch import worker
 from launch.errors import UsageError
 from launch.mempolicy import Binding
+from launch.program_path import find_program
 from launch.worker import BOOTSTRAP, ProgramError, parse_expectation, program_environ, resolve_program, verify
 
 EXPECT: dict[str, Any] = {
@@ -249,3 +250,9 @@ def test_verification_compares_everything_that_was_planned() -> None:
 def test_a_damaged_expectation_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="LMSRUN_EXPECT is damaged"):
         parse_expectation(text)
+
+
+@pytest.mark.parametrize("name", ["sh", "no-such-program", "/bin/sh", "/etc/passwd", "/etc", "tests", ""])
+@pytest.mark.parametrize("path", [None, "/usr/bin:/bin", "/nonexistent"])
+def test_programs_are_found_where_shutil_finds_them(name: str, path: str | None) -> None:
+    assert find_program(name, path) == shutil.which(name, path=path)

@@ -1,0 +1,20 @@
+"""Where a program is, as ``shutil.which`` says it, whose import takes longer than the search."""
+
+import os
+
+
+def find_program(name: str, path: str | None = None) -> str | None:
+    """The file that exec would run, or None.
+
+    Args:
+        name: A name to look up, or a path, which is taken as it is.
+        path: Folders as in ``PATH``; None: ``PATH`` itself.
+    """
+    if os.path.dirname(name):
+        folders = [""]
+    else:
+        folders = (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
+    for file in (os.path.join(folder, name) for folder in folders):
+        if os.path.isfile(file) and os.access(file, os.X_OK):
+            return file
+    return None
