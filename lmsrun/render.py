@@ -1,6 +1,7 @@
 """A plan for people and for tools; colours come from rich where it is installed and wanted."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -176,7 +177,9 @@ def _assignments(env: dict[str, str]) -> str:
 
 
 def _coloured(text: str) -> str:
-    """Section heads bold and warnings yellow, where rich is installed."""
+    """Section heads bold and warnings yellow, where rich is installed and NO_COLOR is not set."""
+    if os.environ.get("NO_COLOR"):
+        return text
     try:
         from rich.console import Console
         from rich.text import Text

@@ -262,6 +262,15 @@ def test_what_is_installed_beside_us_never_stands_before_the_standard_library(
     assert b"the wrong launch" not in done.stderr
 
 
+def test_no_color_means_no_escapes_at_all(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["plan", "--topology", "ac922.json", "train.py"], {}) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_the_way_to_the_first_rank_imports_neither_rich_nor_tensorflow(here: Path) -> None:
     (here / "launch.py").write_text("raise SystemExit('the wrong launch')\n")
     heavy = "rich|tensorflow|numpy|horovod|argparse|subprocess|mpi4py"
