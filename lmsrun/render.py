@@ -67,9 +67,10 @@ def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool)
 def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
     """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
     many_hosts = len({rank.host for rank in plan.ranks}) > 1
+    many_models = len(_models(plan)) > 1
     parts = [
         _head(plan, machine),
-        _table([_row(rank, machine, len(_models(plan)) > 1, many_hosts) for rank in plan.ranks], width),
+        _table([_row(rank, machine, many_models, many_hosts) for rank in plan.ranks], width),
     ]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
