@@ -64,10 +64,11 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
     global _applied
     wanted = _wanted(config, overrides, os.environ)
     from_environment = config is None and not overrides
+    if wanted.enabled and wanted.mode != "off":
+        # First of all: in a rank this import itself enables the job's configuration. Not under the lock, for
+        # which another thread's import of TensorFlow would wait while this one waits for that import.
+        importlib.import_module("tensorflow")
     with _lock:
-        if wanted.enabled and wanted.mode != "off":
-            # First of all: in a rank this import itself enables the job's configuration.
-            importlib.import_module("tensorflow")
         if _applied is not None:
             if wanted == _applied.state.config or from_environment:
                 return _applied.state
@@ -148,8 +149,8 @@ def _start(config: LMSConfig) -> State:
         )
     if config.defrag:
         _choose_allocator()
-    importlib.import_module("lms.hook").install(config)
     importlib.import_module("lms.compat").install(tensorflow)
+    importlib.import_module("lms.hook").install(config)
     return State(
         config, active=True, mode="graph", why=f"traced graphs are rewritten, policy {config.policy}"
     )

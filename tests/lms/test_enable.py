@@ -65,6 +65,40 @@ def test_graph_mode_can_be_chosen_on_ibms_tensorflow() -> None:
     assert run("answer = [lms.enable(mode='graph').mode, tf.context.lms_enabled]") == ["graph", False]
 
 
+def test_a_failure_before_the_engine_leaves_nothing_installed() -> None:
+    source = """
+import lms.compat
+real, lms.compat.install = lms.compat.install, lambda tensorflow: missing
+try:
+    lms.enable(policy="all")
+except NameError:
+    lms.compat.install = real
+answer = [calls, lms.state() is None, lms.enable(policy="all").active]
+"""
+    assert run(source, FAKE_STOCK="1") == [[["install", "all"]], True, True]
+
+
+def test_two_threads_may_import_and_enable_at_once() -> None:
+    source = """
+import threading
+held, asked = threading.Event(), threading.Event()
+def importing(name, plain=__import__("importlib").import_module):
+    if name == "tensorflow" and threading.current_thread().name == "late":
+        asked.set()
+        held.wait(10)  # as long as the other thread, which holds the import, has not enabled
+    return plain(name)
+lms.enable.__globals__["importlib"].import_module = importing
+late = threading.Thread(target=lms.enable, name="late", daemon=True)
+late.start()
+asked.wait(10)
+first = threading.Thread(target=lms.enable, name="first", daemon=True)
+first.start()
+first.join(5)
+answer = [first.is_alive(), held.set(), late.join(10), lms.state().active]
+"""
+    assert run(source, FAKE_STOCK="1") == [False, None, None, True]
+
+
 def test_once_only() -> None:
     answer = run(
         "again = lms.enable(policy='all') is lms.enable(policy='all')\n"
