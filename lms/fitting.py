@@ -33,8 +33,9 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         return made
     buffers = case.buffers
     allowed = limit_bytes if config.budget_bytes is None else config.budget_bytes
+    room = int(limit_bytes * (1 - config.margin / 2))  # kernels' scratch takes pieces that no plan knows of
     for _ in range(TRIES):
-        if _peak(buffers, made, limit_bytes) is not None:
+        if _peak(buffers, made, room) is not None:
             return _told(made, first)
         if not made.feasible:
             break
@@ -42,7 +43,7 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         tighter = replace(config, policy="budget", budget_bytes=allowed + config.exclude_bytes)
         made = plan_case(case, tighter, None)
     least = plan_case(case, replace(config, policy="all"), limit_bytes)
-    if _peak(buffers, least, limit_bytes) is not None:
+    if _peak(buffers, least, room) is not None:
         return _told(least, first)
     return min(first, made, least, key=lambda one: one.peak_bytes)
 
