@@ -33,7 +33,7 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         return made
     buffers = case.buffers
     allowed = limit_bytes if config.budget_bytes is None else config.budget_bytes
-    room = int(limit_bytes * (1 - config.margin / 2))  # kernels' scratch takes pieces that no plan knows of
+    room = int(limit_bytes * (1 - config.margin))  # scratch and updated variables lie between
     for _ in range(TRIES):
         if _peak(buffers, made, room) is not None:
             return _told(made, first)
