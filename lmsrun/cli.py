@@ -282,7 +282,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], dry: bool) -> int:
     from launch.discover import read_machine
-    from lmsrun.cluster import plan_cluster, probe_hosts, write_files, write_rankfile
+    from lmsrun.cluster import plan_cluster, probe_hosts, write_rankfile, written_files
 
     options = request.options
     machine = read_machine(options.topology)
@@ -309,8 +309,8 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
         return 0
     for warning in plan.warnings:
         _say(f"warning: {warning}")
-    write_files(command)
-    return _start(plan, options, environ, command)
+    with written_files(command):
+        return _start(plan, options, environ, command)
 
 
 def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Machine]":

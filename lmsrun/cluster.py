@@ -1,12 +1,15 @@
 """From a request to a job that another launcher starts: the effects around ``launch.cluster_plan``."""
 
 import os
+import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import gettempdir
 
 from launch.allocation import Allocation, read_allocation, refuse_inside_step
 from launch.backends.ddlrun import build_ddlrun
@@ -172,15 +175,34 @@ def write_rankfile(path: str, plan: LaunchPlan) -> str:
     return f"wrote {path}"
 
 
-def write_files(command: Command) -> None:
-    """Write what a command needs beside it.
+@contextmanager
+def written_files(command: Command) -> Iterator[None]:
+    """Have what a command needs beside it, in a folder of this job's own, for as long as the job runs.
 
     Raises:
         JobError: If there is no place for it.
     """
-    for path, text in command.files.items():
+    folders = {Path(path).parent for path in command.files}
+    try:
+        _write_files(command.files, folders)
+        yield
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_files(files: Mapping[str, str], folders: set[Path]) -> None:
+    """Only into folders that did not exist: one that is there may be somebody else's, or hold links."""
+    for folder in sorted(folders):
         try:
-            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            folders.remove(folder)
+            raise JobError(
+                f"cannot make {folder}: {error.strerror}; set TMPDIR to a folder for it"
+            ) from error
+    for path, text in files.items():
+        try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise JobError(f"cannot write {path}: {error.strerror}; set TMPDIR to a folder for it") from error
@@ -241,10 +263,8 @@ class _Start:
     ranks: Sequence[RankPlan]
     environ: Mapping[str, str]
     dry: bool
-
-    @property
-    def files_dir(self) -> str:
-        return f"{self.environ.get('TMPDIR') or '/tmp'}/lmsrun-files-{os.getpid()}"  # noqa: S108 - mode 0700
+    files_dir: str
+    """A folder that is not there yet, under a name that nobody can guess."""
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -263,8 +283,19 @@ def _build_command(
     program = place.found.get(name)
     if program is None and not dry:
         raise UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+    files_dir = f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"
     return _BUILDERS[name](
-        _Start(program or name, program is not None, place.only_here, options, job, ranks, environ, dry)
+        _Start(
+            program or name,
+            program is not None,
+            place.only_here,
+            options,
+            job,
+            ranks,
+            environ,
+            dry,
+            files_dir,
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Install what only the tests of clusters need: MPICH, Slurm, munge, shellcheck.
+"""Install what only the tests of clusters need: MPICH, Slurm, munge, shellcheck, sshd.
 
 Daemons have no business on a person's machine, so this installs as root in CI, or when ``CLUSTER_TOOLS=1``
 asks for it; elsewhere it says what is missing, and the tests that need it skip. It never fails a build.
@@ -19,6 +19,7 @@ PACKAGES = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "shellcheck": "shellcheck",
+    "openssh-server": "sshd",
 }
 """Debian package -> the program that shows it is there."""
 

@@ -29,6 +29,12 @@ kind, _, rest = how.partition(":")
 if kind != "ok":
     who, _, what = rest.partition(":")
     if rank == who:
+        # What this rank does ends the others, which shall have told first.
+        everyone = [os.path.join(out, f"rank-{each}.json") for each in range(int(os.environ["WORLD_SIZE"]))]
+        for _ in range(600):
+            if all(map(os.path.exists, everyone)):
+                break
+            time.sleep(0.05)
         if kind == "kill":
             os.kill(os.getpid(), int(what))
         sys.exit(int(what))

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from machines import SPECS, build_root
 
+from launch.cluster_job import Command
+from launch.errors import JobError
 from lmsrun.cli import main
+from lmsrun.cluster import written_files
 
 Capture = pytest.CaptureFixture[str]
 
@@ -103,3 +106,21 @@ def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
     script = capsys.readouterr().out
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
     assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward 'A=b c' -- t.py '$x'\n")
+
+
+def test_a_commands_files_lie_in_a_folder_of_its_own_and_go_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    command = Command(("true",), files={str(folder / "hostfile"): "a slots=1\n"})
+    with written_files(command):
+        assert (folder / "hostfile").read_text() == "a slots=1\n"
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_there_already_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    command = Command(("true",), files={str(folder / "hostfile"): "a slots=1\n"})
+    with pytest.raises(JobError, match="cannot make"), written_files(command):
+        raise AssertionError("the job must not start")
+    assert list(folder.iterdir()) == []
