@@ -16,6 +16,8 @@ class BatchJob:
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
+    cores_per_node: int
+    """All of a node's: the ranks share them, and some systems confine a job to what it asked for."""
     argv: tuple[str, ...]
     """The lmsrun command line that finds the allocation again by itself."""
     walltime: str = "01:00:00"
@@ -82,9 +84,10 @@ def _lsf(job: BatchJob) -> list[str]:
 def _pbs(job: BatchJob) -> list[str]:
     gpus = f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
     ranks = job.ranks_per_node
+    cores = max(ranks, job.cores_per_node)
     return [
         f"#PBS -N {job.name}",
-        f"#PBS -l select={job.nodes}:ncpus={ranks}:mpiprocs={ranks}{gpus}",
+        f"#PBS -l select={job.nodes}:ncpus={cores}:mpiprocs={ranks}{gpus}",
         "#PBS -l place=scatter:excl",
         f"#PBS -l walltime={job.walltime}",
         "#PBS -j oe",

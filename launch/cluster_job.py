@@ -90,11 +90,6 @@ def withheld_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[s
     return tuple(sorted(name for name in set(environ) - set(asked) if _is_private(name)))
 
 
-def secret_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that look like a secret's, sorted."""
-    return tuple(sorted(name for name in names if _SECRET.fullmatch(name.upper())))
-
-
 def escape_args(args: Iterable[str]) -> tuple[str, ...]:
     """Write arguments without ``:``, which alone every mpirun and jsrun takes for the end of a program."""
     return tuple(arg.replace("%", "%25").replace(":", "%3A") for arg in args)

@@ -26,11 +26,6 @@ class Host:
     name: str
     slots: int | None = None
 
-    @property
-    def is_ipv6(self) -> bool:
-        """Whether the name is an IPv6 address, which most launchers' ``host:slots`` syntax cannot carry."""
-        return ":" in self.name
-
 
 @dataclass(frozen=True)
 class HostShare:

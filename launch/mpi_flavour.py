@@ -1,16 +1,14 @@
 """Which MPI an ``mpirun`` belongs to, from what its ``--version`` prints."""
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from launch.errors import JobError
+from launch.probe import read_answer
 
 MpiFamily = Literal["openmpi", "spectrum", "mpich", "intel"]
-
-PROBE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,23 +60,7 @@ def read_mpi_flavour(mpirun: str, environ: Mapping[str, str]) -> MpiFlavour:
     Raises:
         JobError: If it cannot be run, does not answer, or is none that is known.
     """
-    try:
-        answer = subprocess.run(
-            [mpirun, "--version"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise JobError(f"cannot run {mpirun!r}: {error.strerror or error}; try another --mpirun") from error
-    except subprocess.TimeoutExpired as error:
-        raise JobError(
-            f"{mpirun!r} --version gave no answer in {PROBE_TIMEOUT_S:g} s; try another --mpirun"
-        ) from error
-    text = answer.stdout.decode(errors="replace")
+    text = read_answer([mpirun, "--version"], environ, "try another --mpirun")
     flavour = parse_mpi_version(text)
     if flavour is None:
         first = text.strip().splitlines()[:1]

@@ -149,16 +149,22 @@ def plan_script(
         argv: What lmsrun is told in the job.
 
     Raises:
-        UsageError: If the ranks do not fill whole nodes.
+        UsageError: If the ranks do not fill whole nodes, or the hosts differ in slots.
     """
     elsewhere = {name: value for name, value in environ.items() if not name.endswith("_VISIBLE_DEVICES")}
     slots = plan_slots(machine, options, elsewhere)
     hosts = resolve_slots(_read_hosts(options, None), lambda name: slots)
-    per_node = hosts[0].slots or slots
+    sizes = {host.slots or slots for host in hosts}
+    if len(sizes) > 1:
+        raise UsageError(
+            f"hosts have {', '.join(map(str, sorted(sizes)))} slots; a batch script asks for equal nodes. "
+            "Give each host the same number"
+        )
     ranks = options.num_proc or count_slots(hosts)
-    per_node = min(per_node, ranks)
+    per_node = min(*sizes, ranks)
     gpus = min(per_node, len(machine.gpus)) if options.gpus != "none" else 0
-    return BatchJob(job_name(program), nodes_for(ranks, per_node), per_node, gpus, ("lmsrun", "run", *argv))
+    nodes, cores = nodes_for(ranks, per_node), len(machine.cores)
+    return BatchJob(job_name(program), nodes, per_node, gpus, cores, ("lmsrun", "run", *argv))
 
 
 def write_rankfile(path: str, plan: LaunchPlan) -> str:

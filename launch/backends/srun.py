@@ -1,13 +1,11 @@
 """srun: one job step over the hosts of a Slurm allocation."""
 
 import re
-import subprocess
 from collections.abc import Mapping
 
 from launch.cluster_job import ClusterJob, Command
-from launch.errors import JobError
+from launch.probe import read_answer
 
-PROBE_TIMEOUT_S = 10.0
 _WANTED = ("pmix", "pmix_v5", "pmix_v4", "pmix_v3", "pmix_v2", "pmi2", "none")
 
 # Slurm gives its own variables to a task by itself; --export names all others, and without these a program
@@ -72,21 +70,7 @@ def read_mpi_plugins(srun: str, environ: Mapping[str, str]) -> str:
     Raises:
         JobError: If srun cannot be run or does not answer.
     """
-    try:
-        answer = subprocess.run(
-            [srun, "--mpi=list"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except OSError as error:
-        raise JobError(f"cannot run {srun!r}: {error.strerror or error}; is this a Slurm host?") from error
-    except subprocess.TimeoutExpired as error:
-        raise JobError(f"{srun!r} --mpi=list gave no answer in {PROBE_TIMEOUT_S:g} s") from error
-    return answer.stdout.decode(errors="replace")
+    return read_answer([srun, "--mpi=list"], environ, "is this a Slurm host?")
 
 
 def _placement(job: ClusterJob) -> tuple[str, ...]:

@@ -119,7 +119,9 @@ def test_an_allocation_is_noticed_cheaply() -> None:
 
 
 def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
-    job = BatchJob("train", 2, 6, 6, ("lmsrun", "run", "-np", "12", "--", "train.py", "a b", "$(id)", "x'y"))
+    job = BatchJob(
+        "train", 2, 6, 6, 44, ("lmsrun", "run", "-np", "12", "--", "train.py", "a b", "$(id)", "x'y")
+    )
     texts = [
         render_script(system, each)
         for system in ("slurm", "lsf", "pbs")

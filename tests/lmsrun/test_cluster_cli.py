@@ -69,6 +69,7 @@ def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
         (["--launcher", "mpirum"], "needed one of auto, local, mpirun"),
         (["--mpi-args", "'"], "words as a shell would take them"),
         (["--print-script", "sge"], "one of slurm, lsf, pbs"),
+        (["--print-script", "slurm", "-H", "a:4,b:2"], "hosts have 2, 4 slots"),
         (["-H", "a,b", "--launcher", "srun"], "srun is not in PATH"),
     ],
 )
