@@ -1,17 +1,20 @@
 """One second try: when the first step of a fitted plan runs out of memory, plan again with a larger margin.
 
 The failed step may have updated some variables already, so their values are kept from before the step and
-put back.
+put back. What other ranks have received cannot be taken back, so a step with collectives is not tried again.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from lms.config import LMSConfig
 from lms.inline import Call
 from lms.swap_plan import SwapPlan
+from lms.tf_graph import has_collectives
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
@@ -24,7 +27,10 @@ class _Attempt:
     """A call that has planned graphs and has not finished its first step."""
 
     functions: list[Any]
-    values: dict[Any, Any] = field(default_factory=dict)
+    values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    """By the id of a variable's handle the handle, and the value before the step."""
+    unknown: bool = False
+    """Whether the step makes variables of its own, whose first values nobody can put back."""
 
 
 class Rescue:
@@ -33,7 +39,7 @@ class Rescue:
     def __init__(self, config: LMSConfig) -> None:
         self.config = config
         """The configuration to plan with; its margin grows when the step is tried again."""
-        self.message = ""
+        self.message = self.refusal = ""
         self._attempt: _Attempt | None = None
         self._used = False
 
@@ -46,18 +52,26 @@ class Rescue:
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return
-            for variable in getattr(tf_graph, "variables", ()):
-                if bool(variable.is_initialized()):
-                    self._attempt.values[variable.ref()] = variable.numpy()
+            for handle in variable_handles(tf_graph):
+                if id(handle) in self._attempt.values:
+                    continue
+                if bool(tf.raw_ops.VarIsInitializedOp(resource=handle)):
+                    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=_dtype_of(handle))
+                    self._attempt.values[id(handle)] = handle, value.numpy()
+                else:
+                    self._attempt.unknown = True
 
     def prepare(self, call: Call) -> bool:
         """After a failure: undo the step, forget its traces, enlarge the margin; False: no second try."""
         attempt, self._attempt = self._attempt, None
         if attempt is None or self._used:
             return False
+        self.refusal = _why_not(attempt)
+        if self.refusal:
+            return False
         self._used = True
-        for reference, value in attempt.values.items():
-            reference.deref().assign(value)
+        for handle, value in attempt.values.values():
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, _dtype_of(handle)))
         for function in attempt.functions:
             function._function_cache.clear()
         margin = min(0.9, self.config.margin + LARGER_MARGIN)
@@ -72,3 +86,38 @@ class Rescue:
     def done(self) -> None:
         """The outermost call is over: a step that worked needs no rescue."""
         self._attempt = None
+
+
+def variable_handles(tf_graph: Any) -> Iterator[Any]:
+    """The handles of all variables that a traced graph reads or writes.
+
+    A graph's own list of variables has the ones that are read: not the momentum that a kernel updates, nor
+    the total that a metric adds to.
+    """
+    for captured, _ in tf_graph.captures:
+        handle = _outermost(captured)
+        if handle is not None and handle.dtype == tf.resource and _dtype_of(handle) is not None:
+            yield handle
+
+
+def _outermost(tensor: Any) -> Any:
+    """What a captured tensor stands for outside of all functions; ``None`` when it is made in one."""
+    while tensor is not None and not hasattr(tensor, "numpy"):
+        captures = getattr(tensor.graph, "captures", ())
+        tensor = next((outer for outer, inner in captures if inner is tensor), None)
+    return tensor
+
+
+def _dtype_of(handle: Any) -> Any:
+    """The type of a variable's value; ``None`` for iterators, tables and other resources."""
+    data = getattr(handle, "_handle_data", None)
+    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.shape_and_type else None
+
+
+def _why_not(attempt: _Attempt) -> str:
+    if attempt.unknown:
+        return "The step is not tried again: it makes variables while it runs, and their start is not known."
+    traced = (one for function in attempt.functions for one in function._list_all_concrete_functions())
+    if any(has_collectives(concrete.graph) for concrete in traced):
+        return "The step is not tried again: other ranks may have received a part of it already."
+    return ""
