@@ -32,7 +32,8 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-constexpr size_t kPage = 4096;
+// Offsets in a mapped file are multiples of it: 4 KiB on x86, 64 KiB on ppc64le and many aarch64.
+const size_t kPage = sysconf(_SC_PAGESIZE);
 
 struct Block {
   size_t capacity;
@@ -92,11 +93,6 @@ class Store : public Allocator {
     int64_t now[] = {in_use_,   peak_,    memory_reserved_, file_reserved_, outs.load(),
                      ins.load(), bytes_out.load(), bytes_in.load(), ns_out.load(), ns_in.load()};
     std::memcpy(values, now, sizeof(now));
-  }
-
-  void ResetPeak() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    peak_ = in_use_;
   }
 
   std::string Describe() {
@@ -242,5 +238,4 @@ int lms_store_configure(int64_t memory_limit, const char* directory) {
   return lmsrun::Store::Get()->Configure(memory_limit, directory);
 }
 void lms_store_stats(int64_t* values) { lmsrun::Store::Get()->Stats(values); }
-void lms_store_reset_peak() { lmsrun::Store::Get()->ResetPeak(); }
 }

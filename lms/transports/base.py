@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-HOST_DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
+HOST_DEVICE = "/device:CPU:0"
+"""Without job and task: in a cluster the job has a name of its own."""
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,20 @@ BUILD_TIMEOUT_S = 300.0
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """Where built ops are kept: ``$LMS_CACHE``, else ``lmsrun/ops`` in the user's cache directory."""
+    """Where built ops are kept: ``$LMS_CACHE``, else ``lmsrun/ops`` in the user's cache directory.
+
+    Raises:
+        BuildError: If the user has no home.
+    """
     if own := environ.get("LMS_CACHE"):
         return Path(own)
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
-    return Path(base) / "lmsrun" / "ops"
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "lmsrun" / "ops"
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError as error:  # in containers a user may have neither HOME nor an entry in passwd
+        raise BuildError("the user has no home directory for the cache; set LMS_CACHE") from error
+    return home / ".cache" / "lmsrun" / "ops"
 
 
 def library_key(version: str, compile_flags: Sequence[str], source: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.errors import StoreError
+from lms.errors import BuildError, StoreError
 from lms.transports.base import StoreStats
 from lms.transports.build import build_library, cache_root
 
@@ -41,8 +41,14 @@ class HostTransport:
             tf.sysconfig.get_link_flags(),
             cache_root(environ),
         )
-        self._ops = tf.load_op_library(str(path))
-        self._calls = ctypes.CDLL(str(path))
+        try:
+            self._ops = tf.load_op_library(str(path))
+            self._calls = ctypes.CDLL(str(path))
+        except (tf.errors.OpError, OSError, RuntimeError) as error:
+            raise BuildError(
+                f"{path} cannot be loaded ({str(error).splitlines()[0]}); remove it, or set LMS_CACHE to a "
+                "directory whose files may be executed"
+            ) from error
         self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes

@@ -98,6 +98,39 @@ def test_without_a_compiler_numpy_takes_over_and_says_so(tmp_path: Path) -> None
     assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
 
 
+BROKEN_CHILD = """
+import os
+import tensorflow as tf
+from pathlib import Path
+from lms.config import LMSConfig
+from lms.transports import host
+from lms.transports.choose import choose_transport
+
+broken = Path(os.environ["LMS_CACHE"]) / "host_store.so"
+broken.write_bytes(b"")
+host.build_library = lambda *_: broken
+transport = choose_transport(LMSConfig(), "CPU", os.environ)
+assert transport.name == "numpy" and "cannot be loaded" in transport.note, transport.note
+assert "\\n" not in transport.note
+print("good")
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_library_that_cannot_be_loaded_is_no_end_of_training(tmp_path: Path) -> None:
+    done = _python(["-c", BROKEN_CHILD], LMS_CACHE=str(tmp_path))
+    assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
+
+
+def test_a_user_without_a_home_is_told_about_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(BuildError, match="LMS_CACHE"):
+        cache_root({})
+
+
 def test_cache_is_keyed_by_version_flags_and_source() -> None:
     flags = ["-I/one", "-D_GLIBCXX_USE_CXX11_ABI=1"]
     key = library_key("2.21.0", flags, b"source")
@@ -203,6 +236,7 @@ nodes = {}
 for graphs in context.export_run_metadata().function_graphs:
     nodes.update({node.name.rpartition("/")[2]: node for node in graphs.post_optimization_graph.node})
 assert (nodes["out"].op, nodes["in"].op) == ("Identity", "Identity"), sorted(nodes)
+assert there_and_back.get_concrete_function(value).graph.get_operation_by_name("out").device == "/device:CPU:0"
 assert nodes["out"].device.endswith("CPU:0") and nodes["in"].device.endswith("CPU:1")
 print("good")
 """
