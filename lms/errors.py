@@ -11,3 +11,7 @@ class StoreError(LMSError):
 
 class BuildError(LMSError):
     """The swap ops could not be compiled or loaded; another transport can be used."""
+
+
+class UnreadableError(LMSError):
+    """A graph that LMS cannot plan; it trains as it is."""

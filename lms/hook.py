@@ -19,16 +19,16 @@ from lms.config import LMSConfig
 from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning
-from lms.errors import LMSError
+from lms.errors import LMSError, UnreadableError
 from lms.fetches import keep_fetches_apart
 from lms.fitting import plan_in_pieces, predicted_peak
-from lms.graph import Graph
+from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
 from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
-from lms.rewrite import Edits, is_edited, rewrite
+from lms.rewrite import Edits, RewriteError, is_edited, rewrite
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.stats import Collector, GraphStats, Planned, Report
@@ -42,6 +42,10 @@ logger = logging.getLogger("lms")
 
 FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
+
+FULL_STORE = "LMS store:"
+"""How the message of the swap op begins when the store is full, and not the device: more swaps would not
+help, and the message says what does."""
 
 
 class Guest(Protocol):
@@ -120,18 +124,32 @@ class Engine:
         if save_context.in_save_context():
             return
         if is_recording():
-            self._skip(func_graph, "a gradient tape around the function is recording")
+            self._skip(func_graph, func_graph.name, "a gradient tape around the function is recording")
             return
         call = self.watch.call
         if self.steps is not None and call.functions:
             self.steps.planned(call.functions[0])
         hints = self._hints(call)
-        self.edit(func_graph, func_graph.name, hints, call)
+        self.offer(func_graph, func_graph.name, hints, call)
+
+    def offer(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None) -> Edits | None:
+        """Edit ``tf_graph`` if that can be: what trained without LMS trains with it, after a warning."""
+        try:
+            return self.edit(tf_graph, name, hints, call)
+        except (GraphError, RewriteError, UnreadableError) as error:
+            self.warn(f"{name} stays as it is: {error}")
+            self._skip(tf_graph, name, str(error))
+            return None
 
     def edit(
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None, outputs: Any = None
     ) -> Edits | None:
-        """Plan ``tf_graph`` and edit it where that helps; returns what was added."""
+        """Plan ``tf_graph`` and edit it where that helps; returns what was added.
+
+        Raises:
+            LMSError: If the graph cannot be planned, or the store cannot hold what would be swapped.
+            GraphError: If it is no order of ops at all.
+        """
         with _collector_paused():
             return self._edit(tf_graph, name, hints, call, outputs)
 
@@ -198,6 +216,8 @@ class Engine:
                 return self.steps.run(function, function._name, step)
             return step()
         except tf.errors.ResourceExhaustedError as error:
+            if FULL_STORE in error.message:
+                raise
             if self.rescue.prepare(self.watch.call):
                 self.collector.retries += 1
                 self.warn(self.rescue.message)
@@ -210,6 +230,8 @@ class Engine:
         try:
             return step()
         except tf.errors.ResourceExhaustedError as error:
+            if FULL_STORE in error.message:
+                raise
             raise self._explained(error) from error
 
     def _counters(self) -> tuple[StoreStats | None, int | None]:
@@ -219,7 +241,8 @@ class Engine:
 
     def _explained(self, error: Any) -> Exception:
         latest = self.collector.planned[-1] if self.collector.planned else None
-        text = f"{error.message}\n{explain_out_of_memory(latest, self.report())}"
+        lines = [error.message, explain_out_of_memory(latest, self.report()), self.rescue.refusal]
+        text = "\n".join(line for line in lines if line)
         explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
         return explained
 
@@ -237,10 +260,8 @@ class Engine:
             "stay on the device; set batch_size (LMS_BATCH_SIZE)"
         )
 
-    def _skip(self, func_graph: Any, why: str) -> None:
-        self.collector.graphs.append(
-            GraphStats(func_graph.name, False, why, len(func_graph.get_operations()))
-        )
+    def _skip(self, tf_graph: Any, name: str, why: str) -> None:
+        self.collector.graphs.append(GraphStats(name, False, why, len(tf_graph.get_operations())))
 
     def _record(self, stats: GraphStats, view: GraphView, made: SwapPlan) -> None:
         self.collector.graphs.append(stats)

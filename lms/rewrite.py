@@ -35,11 +35,13 @@ class Edits:
     swap_outs: int
     swap_ins: int
     control_edges: int
+    bypassed: frozenset[str]
+    """Names of the aliases whose readers read a swap-in now: what a session feeds for one would be lost."""
 
 
 def is_edited(tf_graph: Any) -> bool:
     """Whether a graph holds ops of an earlier edit."""
-    return any(op.name.startswith(MARK) for op in tf_graph.get_operations())
+    return any(op.name.startswith(MARK) and MARK_ATTR in op.node_def.attr for op in tf_graph.get_operations())
 
 
 def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport) -> Edits:
@@ -65,7 +67,13 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
             editor.swap(swap)
     for edge in plan.serial_edges:
         editor.order(view.ops[edge.before], edge.after)
-    return Edits(tuple(editor.added), editor.swap_outs, editor.swap_ins, editor.control_edges)
+    return Edits(
+        tuple(editor.added),
+        editor.swap_outs,
+        editor.swap_ins,
+        editor.control_edges,
+        frozenset(editor.bypassed),
+    )
 
 
 def require_forward(graph: Graph, plan: SwapPlan) -> None:
@@ -109,6 +117,7 @@ class _Editor:
         self.view, self.transport = view, transport
         self.added: list[Any] = []
         self.swap_outs = self.swap_ins = self.control_edges = 0
+        self.bypassed: set[str] = set()
         self._ordered: set[tuple[str, str]] = set()
 
     def swap(self, swap: Swap) -> None:
@@ -149,14 +158,20 @@ class _Editor:
                 raise RewriteError(
                     f"{self.view.graph.tensor_name(tensor)} is not an alias of what was swapped"
                 )
+            self.bypassed.add(self.view.tensors[tensor].name)
             source = self._version(original, versions, name)
             versions[tensor] = self._alias_again(self.view.tensors[tensor], original, source, name)
         return versions[tensor]
 
     def _alias_again(self, tensor: Any, original: int, source: Any, name: str) -> Any:
         op = tensor.op
-        if op.type == "IdentityN" or (op.type == "Identity" and not op.control_inputs):
+        if op.type in ("Identity", "IdentityN") and not op.control_inputs:
             return source
+        if op.type == "IdentityN":
+            with tf.control_dependencies([op]), tf.device(op.device or None):
+                copy = tf.raw_ops.Identity(input=source, name=f"{name}/identity")
+            self._mark(copy.op, "alias")
+            return copy
         replaced = self.view.tensors[original]
         inputs = [source if item is replaced else item for item in op.inputs]
         attrs = {key: value for key, value in op.node_def.attr.items() if not key.startswith("_")}

@@ -30,6 +30,9 @@ class Editor(Protocol):
     def edit(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
         """Plan and edit."""
 
+    def offer(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
+        """The same for a graph that nobody has asked to edit: a warning where that cannot be."""
+
     def warn(self, text: str) -> None:
         """Warn once."""
 
@@ -41,6 +44,7 @@ class SessionWatch:
         self._editor, self._arithmetic = editor, arithmetic
         self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         base = tf_session.BaseSession
+        self._bypassed: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
         self._originals: dict[str, Callable[..., Any]] = {"__init__": base.__init__, "run": base.run}
 
     def install(self) -> None:
@@ -52,6 +56,7 @@ class SessionWatch:
 
         def watched_run(session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **more: Any) -> Any:
             self.before_run(session.graph, feed_dict or {})
+            self.require_seen(session.graph, feed_dict or {})
             steps = self._editor.steps
             if steps is None:
                 return run(session, fetches, feed_dict, *args, **more)
@@ -68,9 +73,24 @@ class SessionWatch:
         for name, method in self._originals.items():
             setattr(tf_session.BaseSession, name, method)
 
-    def settle(self, graph: Any) -> None:
-        """Leave ``graph`` as it is now: who asked for its edit has decided."""
+    def settle(self, graph: Any, edits: Edits | None) -> None:
+        """Leave ``graph`` as it is now, with these edits."""
         self._sizes[graph] = len(graph.get_operations())
+        if edits is not None:
+            self._bypassed[graph] = edits.bypassed
+
+    def require_seen(self, graph: Any, feeds: Mapping[Any, Any]) -> None:
+        """Check that all readers of each fed tensor see what is fed.
+
+        Raises:
+            LMSError: If some read what was swapped in instead.
+        """
+        lost = self._bypassed.get(graph, frozenset()).intersection(getattr(key, "name", key) for key in feeds)
+        if lost:
+            raise LMSError(
+                f"{min(lost)} is fed, and LMS has sent its readers to the tensor it shows; "
+                "make it a tf.compat.v1.placeholder_with_default, or feed the tensor it is made from"
+            )
 
     def before_run(self, graph: Any, feeds: Mapping[Any, Any]) -> None:
         """Edit ``graph`` if this is its first run; warn where it has grown a training step since."""
@@ -90,7 +110,9 @@ class SessionWatch:
                 "monitored session"
             )
         else:
-            self._editor.edit(graph, "session graph", feed_hints(feeds, self._editor.config))
+            self.settle(
+                graph, self._editor.offer(graph, "session graph", feed_hints(feeds, self._editor.config))
+            )
 
 
 def feed_hints(feeds: Mapping[Any, Any], config: LMSConfig) -> ShapeHints:
@@ -152,4 +174,6 @@ def edit_graph(graph: Any, config: LMSConfig | None = None) -> Edits | None:
     if not has_backward_pass(graph.get_operations()):
         raise LMSError("the graph has no gradients; build the training step before LMS edits it")
     editor = hook.editor_for(config)
-    return editor.edit(graph, "session graph", feed_hints({}, editor.config))
+    edits = editor.edit(graph, "session graph", feed_hints({}, editor.config))
+    editor.sessions.settle(graph, edits)
+    return edits

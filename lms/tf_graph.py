@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from lms.errors import LMSError
+from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, timeline
-from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES
+from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_collective
 from lms.step import is_update, step_ops
 
 MARK = "lms/"
@@ -70,6 +70,9 @@ def read_graph(
         device_type: ``GPU`` or ``CPU``: whose memory is looked at.
         shapes: Completed shapes (:func:`lms.shapes.complete_shapes`).
         outputs: Tensors that outlive the step; ``None``: the function's own outputs.
+
+    Raises:
+        UnreadableError: If the graph is none that runs from inputs to outputs.
     """
     in_session = not isinstance(tf_graph, FuncGraph)
     ops = tf_graph.get_operations()
@@ -127,7 +130,7 @@ def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequ
             if not waiting[later]:
                 heapq.heappush(ready, later)
     if len(order) < len(ops):
-        raise LMSError(
+        raise UnreadableError(
             "the graph holds a while loop of compat.v1; call tf.compat.v1.enable_control_flow_v2()"
         )
     return order
@@ -251,6 +254,16 @@ def _product(dims: Sequence[int | None]) -> int | None:
 def has_backward_pass(ops: Iterable[Any]) -> bool:
     """Whether a graph trains: it holds a gradient kernel, or an op that a gradient tape made."""
     return any(is_backward(op) for op in ops)
+
+
+def has_collectives(tf_graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, talks to other ranks."""
+    ops = tf_graph.get_operations()
+    if any(is_collective(op.type) for op in ops):
+        return True
+    names = {name for op in ops for attr in BODY_ATTRS.get(op.type, ()) for name in _body_names(op, attr)}
+    bodies = (_function_graph(tf_graph, name) for name in names)
+    return any(has_collectives(body) for body in bodies if body is not None)
 
 
 def is_backward(op: Any) -> bool:

@@ -125,7 +125,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             edits = engine.edit(chosen, "session graph", self._hints(chosen))
         finally:
             engine.guest = None
-        engine.sessions.settle(chosen)
+        engine.sessions.settle(chosen, edits)
         return set(edits.ops) if edits is not None else set()
 
     # --- as a hook of a MonitoredSession or Estimator --------------------------------------------------

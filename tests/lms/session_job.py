@@ -28,7 +28,7 @@ def network() -> tuple[Any, Any, Any, Any]:
     for layer in range(6):
         start = v1.glorot_uniform_initializer(seed=layer)
         kernel = v1.get_variable(f"kernel{layer}", (3, 3, h.shape[-1], 16), initializer=start)
-        h = tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME"))
+        h = tf.identity(tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME")), name=f"seen{layer}")
     top = v1.get_variable("top", (16, 10), initializer=v1.glorot_uniform_initializer(seed=9))
     logits = tf.reduce_mean(h, (1, 2)) @ top
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
@@ -87,6 +87,20 @@ def too_late() -> list[str]:
     return [str(one.message) for one in caught]
 
 
+def feed_of_a_bypassed_tensor() -> str:
+    """What is said when a value is fed where the readers were sent elsewhere."""
+    with tf.Graph().as_default():
+        x, y, _, step = network()
+        fed = {x: np.zeros((BATCH, 28, 28, 1)), y: np.zeros(BATCH), "seen2:0": np.zeros((BATCH, 28, 28, 16))}
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            try:
+                session.run(step, fed)
+            except LMSError as error:
+                return str(error)
+    return "it ran"
+
+
 def main() -> dict[str, Any]:
     """All ways."""
     seen: dict[str, Any] = {"off": train()}
@@ -98,6 +112,7 @@ def main() -> dict[str, Any]:
     seen["enabled"] = train()
     seen["report"] = str(lms.report())
     seen["too late"] = too_late()
+    seen["bypassed"] = feed_of_a_bypassed_tensor()
     lms.disable()
     lms.enable(policy="all")
     seen["fed"] = train(feed_first=True)

@@ -50,3 +50,8 @@ def test_what_cannot_be_edited_is_refused(seen: dict[str, Any]) -> None:
 
 def test_an_edit_that_would_come_too_late_is_reported(seen: dict[str, Any]) -> None:
     assert any("build the whole graph before the first session.run" in text for text in seen["too late"])
+
+
+def test_a_fed_value_that_readers_would_not_see_is_refused(seen: dict[str, Any]) -> None:
+    assert seen["bypassed"].startswith("seen2:0 is fed")
+    assert "placeholder_with_default" in seen["bypassed"]

@@ -155,6 +155,113 @@ def a_first_step_out_of_memory_is_planned_again() -> None:
     assert all((weight.numpy() == value).all() for weight, value in zip(WEIGHTS, after, strict=True))
 
 
+def a_scope_called_lms_is_no_edit() -> None:
+    """A user's own name must not pass for the mark of an edit."""
+
+    def step(x: Any) -> Any:
+        with tf.name_scope("lms"):
+            return train(x)
+
+    with enabled(policy="all"):
+        tf.function(step)(BATCH)
+        assert lms.report().edited
+
+
+def a_graph_that_cannot_be_read_trains_as_it_is() -> None:
+    """A while loop of compat.v1 was no error without LMS: a warning with the remedy."""
+
+    with enabled(policy="all") as texts:
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            with tf.Graph().as_default() as graph:
+                x = tf.compat.v1.placeholder(tf.float32, (1024, 128))
+                weight = tf.compat.v1.get_variable("w", (128, 128), use_resource=True)
+                h = x
+                for _ in range(10):
+                    h = tf.tanh(h @ weight)
+                halve = (lambda i, _: i < 3, lambda i, y: (i + 1, y * 0.5), (0, tf.reduce_sum(h)))
+                loss = tf.while_loop(*halve)[1]
+                update = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+                start = tf.compat.v1.global_variables_initializer()
+            with tf.compat.v1.Session(graph=graph) as session:
+                session.run(start)
+                session.run(update, {x: BATCH.numpy()})
+        finally:
+            tf.compat.v1.enable_control_flow_v2()
+        assert not lms.report().edited
+    assert any("enable_control_flow_v2" in text and "as it is" in text for text in texts), texts
+
+
+def a_second_try_starts_from_what_kernels_had_written_too() -> None:
+    """Momentum and counters are only written by handle, and are put back like what is read."""
+    momentum = tf.Variable(tf.ones((128, 128)), trainable=False)
+    count = tf.Variable(0, trainable=False)
+    start = [weight.numpy() for weight in WEIGHTS]
+    failures = [True]
+
+    def fail(x: Any) -> Any:
+        if failures and failures.pop():
+            raise MemoryError("OOM when allocating tensor")
+        return x
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        update = tf.raw_ops.ResourceApplyMomentum(
+            var=WEIGHTS[0].handle, accum=momentum.handle, lr=0.1, grad=tf.ones((128, 128)), momentum=0.5
+        )
+        counted = count.assign_add(1, read_value=False)
+        with tf.control_dependencies([update, counted]):
+            return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
+        tf.function(step)(BATCH)
+        assert lms.report().retries == 1
+    assert (momentum.numpy() == 1.5).all() and count.numpy() == 1, (momentum.numpy()[0, 0], count.numpy())
+    for weight, value in zip(WEIGHTS, start, strict=True):
+        weight.assign(value)
+
+
+def a_step_with_collectives_is_not_tried_again() -> None:
+    """Other ranks have received a part of it; the message says so."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("OOM when allocating tensor")
+
+    def reduced(x: Any) -> Any:
+        numbers = {"group_size": 1, "group_key": 1, "instance_key": 1, "ordering_token": []}
+        return tf.raw_ops.CollectiveReduceV2(input=x, merge_op="Add", final_op="Id", **numbers)
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        loss = tf.cond(loss < 0, lambda: reduced(loss), lambda: loss)
+        return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
+        try:
+            tf.function(step)(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            assert "other ranks may have received" in str(error), error
+        assert lms.report().retries == 0
+
+
+def a_full_store_is_told_as_one() -> None:
+    """The device has room then: neither a larger margin nor a smaller one helps."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("LMS store: no room for 8 bytes. Raise host_mem_limit_mb.")
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
+        try:
+            tf.function(step)(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            assert "LMS store" in str(error) and "ran out of memory on" not in str(error), error
+        assert lms.report().retries == 0
+
+
 def the_message_that_remains_explains() -> None:
     """Out of memory twice: the error names tensors, the plan and what to change."""
 
@@ -237,6 +344,11 @@ CASES = (
     a_step_that_fits_is_left_alone,
     inference_is_left_alone,
     a_first_step_out_of_memory_is_planned_again,
+    a_scope_called_lms_is_no_edit,
+    a_graph_that_cannot_be_read_trains_as_it_is,
+    a_second_try_starts_from_what_kernels_had_written_too,
+    a_step_with_collectives_is_not_tried_again,
+    a_full_store_is_told_as_one,
     the_message_that_remains_explains,
     every_transport_trains_the_same_bits,
     a_full_store_is_an_error_before_training,
