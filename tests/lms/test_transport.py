@@ -86,7 +86,31 @@ def twice(x):
 value = tf.random.normal((100, 100))
 assert bool(tf.reduce_all(twice(value) == value + value))
 stats = transport.stats()
-assert (stats.bytes_in_use, stats.peak_bytes, stats.swap_ins) == (0, 40_000, 2), stats
+assert (stats.peak_bytes, stats.swap_outs, stats.swap_ins) == (40_000, 1, 2), stats
+
+for kind in (tf.bfloat16, tf.bool, tf.int64):
+    typed = tf.cast(value, kind)
+    back = transport.swap_in(transport.swap_out(typed, 1, "out"), typed, "", "in")
+    assert back.dtype == kind and bool(tf.reduce_all(back == typed)), kind
+
+@tf.function
+def fails(x):
+    held = transport.swap_out(x, 1, "out")
+    with tf.control_dependencies([held]):
+        tf.debugging.assert_less(x, -9.0)
+    return transport.swap_in(held, x, "", "in")
+
+@tf.function
+def nobody_reads(x):
+    return tf.size(transport.swap_out(x, 1, "out"))
+
+for _ in range(5):
+    try:
+        fails(value)
+    except tf.errors.InvalidArgumentError:
+        pass
+    nobody_reads(value)
+assert transport.stats().bytes_in_use <= 80_000, transport.stats()
 print("good")
 """
 
@@ -236,7 +260,8 @@ nodes = {}
 for graphs in context.export_run_metadata().function_graphs:
     nodes.update({node.name.rpartition("/")[2]: node for node in graphs.post_optimization_graph.node})
 assert (nodes["out"].op, nodes["in"].op) == ("Identity", "Identity"), sorted(nodes)
-assert there_and_back.get_concrete_function(value).graph.get_operation_by_name("out").device == "/device:CPU:0"
+asked = there_and_back.get_concrete_function(value).graph.get_operation_by_name("out").device
+assert asked == "/device:CPU:0", asked
 assert nodes["out"].device.endswith("CPU:0") and nodes["in"].device.endswith("CPU:1")
 print("good")
 """
