@@ -267,6 +267,8 @@ class Engine:
         self.collector.graphs.append(stats)
         self.collector.planned.append(Planned(stats.name, view.graph, made, stats.base_bytes))
         logger.info("%s: %s", stats.name, stats.why)
+        if self.config.debug:
+            self._log_decisions(view.graph, made)
         if self.guest is not None:
             self.guest.planned(stats)
         if not made.feasible:
@@ -275,6 +277,15 @@ class Engine:
             self.warn(
                 f"{stats.name}: nothing can be swapped: every tensor is small, short-lived or must stay"
             )
+
+    def _log_decisions(self, graph: Graph, made: SwapPlan) -> None:
+        """One line a tensor: what happens to it, or why nothing does."""
+        for swap in made.swaps:
+            back = ", ".join(graph.ops[swap_in.trigger].name for swap_in in swap.swap_ins)
+            name, after = graph.tensor_name(swap.tensor), graph.ops[swap.after].name
+            logger.debug("%s: out after %s, back after %s", name, after, back)
+        for rejected in made.rejected:
+            logger.debug("%s: stays: %s", graph.tensor_name(rejected.tensor), rejected.reason)
 
 
 @contextmanager
@@ -304,17 +315,35 @@ def install(config: LMSConfig) -> None:
     global _engine
     if _engine is not None:
         raise LMSError("LMS is installed already; call lms.disable() first")
-    _engine = Engine(config, os.environ)
-    _engine.optimizer.apply()
+    engine = Engine(config, os.environ)
+    engine.optimizer.apply()
+    _engine = engine
+    try:
+        _start(engine)
+    except BaseException:
+        uninstall()
+        raise
+
+
+def _start(engine: Engine) -> None:
+    if engine.config.debug:
+        _log_everything()
     if tf.config.optimizer.get_jit():
-        _engine.warn(
+        engine.warn(
             "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps "
             "away; switch it off with tf.config.optimizer.set_jit(False)"
         )
-    _engine.watch.install()
-    _engine.sessions.install()
-    _engine.batch_sizes.install()
-    transform.FUNC_GRAPH_TRANSFORMS.append(_engine)
+    engine.watch.install()
+    engine.sessions.install()
+    engine.batch_sizes.install()
+    transform.FUNC_GRAPH_TRANSFORMS.append(engine)
+
+
+def _log_everything() -> None:
+    """Decisions go to Python's logging, and to standard error where nobody has set that up."""
+    logger.setLevel(logging.DEBUG)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
 
 
 def uninstall() -> None:
@@ -322,7 +351,8 @@ def uninstall() -> None:
     global _engine
     if _engine is None:
         return
-    transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
+    if _engine in transform.FUNC_GRAPH_TRANSFORMS:
+        transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
     _engine.batch_sizes.uninstall()
     _engine.watch.uninstall()
     _engine.sessions.uninstall()

@@ -7,6 +7,7 @@ time of the call, because they know the sizes that a graph leaves open.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Watch:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._local = threading.local()
-        self._compiled: list[Any] = []
+        self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._originals = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
 
     @property
@@ -119,7 +120,7 @@ class Watch:
     def _drop_xla(self, function: Any) -> None:
         if function._jit_compile and not function.experimental_get_tracing_count():
             function._jit_compile = None
-            self._compiled.append(function)
+            self._compiled.add(function)
             self._observer.xla_dropped(function)
 
 

@@ -158,18 +158,6 @@ def dataset_batch_size(dataset: Any) -> int | None:
     return None
 
 
-def unpinned_arguments(tf_graph: Any, hints: ShapeHints) -> list[str]:
-    """Names of the arguments that stay open even with ``hints``."""
-    return [
-        op.name
-        for op in tf_graph.get_operations()
-        if op.type == "Placeholder"
-        and op.outputs[0].dtype != tf.resource
-        and op.outputs[0].shape.rank
-        and None in hints.pin(tuple(op.outputs[0].shape.as_list()))
-    ]
-
-
 def static_bytes(shape: Any, dtype: Any) -> int:
     """Bytes of a tensor of this shape; 0 while the shape is open."""
     count = shape.num_elements()

@@ -3,6 +3,7 @@
 Run as a child process by test_watch.py.
 """
 
+import logging
 import os
 import sys
 import tempfile
@@ -169,7 +170,6 @@ def a_scope_called_lms_is_no_edit() -> None:
 
 def a_graph_that_cannot_be_read_trains_as_it_is() -> None:
     """A while loop of compat.v1 was no error without LMS: a warning with the remedy."""
-
     with enabled(policy="all") as texts:
         tf.compat.v1.disable_control_flow_v2()
         try:
@@ -327,6 +327,47 @@ def optimizer_options_come_back() -> None:
     assert after.get("arithmetic_optimization", True) == options.get("arithmetic_optimization", True)
 
 
+def debug_logs_each_decision() -> None:
+    """What goes and when it comes back, and why the rest stays."""
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lms")
+    logger.addHandler(listener)
+    try:
+        with enabled(policy="all", debug=True):
+            tf.function(train)(BATCH)
+            (graph,) = lms.report().edited
+    finally:
+        logger.removeHandler(listener)
+    assert sum(": out after " in line for line in lines) == graph.tensors, lines
+    assert sum(": stays: " in line for line in lines) == sum(count for _, count in graph.rejected), lines
+
+
+def a_start_that_fails_can_be_tried_again() -> None:
+    """Nothing of it stays."""
+    from lms.session import SessionWatch
+
+    install = SessionWatch.install
+
+    def broken(_: Any) -> None:
+        raise RuntimeError("broken")
+
+    call = type(tf.function(train)).__call__
+    SessionWatch.install = broken  # type: ignore[method-assign]
+    try:
+        with enabled(policy="all"):
+            raise AssertionError("it started")
+    except RuntimeError as error:
+        assert str(error) == "broken"
+    finally:
+        SessionWatch.install = install  # type: ignore[method-assign]
+    assert type(tf.function(train)).__call__ is call
+    with enabled(policy="all"):
+        tf.function(train)(BATCH)
+        assert lms.report().edited
+
+
 def what_is_not_on_says_so() -> None:
     """A report without LMS is an error with the remedy."""
     try:
@@ -354,6 +395,8 @@ CASES = (
     a_full_store_is_an_error_before_training,
     a_budget_that_cannot_be_met_says_the_floor,
     optimizer_options_come_back,
+    debug_logs_each_decision,
+    a_start_that_fails_can_be_tried_again,
     what_is_not_on_says_so,
 )
 
