@@ -16,8 +16,8 @@ of this."""
 class NumpyTransport:
     """The fallback of :class:`lms.transports.host.HostTransport`; ``note`` says why it is used.
 
-    What is held is a tensor on top of an array's memory, so TensorFlow itself frees it behind the last reader,
-    also when there is none or the step has failed; at the latest when the next tensor moves.
+    What is held is a tensor on top of an array's memory, so TensorFlow itself frees it behind the last
+    reader, also when there is none or the step has failed; at the latest when the next tensor moves.
     """
 
     name = "numpy"
@@ -73,6 +73,6 @@ def aligned_copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A copy that begins at a multiple of :data:`ALIGNMENT`."""
     memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    held = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    held: np.ndarray[Any, Any] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
     held[...] = value
     return held

@@ -108,6 +108,10 @@ def main() -> dict[str, Any]:
                 (one.name, one.edited, one.tensors, one.swap_ins, one.added_ops, one.why)
                 for one in report.edited
             ],
+            "peaks": [
+                (one.peak_before_bytes - one.base_bytes, one.planned_peak_bytes - one.base_bytes)
+                for one in report.edited
+            ],
             "bytes_out": [one.bytes_out for one in report.edited],
             "transport": report.transport,
             "text": str(report),

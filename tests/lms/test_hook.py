@@ -40,10 +40,21 @@ def test_weights_are_bit_identical_after_twenty_steps(seen: dict[str, Any]) -> N
             assert seen[policy][name][0] == weights, (policy, name)
 
 
-def test_the_measured_peak_is_a_fraction(seen: dict[str, Any]) -> None:
+def planned_saving(report: dict[str, Any], name: str) -> int:
+    """Bytes by which the plans for one training lower its peak."""
+    graphs = zip(report["graphs"], report["peaks"], strict=True)
+    return min(
+        before - after for graph, (before, after) in graphs if (graph[0] == "train") == (name == "custom")
+    )
+
+
+def test_the_measured_peak_falls_by_what_was_planned(seen: dict[str, Any]) -> None:
+    """A fifth is left for the executor's threads, which may be ahead of the plan for a moment."""
     for name, (_, before) in seen["off"].items():
-        assert seen["all"][name][1] < 0.45 * before, name
-        assert seen["all"][name][1] <= 1.1 * seen["budget"][name][1] < before, name
+        for policy in ("all", "budget"):
+            planned = planned_saving(seen[f"{policy}_report"], name)
+            assert planned > before / 4, (policy, name)
+            assert before - seen[policy][name][1] >= 0.8 * planned, (policy, name)
 
 
 def test_a_step_is_edited_once_and_the_report_counts(seen: dict[str, Any]) -> None:
