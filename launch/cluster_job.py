@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from launch.errors import UsageError
 from launch.hosts import HostShare
 from launch.rank_variables import IDENTITY, TRANSPORT
 
@@ -88,6 +89,19 @@ def forwarded_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[
 def withheld_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[str, ...]:
     """The inherited variables that a launcher is not given, lest it sends them to other hosts; sorted."""
     return tuple(sorted(name for name in set(environ) - set(asked) if _is_private(name)))
+
+
+def refuse_ipv6(job: ClusterJob, launcher: str) -> None:
+    """For launchers whose syntax of hosts takes a colon for the end of the name.
+
+    Raises:
+        UsageError: If a host is an IPv6 address.
+    """
+    address = next((share.host for share in job.shares if ":" in share.host), None)
+    if address is not None:
+        raise UsageError(
+            f"{launcher} cannot carry the IPv6 address {address!r}; give the host a name in /etc/hosts"
+        )
 
 
 def escape_args(args: Iterable[str]) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.cluster_job import ClusterJob, Command
-from launch.errors import UsageError
+from launch.cluster_job import ClusterJob, Command, refuse_ipv6
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,7 @@ def build_horovodrun(job: ClusterJob, options: HorovodOptions, horovodrun: str =
     Raises:
         UsageError: If a host is an IPv6 address, which horovodrun's host syntax cannot carry.
     """
-    address = next((share.host for share in job.shares if ":" in share.host), None)
-    if address is not None:
-        raise UsageError(
-            f"horovodrun cannot carry the IPv6 address {address!r}; give the host a name in /etc/hosts"
-        )
+    refuse_ipv6(job, "horovodrun")
     argv = (
         horovodrun,
         *("-np", str(job.world_size)),

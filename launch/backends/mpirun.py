@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from launch.cluster_job import ClusterJob, Command
+from launch.cluster_job import ClusterJob, Command, refuse_ipv6
 from launch.errors import UsageError
 from launch.idset import format_ids
 from launch.mpi_flavour import MpiFamily, MpiFlavour
@@ -63,7 +63,7 @@ class Hydra:
 
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """See ``Dialect``."""
-        _refuse_ipv6(job, "Hydra")
+        refuse_ipv6(job, "Hydra")
         where, files = self._hosts(job, files_dir)
         argv = (
             mpirun,
@@ -169,11 +169,3 @@ def _slots(rank: RankPlan) -> str:
     if not rank.cpus:
         raise UsageError(f"rank {rank.rank} has no CPUs to name in a rank file; plan with --numa auto")
     return format_ids(rank.cpus)
-
-
-def _refuse_ipv6(job: ClusterJob, launcher: str) -> None:
-    address = next((share.host for share in job.shares if ":" in share.host), None)
-    if address is not None:
-        raise UsageError(
-            f"{launcher} cannot carry the IPv6 address {address!r}; give the host a name in /etc/hosts"
-        )
