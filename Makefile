@@ -28,7 +28,7 @@ lint: setup  ## style, format, types, oldest Python that can read the code
 	$(BIN)/mypy
 	$(BIN)/mypy scripts
 	$(BIN)/vermin --quiet --no-tips --target=3.10- --violations lmsrun launch lms scripts
-	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations lms/bootstrap/sitecustomize.py
+	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations lms/bootstrap
 
 check: lint test  ## lint, then all tests
 

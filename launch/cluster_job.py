@@ -25,6 +25,8 @@ class ClusterJob:
     allow_root: bool = False
     oversubscribe: bool = False
     tag_output: bool = False
+    whole_lines: bool = False
+    """Whether output may wait until its line is whole, so that lines of several ranks do not mix."""
 
     @property
     def world_size(self) -> int:
@@ -56,6 +58,8 @@ class Command:
     """Path -> content of what has to be written first."""
     gloo: bool = False
     """Whether ranks meet over our own rendezvous, because Horovod is linked with another MPI than this."""
+    elastic: bool = False
+    """Whether ranks come and go."""
 
 
 # What a program needs to find itself and its libraries, and the families of variables that tune the job.

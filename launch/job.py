@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,10 +59,12 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
         UsageError: If the output folder cannot be written.
         JobError: If there is no place for the receipts, or too few files may be open.
     """
-    # Another launcher mixes its ranks' output before we see it.
-    ranks = plan.ranks if options.command is None else (launcher_process(options.command),)
-    file_limit = _raise_file_limit(len(ranks) * (4 if options.output_dir is not None else 2) + _OTHER_FILES)
-    output_fds = _open_outputs(ranks, options.output_dir) if options.output_dir is not None else {}
+    # Another launcher mixes its ranks' output before we see it; their own files are their shims' work.
+    names = {rank.rank: f"rank-{rank.rank}" for rank in plan.ranks}
+    if options.command is not None:
+        names = {0: "launcher"}
+    file_limit = _raise_file_limit(len(names) * (4 if options.output_dir is not None else 2) + _OTHER_FILES)
+    output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
     receipt_dir = temporary / f"lmsrun-{job_id}"
@@ -134,18 +136,18 @@ def _raise_file_limit(needed: int) -> tuple[int, int]:
     return before
 
 
-def _open_outputs(ranks: Sequence[RankPlan], folder: Path) -> dict[tuple[int, str], int]:
+def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str], int]:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"the output folder {folder} is no folder; choose another --output-dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return {
-            (rank.rank, stream): os.open(
-                folder / f"rank-{rank.rank}.{stream}",
+            (number, stream): os.open(
+                folder / f"{name}.{stream}",
                 os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
                 0o666,
             )
-            for rank in ranks
+            for number, name in names.items()
             for stream in _STREAMS
         }
     except OSError as error:

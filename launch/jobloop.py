@@ -149,7 +149,8 @@ class JobLoop:
         tag = self._tag(rank.rank, console) if tags else b""
         tagged = TaggedStream(tag) if tags or many else None
         file_fd = self._files.output_fds.get((rank.rank, name))
-        stream = RankStream(fd, console, tagged, file_fd, f"rank-{rank.rank}.{name}")
+        owner = f"rank-{rank.rank}" if self._options.command is None else "launcher"
+        stream = RankStream(fd, console, tagged, file_fd, f"{owner}.{name}")
         if self._options.command is not None:
             from launch.receipt_lines import ReceiptSieve  # Only a launcher of other hosts pays for it.
 
@@ -196,7 +197,7 @@ class JobLoop:
 
     def _next_due(self) -> float | None:
         due = [self._steps[0][0]] if self._steps else []
-        if not self._watch.over:
+        if self._watching:
             due.append(self._next_look)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -313,7 +314,7 @@ class JobLoop:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             if memory := explain_memory(self._memory, read_memory_counters(), rank):
                 return memory
-        if not read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]:
+        if "start" not in read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]:
             return "; its program had not started, the lines above say why"
         return ""
 
@@ -362,17 +363,32 @@ class JobLoop:
     def _look_at_receipts(self, late: bool = False) -> None:
         """Show the table and judge strictly, when there is something to show or to judge."""
         now = time.monotonic()
-        if self._watch.over or (now < self._next_look and not late):
+        if not self._watching or (now < self._next_look and not late):
             return
         # Each look opens three files a rank, so the ranks' output must not set the pace.
         self._next_look = now + _RECEIPT_POLL_S
+        if self._watch.over:
+            self._tell_moves()
+            return
         launcher_over = self._options.command is not None and bool(self._statuses)
-        self._watch.look(set(self._statuses), launcher_over)
+        ended = {rank: describe_status(status) for rank, status in self._statuses.items()}
+        self._watch.look(ended, launcher_over)
         settled = self._watch.settled or late or now >= self._watch.due
         if settled or self._options.numa == "strict":
             self._judge_strictly(settled)
         if settled:
             self._show_receipts()
+
+    @property
+    def _watching(self) -> bool:
+        command = self._options.command
+        return not self._watch.over or (command is not None and command.elastic)
+
+    def _tell_moves(self) -> None:
+        if lines := self._watch.look_for_moves():
+            for line in lines:
+                self._note(line)
+            self._save_receipts()
 
     def _judge_strictly(self, settled: bool) -> None:
         if self._ending is None and self._signalled is None and (line := self._watch.refusal(settled)):
@@ -381,6 +397,9 @@ class JobLoop:
     def _show_receipts(self) -> None:
         table = self._render_receipts(self._watch.receipts)
         self._err.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
+        self._save_receipts()
+
+    def _save_receipts(self) -> None:
         try:
             self._watch.save()
         except OSError as error:

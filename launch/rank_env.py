@@ -124,6 +124,13 @@ def read_rank(environ: Mapping[str, str]) -> RankIdentity:
     )
 
 
+def find_rank(environ: Mapping[str, str]) -> int | None:
+    """The rank's number, where anything says it; for messages."""
+    names = ("RANK", *(name for row in ROWS for name in row.rank))
+    texts = (environ.get(name, "").strip() for name in names)
+    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
+
+
 def _identify(row: RankRow, environ: Mapping[str, str]) -> RankIdentity:
     local_rank = _number(row, environ, (*row.local_rank, "LOCAL_RANK"), "local rank")
     rank = _number(row, environ, row.rank, "rank")

@@ -11,19 +11,23 @@ on ``PMI_FD``.
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from launch.causes import describe_status, exit_code_of
 from launch.program_signals import restore_signals
-from launch.receipt_file import END, format_line, write_receipt
+from launch.receipt_file import END, send_receipt
 from launch.warden import die_with_parent
+
+if TYPE_CHECKING:
+    from launch.rank_output import Tee
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def needs_guard(environ: Mapping[str, str]) -> bool:
-    """Whether somebody waits for news of this rank: a launcher of ours behind another one, or Hydra."""
-    return bool(environ.get("LMSRUN_RECEIPT_LINES")) or is_under_hydra(environ)
+    """Whether a launcher of ours or Hydra waits for news of this rank, or its output is kept."""
+    keeps = environ.get("LMSRUN_RECEIPT_LINES") or environ.get("LMSRUN_RANK_OUTPUT")
+    return bool(keeps) or is_under_hydra(environ)
 
 
 def is_under_hydra(environ: Mapping[str, str]) -> bool:
@@ -35,32 +39,63 @@ def is_under_hydra(environ: Mapping[str, str]) -> bool:
     return here and not any(name.startswith("I_MPI_HYDRA") for name in environ)
 
 
-def run_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) -> NoReturn:
-    """Run the program as a child, pass signals on to it, and report its failure.
+def run_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int, output_dir: str = "") -> NoReturn:
+    """Run the program as a child, pass signals and output on, and report its failure.
 
     Raises:
         OSError: In the parent, if there can be no child; nothing was started then.
+        UsageError: If its output cannot be kept; nothing was started then either.
     """
+    tees, alarm = _open_tees(environ, rank, output_dir) if output_dir else ([], -1)
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if child == 0:
-        _become(argv, environ, parent, before)
+        _become(argv, environ, parent, before, tees)
     for number in _PASSED_ON:
         signal.signal(number, lambda received, _: _pass_on(child, received))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    _, status = os.waitpid(child, 0)
-    code = exit_code_of(status)
+    how, code = _wait(child, tees, alarm)
     if code:
-        _report(environ, rank, status, code)
-        if is_under_hydra(environ):
-            _abort(int(environ["PMI_FD"]), code)
+        _report(environ, rank, how, code)
+        abort_hydra(environ, code)
     os._exit(code)
 
 
-def _become(argv: Sequence[str], environ: Mapping[str, str], parent: int, mask: Iterable[int]) -> NoReturn:
+def _open_tees(environ: Mapping[str, str], rank: int, folder: str) -> "tuple[list[Tee], int]":
+    from launch.rank_output import open_tees, watch_children
+
+    return open_tees(environ, rank, folder), watch_children()
+
+
+def _wait(child: int, tees: "Sequence[Tee]", alarm: int) -> tuple[str, int]:
+    """How the program ended, in words and as an exit code; output that could not be kept is a failure too."""
+    if not tees:
+        _, status = os.waitpid(child, 0)
+        return describe_status(status), exit_code_of(status)
+    from launch.rank_output import carry
+
+    for tee in tees:
+        tee.start()
+    status = carry(child, tees, alarm)
+    code, how = exit_code_of(status), describe_status(status)
+    for tee in tees:
+        if tee.error is not None:
+            how, code = (f"could not write {tee.name} ({tee.error.strerror}); it {how}", code or 1)
+    return how, code
+
+
+def _become(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    parent: int,
+    mask: Iterable[int],
+    tees: "Sequence[Tee]",
+) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL, parent)
+        for tee in tees:
+            tee.become_output()
         restore_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execve(argv[0], list(argv), dict(environ))  # noqa: S606 - an argv list, no shell
@@ -77,15 +112,10 @@ def _pass_on(child: int, number: int) -> None:
         pass
 
 
-def _report(environ: Mapping[str, str], rank: int, status: int, code: int) -> None:
-    content = {"rank": rank, "host": os.uname().nodename, "code": code, "how": describe_status(status)}
-    folder, job_id = environ.get("LMSRUN_RECEIPT_DIR"), environ.get("LMSRUN_JOB_ID", "")
+def _report(environ: Mapping[str, str], rank: int, how: str, code: int) -> None:
+    content = {"rank": rank, "host": os.uname().nodename, "code": code, "how": how}
     try:
-        if folder:
-            write_receipt(folder, rank, END, content)
-        elif environ.get("LMSRUN_RECEIPT_LINES"):
-            os.write(2, format_line(job_id, rank, END, content))
-        else:
+        if not send_receipt(environ, rank, END, content):
             line = f"lmsrun: rank {rank} on {content['host']} {content['how']}; ending the job\n"
             os.write(2, line.encode())
     except OSError:
@@ -93,9 +123,12 @@ def _report(environ: Mapping[str, str], rank: int, status: int, code: int) -> No
         pass
 
 
-def _abort(fd: int, code: int) -> None:
+def abort_hydra(environ: Mapping[str, str], code: int) -> None:
+    """End the whole job, where Hydra would wait for the other ranks."""
+    if not is_under_hydra(environ):
+        return
     try:
-        os.write(fd, f"cmd=abort exitcode={code}\n".encode())
+        os.write(int(environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
     except OSError:
         # The program's own MPI has closed the channel: it finalised, and Hydra judges by the exit code alone.
         pass

@@ -11,7 +11,9 @@ from launch.idset import IdSet, format_ids, parse_ids
 from launch.printable import printable
 
 END = "end"
-"""The stage of a rank that failed under another launcher: ``rank``, ``host``, ``code``, ``how``."""
+"""The stage of a rank that failed: ``rank``, ``host``, ``code``, ``how``."""
+MOVED = "moved"
+"""Begins a stage's name in an elastic job: ``moved.PID.0`` at the start, higher when bound anew."""
 MARK = b"\x1elmsrun-receipt "
 """Starts a receipt that travels as a line of stderr, for want of a folder that leads to the launcher."""
 
@@ -29,6 +31,24 @@ def write_receipt(
     with open(draft, "w", encoding="utf-8") as file:
         file.write(json.dumps(dict(content)))
     os.replace(draft, os.path.join(directory, name))
+
+
+def send_receipt(environ: Mapping[str, str], rank: int, stage: str, content: Mapping[str, object]) -> bool:
+    """Send a receipt the way that leads to the launcher: its folder, or a marked line of stderr.
+
+    Returns:
+        Whether anybody waits for it.
+
+    Raises:
+        OSError: If the way is blocked.
+    """
+    folder, lines = environ.get("LMSRUN_RECEIPT_DIR"), environ.get("LMSRUN_RECEIPT_LINES")
+    # A launcher that hands on its whole environment names its own host's folder to ranks elsewhere too.
+    if folder and not (lines and not os.path.isdir(folder)):
+        write_receipt(folder, rank, stage, content)
+    elif lines:
+        os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), rank, stage, content))
+    return bool(folder or lines)
 
 
 def format_line(job_id: str, rank: int, stage: str, content: Mapping[str, object]) -> bytes:

@@ -10,18 +10,22 @@ import os
 import re
 from pathlib import Path
 
-from launch.receipt_file import END, MARK
+from launch.receipt_file import END, MARK, MOVED
 from launch.receipts import MAX_RECEIPT_BYTES, STAGES
 
 _MAX_TAG_BYTES = 80
 _TAG = re.compile(rb"(?:\[[\w,.:-]+\](?:<std(?:out|err)>)?:?|\w+:) ?\Z")
 """What launchers put before a line: Open MPI ``[1,0]<stderr>:``, Hydra ``[0]``, srun ``0:``."""
+_STAGE = re.compile(rf"{'|'.join((*STAGES, END))}|{MOVED}\.[0-9]{{1,9}}\.[0-9]{{1,6}}")
 
 
 class ReceiptSieve:
-    """Takes receipt lines out of a stream and leaves them in the receipts' folder. Use one a stream."""
+    """Takes receipt lines out of a stream and leaves them in the receipts' folder. Use one a stream.
 
-    def __init__(self, job_id: str, folder: Path) -> None:
+    Without a folder they are taken out and dropped: somebody else sees the same stream.
+    """
+
+    def __init__(self, job_id: str, folder: Path | None) -> None:
         self._job_id, self._folder = job_id.encode(), folder
         self._held = b""
 
@@ -55,8 +59,10 @@ class ReceiptSieve:
             return False
         rank, stage = words[1].decode(errors="replace"), words[2].decode(errors="replace")
         is_rank = rank.isascii() and rank.isdigit() and len(rank) < 9
-        if not is_rank or stage not in (*STAGES, END):
+        if not is_rank or not _STAGE.fullmatch(stage):
             return False
+        if self._folder is None:
+            return True
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(self._folder / f"rank-{int(rank)}.{stage}.json", flags, 0o600)

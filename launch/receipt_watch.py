@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections.abc import Mapping
 
 from launch.causes import describe_rank
 from launch.job import JobFiles, JobOptions
+from launch.moves import Move, describe_move, read_moves, to_object
 from launch.plan import LaunchPlan
+from launch.receipt_file import END
 from launch.receipts import RankReceipt, adopt_binding, judge_all, read_receipts, to_json
 
 
@@ -16,7 +19,7 @@ class ReceiptWatch:
         due: When to show what there is, although ranks are missing (``time.monotonic``).
         receipts: What is known of each rank, in the plan's order.
         settled: Whether every rank has been through ``hvd.init()`` or has ended.
-        over: Whether the receipts have been saved; nothing is watched after that.
+        over: Whether the receipts have been saved; after that only an elastic job's moves are watched.
     """
 
     def __init__(self, plan: LaunchPlan, options: JobOptions, files: JobFiles, due: float) -> None:
@@ -25,16 +28,20 @@ class ReceiptWatch:
         self.receipts: tuple[RankReceipt, ...] = ()
         self.settled = False
         self.over = False
+        self._moves: dict[str, Move] = {}
 
-    def look(self, ended: set[int], launcher_over: bool) -> None:
+    def look(self, ended: Mapping[int, str], launcher_over: bool) -> None:
         """Read what has arrived.
 
         Args:
-            ended: Ranks that are no more.
+            ended: Ranks that are no more, and how they ended.
             launcher_over: Another launcher started the ranks, and it has ended.
         """
         ranks = self._plan.ranks
         stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
+        if self._options.command is None:
+            for number, how in ended.items():
+                stages[number].setdefault(END, {"how": how})
         if self._options.command is not None:
             ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
         self.receipts = judge_all(ranks, stages, self._options.numa)
@@ -51,6 +58,17 @@ class ReceiptWatch:
                 return f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
         return None
 
+    def look_for_moves(self) -> list[str]:
+        """Read which ranks of an elastic job have moved or joined; returns what is to be said of it."""
+        arrived = read_moves(self._files.receipt_dir, self._moves.keys())
+        self._moves.update(arrived)
+        first = {receipt.pid for receipt in self.receipts}
+        return [
+            describe_move(move)
+            for _, move in arrived
+            if (move.is_elsewhere if move.was_local else move.pid not in first)
+        ]
+
     def save(self) -> None:
         """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
 
@@ -62,8 +80,11 @@ class ReceiptWatch:
             return
         path = self._files.output_dir / "receipts.json"
         draft = path.with_name(f".{path.name}.{os.getpid()}")
+        document = to_json(
+            self._files.job_id, self.receipts, [to_object(move) for move in self._moves.values()]
+        )
         try:
-            draft.write_text(json.dumps(to_json(self._files.job_id, self.receipts), indent=1) + "\n")
+            draft.write_text(json.dumps(document, indent=1) + "\n")
             os.replace(draft, path)
         except OSError as error:
             draft.unlink(missing_ok=True)

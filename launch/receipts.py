@@ -52,7 +52,7 @@ def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, 
     """Read the stages that have arrived of each rank; what is not a small JSON object is left out."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for rank in ranks:
-        stages = {stage: _read_object(directory / f"rank-{rank}.{stage}.json") for stage in STAGES}
+        stages = {stage: read_object(directory / f"rank-{rank}.{stage}.json") for stage in (*STAGES, END)}
         found[rank] = {stage: content for stage, content in stages.items() if content is not None}
     return found
 
@@ -71,8 +71,8 @@ def read_first_failure(directory: Path) -> Failure | None:
     """The first failure that was reported, by the time at which its receipt arrived here."""
     arrived = []
     for path in directory.glob(f"rank-*.{END}.json"):
-        content = _read_object(path) or {}
-        rank, code = _number(content.get("rank")), _number(content.get("code"))
+        content = read_object(path) or {}
+        rank, code = to_number(content.get("rank")), to_number(content.get("code"))
         if rank is not None and rank >= 0 and code is not None and 0 < code < 256:
             failure = Failure(
                 rank, short_text(content.get("host")) or "?", code, short_text(content.get("how")) or "failed"
@@ -106,7 +106,7 @@ def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:
     except ValueError:
         return plan
     policy = _POLICIES.get(short_text(start.get("mem_policy")) or "", "none")
-    numa_node = _number(start.get("numa_node"))
+    numa_node = to_number(start.get("numa_node"))
     return replace(plan, cpus=cpus, mem_policy=policy, mem_nodes=mem_nodes, numa_node=numa_node)
 
 
@@ -124,13 +124,13 @@ def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
         cpus=short_text(latest.get("cpus")),
         mem_policy=short_text(latest.get("mem_policy")),
         mem_nodes=short_text(latest.get("mem_nodes")),
-        host_mem_limit_mb=_number(start.get("host_mem_limit_mb")),
+        host_mem_limit_mb=to_number(start.get("host_mem_limit_mb")),
         lms=_lms_text(framework),
         verified=verified,
         reasons=tuple(reasons),
         stages=tuple(stage for stage in STAGES if stage in stages),
-        pid=_number(start.get("pid")),
-        visible_gpus=_texts(framework.get("visible_gpus")),
+        pid=to_number(start.get("pid")),
+        visible_gpus=to_texts(framework.get("visible_gpus")),
     )
 
 
@@ -139,9 +139,12 @@ def judge_all(ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str
     return tuple(judge(rank, stages.get(rank.rank, {}), numa) for rank in ranks)
 
 
-def to_json(job_id: str, receipts: Sequence[RankReceipt]) -> dict[str, Any]:
-    """The content of ``receipts.json``."""
-    return {"schema": SCHEMA, "job_id": job_id, "ranks": [_to_object(receipt) for receipt in receipts]}
+def to_json(
+    job_id: str, receipts: Sequence[RankReceipt], moves: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The content of ``receipts.json``; ``moves`` are those of an elastic job."""
+    ranks = [_to_object(receipt) for receipt in receipts]
+    return {"schema": SCHEMA, "job_id": job_id, "ranks": ranks, **({"moves": list(moves)} if moves else {})}
 
 
 def from_json(document: Any) -> tuple[RankReceipt, ...]:
@@ -177,8 +180,9 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
         return None, ["binding is off"]
     start, init = stages.get("start"), stages.get("init")
     if start is None:
-        return False, ["no receipt: the worker did not get as far as its program"]
-    own = [text for text in _texts(start.get("reasons")) if text]
+        how = short_text(stages.get(END, {}).get("how"))
+        return False, [f"no receipt: the worker {how or 'did not get as far as its program'}"]
+    own = [text for text in to_texts(start.get("reasons")) if text]
     differing = compare_binding(plan.cpus, plan.mem_policy, plan.mem_nodes, start, "at start")
     # The worker's own words come first; what the launcher finds beyond them is added.
     reasons = own + [reason for reason in differing if reason not in own]
@@ -206,7 +210,8 @@ def _gpu_text(plan: RankPlan) -> str | None:
     return " ".join(filter(None, [plan.gpu.pci_bus_id, plan.gpu.name]))
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """One receipt from outside; None for what is not a small JSON object in a file of its own."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -227,10 +232,12 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def to_texts(value: Any) -> tuple[str, ...]:
+    """The short printable texts of a receipt's list."""
     items = value if isinstance(value, list) else []
     return tuple(text for item in items[:64] if (text := short_text(item)) is not None)
 
 
-def _number(value: Any) -> int | None:
+def to_number(value: Any) -> int | None:
+    """A receipt's whole number, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,5 +1,6 @@
 """What a rank that another launcher started plans for itself, on its own machine."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,11 +8,13 @@ from dataclasses import replace
 
 from launch.binding_tools import choose_tools
 from launch.discover import read_machine
+from launch.idset import format_ids, parse_ids
 from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
-from launch.planner import HostRequest, plan_host
+from launch.planner import SHIM, HostRequest, plan_host
 from launch.rank_env import RankIdentity, read_rank, read_slurm_cpus
 from launch.settings import PlanSettings
+from launch.worker import PLAN_ONLY
 
 
 def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPlan:
@@ -43,7 +46,40 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")
     rank = planned.ranks[identity.local_rank]
-    return replace(rank, env={**rank.env, **_meeting_place(identity, environ)})
+    return replace(
+        rank,
+        env={**rank.env, **_meeting_place(identity, environ), **_for_moves(environ), **_for_output(environ)},
+    )
+
+
+def plan_again(environ: Mapping[str, str]) -> str:
+    """``LMSRUN_EXPECT`` of a rank whose place has changed, as if it were started there now.
+
+    Args:
+        environ: The rank's, with its new place in Horovod's variables.
+
+    Raises:
+        LmsrunError: As ``plan_this_rank``.
+    """
+    os.sched_setaffinity(0, parse_ids(json.loads(environ["LMSRUN_REPLAN"])["cpus"]))
+    return plan_this_rank(("true",), environ).env["LMSRUN_EXPECT"]
+
+
+def _for_output(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where this rank's output is kept, and that Python hands it over in whole lines, as to a terminal."""
+    folder = environ.get("LMSRUN_OUTPUT_DIR")
+    return {"LMSRUN_RANK_OUTPUT": os.path.abspath(folder), "LMSRUN_LINE_BUFFERED": "1"} if folder else {}
+
+
+def _for_moves(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a rank of an elastic job needs to be bound anew: the planner, and the CPUs of the whole host."""
+    if not environ.get("HOROVOD_ELASTIC"):
+        return {}
+    told = {
+        "ask": [sys.executable, str(SHIM), "worker", PLAN_ONLY],
+        "cpus": format_ids(os.sched_getaffinity(0)),
+    }
+    return {"LMSRUN_REPLAN": json.dumps(told)}
 
 
 def _meeting_place(identity: RankIdentity, environ: Mapping[str, str]) -> dict[str, str]:

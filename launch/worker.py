@@ -21,7 +21,7 @@ from launch.mempolicy import Binding, BindingError, apply_cpus, apply_mem_policy
 from launch.printable import printable
 from launch.program_path import find_program
 from launch.program_signals import restore_signals, take_interrupts
-from launch.receipt_file import compare_binding, parse_expected_ids, write_receipt
+from launch.receipt_file import END, MOVED, compare_binding, parse_expected_ids, send_receipt
 
 if TYPE_CHECKING:
     from launch.plan import MemPolicy, RankPlan
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lms", "bootstrap")
 _HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
 _POLICIES: "tuple[MemPolicy, ...]" = ("bind", "preferred", "preferred-many", "none")
+PLAN_ONLY = "--plan"
+"""In place of a program: print what ``LMSRUN_EXPECT`` would be, for a rank that Horovod Elastic has moved."""
+_STAYS_FOR = ("PMI_FD", "LMSRUN_RECEIPT_LINES", "LMSRUN_RANK_OUTPUT")
+"""Variables of ranks whose shim may have to stay beside its program."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a program that is not there, or cannot be run."""
 
@@ -66,17 +70,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """
     try:
         command = _read_command(argv)
+        if command == [PLAN_ONLY]:
+            _show_plan(environ)
         if not command:
             raise UsageError("lmsrun worker: no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
         if environ.get("LMSRUN_EXPECT"):
             _start_program(command, dict(environ))
         _start_over(command, dict(environ))
     except LmsrunError as error:
-        _say(str(error))
-        sys.exit(error.exit_code)
+        _give_up(str(error), error.exit_code, environ)
     except OSError as error:
-        _say(f"cannot start the rank: {error.filename or 'the system refuses'}: {error.strerror or error}")
-        sys.exit(NOT_EXECUTABLE)
+        why = f"cannot start the rank: {error.filename or 'the system refuses'}: {error.strerror or error}"
+        _give_up(why, NOT_EXECUTABLE, environ)
 
 
 def parse_expectation(text: str) -> Expectation:
@@ -139,7 +144,8 @@ def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
     later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != BOOTSTRAP]
     path = [BOOTSTRAP, *(entry for entry in later if entry)]
-    return {**environ, "PYTHONPATH": os.pathsep.join(path)}
+    kept = {name: value for name, value in environ.items() if name != "LMSRUN_RANK_OUTPUT"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _read_command(argv: Sequence[str]) -> list[str]:
@@ -164,8 +170,8 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
             f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
         )
     take_interrupts()
-    if environ.get("PMI_FD") or environ.get("LMSRUN_RECEIPT_LINES"):
-        _exec_guarded(argv, program_environ(environ), expected.rank)
+    if any(environ.get(name) for name in _STAYS_FOR):
+        _exec_guarded(argv, environ, expected.rank)
     restore_signals()
     _exec(argv, program_environ(environ))
 
@@ -186,11 +192,6 @@ def _apply(expected: Expectation) -> list[str]:
 def _leave_receipt(
     expected: Expectation, found: Binding, verified: bool, reasons: list[str], environ: Mapping[str, str]
 ) -> None:
-    folder, lines = environ.get("LMSRUN_RECEIPT_DIR"), environ.get("LMSRUN_RECEIPT_LINES")
-    if not folder and not lines:
-        if reasons and expected.numa != "off":
-            _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}")
-        return
     limit = environ.get(_HOST_LIMIT, "")
     content = {
         "rank": expected.rank,
@@ -207,14 +208,14 @@ def _leave_receipt(
         "reasons": reasons,
     }
     try:
-        if folder:
-            write_receipt(folder, expected.rank, "start", content)
-        else:
-            from launch.receipt_file import format_line
-
-            os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), expected.rank, "start", content))
+        told = send_receipt(environ, expected.rank, "start", content)
+        if told and environ.get("LMSRUN_REPLAN"):
+            send_receipt(environ, expected.rank, f"{MOVED}.{os.getpid()}.0", content)
     except OSError as error:
-        _say(f"cannot leave a receipt in {folder or 'stderr'}: {error.strerror}")
+        _say(f"cannot leave a receipt in {environ.get('LMSRUN_RECEIPT_DIR') or 'stderr'}: {error.strerror}")
+        return
+    if not told and reasons and expected.numa != "off":
+        _say(f"rank {expected.rank} is not bound as planned: {'; '.join(reasons)}")
 
 
 def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
@@ -228,11 +229,38 @@ def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
     _exec(argv, {**environ, **rank.env})
 
 
+def _show_plan(environ: Mapping[str, str]) -> NoReturn:
+    from launch.selfplan import plan_again
+
+    sys.stdout.write(plan_again(environ) + "\n")
+    sys.exit(0)
+
+
 def _exec_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) -> None:
     from launch.rank_guard import needs_guard, run_guarded
 
     if needs_guard(environ):
-        run_guarded(argv, environ, rank)
+        run_guarded(argv, program_environ(environ), rank, environ.get("LMSRUN_RANK_OUTPUT", ""))
+
+
+def _give_up(why: str, code: int, environ: Mapping[str, str]) -> NoReturn:
+    """End without having become the program; the launcher learns why, if this rank's number is known."""
+    from launch.rank_env import find_rank
+
+    _say(why)
+    rank, how = find_rank(environ), f"did not start its program: {why}"
+    try:
+        if rank is not None:
+            content = {"rank": rank, "host": os.uname().nodename, "code": code, "how": how}
+            send_receipt(environ, rank, END, content)
+    except OSError:
+        # The line above is all that can be told.
+        pass
+    if environ.get("PMI_FD"):
+        from launch.rank_guard import abort_hydra
+
+        abort_hydra(environ, code)
+    sys.exit(code)
 
 
 def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:

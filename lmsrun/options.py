@@ -39,6 +39,8 @@ FOREIGN_VARIABLES = frozenset(
             "RENDEZVOUS_PORT",
             "LINE_BUFFERED",
             "EXPECT",
+            "REPLAN",
+            "RANK_OUTPUT",
             "VENV",
         )
     }

@@ -15,9 +15,6 @@ class HorovodOptions:
     min_ranks: int | None = None
     max_ranks: int | None = None
     discovery_script: str | None = None
-    slots_per_host: int | None = None
-    ssh_port: int | None = None
-    start_timeout_s: int | None = None
 
     @property
     def elastic(self) -> bool:
@@ -25,8 +22,10 @@ class HorovodOptions:
         return self.discovery_script is not None or self.min_ranks is not None or self.max_ranks is not None
 
 
-def build_horovodrun(job: ClusterJob, options: HorovodOptions, horovodrun: str = "horovodrun") -> Command:
-    """The ``horovodrun`` command that starts a job.
+def build_horovodrun(
+    job: ClusterJob, options: HorovodOptions, horovodrun: str = "horovodrun", extra: tuple[str, ...] = ()
+) -> Command:
+    """The ``horovodrun`` command that starts a job; ``extra`` are the user's own words for it.
 
     It hands its whole environment to every host in the argv of ssh, which is why what must not leave this
     host is taken from it (``Command.unset``) instead of listed.
@@ -42,11 +41,10 @@ def build_horovodrun(job: ClusterJob, options: HorovodOptions, horovodrun: str =
         f"--{options.controller}",
         *(("--mpi-args", _MPI_ARGS[job.allow_root]) if options.controller == "mpi" else ()),
         *_given("--timeline-filename", options.timeline),
-        *_given("--ssh-port", options.ssh_port),
-        *_given("--start-timeout", options.start_timeout_s),
+        *extra,
         *job.worker,
     )
-    return Command(argv, job.env, job.withhold)
+    return Command(argv, job.env, job.withhold, elastic=options.elastic)
 
 
 # horovodrun adds "-bind-to none -map-by slot" itself, and cuts this text at its spaces.
@@ -60,7 +58,6 @@ def _hosts(job: ClusterJob, options: HorovodOptions) -> tuple[str, ...]:
     elastic = (
         *_given("--min-np", options.min_ranks),
         *_given("--max-np", options.max_ranks),
-        *_given("--slots-per-host", options.slots_per_host),
     )
     if options.discovery_script is not None:
         return (*elastic, "--host-discovery-script", options.discovery_script)

@@ -19,6 +19,7 @@ _TRUE = ("1", "true", "yes", "on")
 _OLDEST_FOR_GRAPH = (3, 10)
 
 _notes = []  # type: list[str]
+_moves = []  # type: list[dict[str, int]]
 
 
 # --- the start of the interpreter -------------------------------------------------------------------------
@@ -317,12 +318,38 @@ def on_horovod(basics: "Any") -> None:
             binding = read_binding()
             binding.update(hvd_rank=self.rank(), hvd_size=self.size())
             write_receipt("init", binding, os.environ)
+            if os.environ.get("LMSRUN_REPLAN"):
+                follow_move(self)
             atexit.register(leave, os.getpid())
         except Exception as error:
             note(f"no receipt after hvd.init(): {_one_line(error)}")
         return result
 
     basics.HorovodBasics.init = init
+
+
+def follow_move(basics: "Any") -> None:
+    """Horovod Elastic may have given this rank another place: bind it anew there, and leave a receipt."""
+    import importlib.util
+
+    place = {
+        "rank": basics.rank(),
+        "size": basics.size(),
+        "local_rank": basics.local_rank(),
+        "local_size": basics.local_size(),
+    }
+    path = os.path.join(_HERE, "lmsrun_rebind.py")
+    spec = importlib.util.spec_from_file_location("lmsrun_rebind", path)
+    rebind = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(rebind)  # type: ignore[union-attr]
+    if place == rebind.read_place(os.environ):
+        return
+    content = rebind.rebind(place, os.environ, read_binding)
+    _moves.append(place)
+    if content["reasons"] and not os.environ.get("LMSRUN_JOB_ID"):
+        why = "; ".join(content["reasons"])
+        sys.stderr.write(f"lmsrun: rank {place['rank']} is not bound as its new place needs: {why}\n")
+    write_receipt(f"moved.{os.getpid()}.{len(_moves)}", content, os.environ)
 
 
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "ppc64le": 260, "ppc64": 260, "s390x": 269}
@@ -378,12 +405,12 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
     import json
 
     folder, rank = environ.get("LMSRUN_RECEIPT_DIR"), _rank_number(environ, "rank", ("RANK", "HOROVOD_RANK"))
-    by_line = not folder and environ.get("LMSRUN_RECEIPT_LINES")
+    by_line = environ.get("LMSRUN_RECEIPT_LINES") and not (folder and os.path.isdir(folder))
     if rank is None or not (folder or by_line):
         return
     content = dict(content, rank=rank, pid=os.getpid())
     if _notes:
-        content["notes"] = list(_notes)
+        content["notes"] = content.get("notes", []) + _notes
     if by_line:
         _send_receipt(environ.get("LMSRUN_JOB_ID", ""), rank, stage, json.dumps(content))
         return
@@ -405,7 +432,7 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
 
 def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
     """Where no folder leads to the launcher: a marked line, which it takes out of our stderr again."""
-    mark = f"LMSRUN_SENT_{stage.upper()}"
+    mark = f"LMSRUN_SENT_{stage.upper()}".replace(".", "_")
     if os.environ.get(mark) == f"{job} {rank}":  # by this process or the one that started it
         return
     os.environ[mark] = f"{job} {rank}"

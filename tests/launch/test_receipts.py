@@ -53,6 +53,7 @@ def test_a_rank_where_the_plan_put_it_is_verified() -> None:
     ("stages", "reason"),
     [
         ({}, "no receipt: the worker did not get as far as its program"),
+        ({"end": {"how": "exited with code 3"}}, "no receipt: the worker exited with code 3"),
         ({"start": {**START, "cpus": "0"}}, "CPUs 0 at start, planned 0-3"),
         (
             {"start": {**START, "mem_policy": "none", "mem_nodes": ""}},

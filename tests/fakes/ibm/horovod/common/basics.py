@@ -13,3 +13,9 @@ class HorovodBasics:
 
     def size(self) -> int:
         return int(os.environ["HOROVOD_SIZE"])
+
+    def local_rank(self) -> int:
+        return int(os.environ["HOROVOD_LOCAL_RANK"])
+
+    def local_size(self) -> int:
+        return int(os.environ["HOROVOD_LOCAL_SIZE"])

@@ -1,0 +1,119 @@
+"""The two output files of a rank that another launcher started, written on the rank's own host.
+
+That launcher mixes what its ranks print before lmsrun sees it. So the shim, which stays as the program's
+parent, stands in between: every byte goes on to the launcher's stream and into the rank's file.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Mapping, Sequence
+
+from launch.errors import UsageError
+from launch.receipt_lines import ReceiptSieve
+
+_STREAMS = {1: "stdout", 2: "stderr"}
+_CHUNK = 1 << 16
+
+
+class Tee:
+    """One stream of the program: a pipe from it, the launcher's stream, and a file.
+
+    Attributes:
+        source: The end of the pipe that we read.
+        error: Why the file ends early, if it does.
+    """
+
+    def __init__(self, fd: int, file_fd: int, name: str, sieve: ReceiptSieve) -> None:
+        self.source, self._sink = os.pipe()
+        self.name = name
+        self.error: OSError | None = None
+        self._fd, self._file_fd, self._sieve = fd, file_fd, sieve
+
+    def become_output(self) -> None:
+        """In the child: what it writes to this stream comes to us."""
+        os.dup2(self._sink, self._fd)
+
+    def start(self) -> None:
+        """In the parent: from now on only the program holds the pipe's other end."""
+        os.close(self._sink)
+
+    def pump(self) -> bool:
+        """Read once and pass it on; False at the end of the stream."""
+        data = os.read(self.source, _CHUNK)
+        self._save(self._sieve.feed(data) if data else self._sieve.finish())
+        try:
+            _write(self._fd, data)
+        except OSError:
+            # Nobody reads any more: the program is to learn it as it would have without us.
+            data = b""
+        if not data:
+            os.close(self.source)
+        return bool(data)
+
+    def _save(self, data: bytes) -> None:
+        if self.error is not None:
+            return
+        try:
+            _write(self._file_fd, data)
+        except OSError as error:
+            self.error = error
+
+
+def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
+    """A tee a stream, whose files lie in ``folder``.
+
+    Raises:
+        UsageError: If the folder or a file cannot be written.
+    """
+    # In an elastic job a number may come back with another process.
+    late = os.O_APPEND if environ.get("HOROVOD_ELASTIC") else os.O_TRUNC
+    tees = []
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for fd, stream in _STREAMS.items():
+            path = os.path.join(folder, f"rank-{rank}.{stream}")
+            file_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | late, 0o666)
+            tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
+    except OSError as error:
+        host = os.uname().nodename
+        raise UsageError(
+            f"cannot write to the output folder {folder} on {host}: {error.strerror}; "
+            "choose another --output-dir"
+        ) from error
+    return tees
+
+
+def watch_children() -> int:
+    """Have the end of a child arrive as a byte; returns the descriptor to read. Call before the fork."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reading
+
+
+def carry(child: int, tees: Sequence[Tee], alarm: int) -> int:
+    """Pass output on until the child has ended and nothing of it is left; returns its wait status."""
+    open_tees = {tee.source: tee for tee in tees}
+    poller = select.poll()
+    for fd in (alarm, *open_tees):
+        poller.register(fd, select.POLLIN)
+    ended, status = 0, 0
+    while True:
+        # Once the child is gone only what is there already counts: a pipe may be held by a daemon of its.
+        ready = [fd for fd, _ in poller.poll(0 if ended else None)]
+        if not ready:
+            return status
+        for fd in ready:
+            if fd == alarm:
+                os.read(alarm, 512)
+                ended, status = (ended, status) if ended else os.waitpid(child, os.WNOHANG)
+            elif not open_tees[fd].pump():
+                poller.unregister(fd)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

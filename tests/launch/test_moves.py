@@ -1,0 +1,51 @@
+"""What an elastic job tells of its ranks: data from outside, shown in one line each."""
+
+import json
+from pathlib import Path
+
+from launch.moves import describe_move, read_moves, to_object
+from launch.receipt_file import format_line, write_receipt
+from launch.receipt_lines import ReceiptSieve
+
+WAS = {"rank": 2, "size": 4, "local_rank": 1, "local_size": 2}
+MOVED = {
+    "rank": 1,
+    "size": 3,
+    "local_rank": 1,
+    "local_size": 3,
+    "was": WAS,
+    "host": "b",
+    "pid": 7,
+    "cpus": "2-3",
+    "mem_policy": "bind",
+    "mem_nodes": "0",
+    "verified": True,
+    "reasons": [],
+    "notes": ["its pages were moved"],
+}
+
+
+def test_a_move_arrives_as_a_file_or_as_a_line_and_is_told_once(tmp_path: Path) -> None:
+    write_receipt(tmp_path, 1, "moved.7.1", MOVED)
+    sieve = ReceiptSieve("job", tmp_path)
+    lines = format_line("job", 3, "moved.8.0", {"rank": 3, "host": "b", "pid": 8})
+    lines += format_line("job", 3, "moved.8.0/../x", {"rank": 3}) + format_line("job", 3, "moved.-1.0", {})
+    assert sieve.feed(lines).count(b"\n") == 2, "what is no stage stays output"
+    (first, moved), (second, joined) = read_moves(tmp_path, set())
+    assert describe_move(moved) == (
+        "rank 1 on b, number 1 of 3 there is bound anew (it was rank 2, number 1 of 2 there): "
+        "CPUs 2-3, memory bind 0, verified (its pages were moved)"
+    )
+    assert describe_move(joined) == (
+        "rank 3 on b joined: CPUs unknown, memory unknown, not verified: nothing was bound"
+    )
+    assert moved.is_elsewhere and json.loads(json.dumps(to_object(moved)))["was_rank"] == 2
+    assert read_moves(tmp_path, {first, second}) == []
+
+
+def test_a_hostile_move_drives_no_terminal(tmp_path: Path) -> None:
+    write_receipt(tmp_path, 1, "moved.7.1", {**MOVED, "host": "\x1b[2J", "notes": ["\x1b]0;x"], "was": 3})
+    write_receipt(tmp_path, 1, "moved.7.2", {**MOVED, "rank": "1"})
+    ((_, move),) = read_moves(tmp_path, set())
+    assert "\x1b" not in describe_move(move)
+    assert move.was_local is None

@@ -1,0 +1,124 @@
+"""A rank under another launcher keeps its own output: every byte, in a file and on the launcher's stream."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import LMSRUN
+
+from launch.receipt_file import format_line
+
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "LMSRUN_NUMA": "off",
+}
+
+
+def argv_of(source: str) -> list[str]:
+    return [*LMSRUN, "worker", "--", sys.executable, "-c", source]
+
+
+def environ_with(folder: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LMS", "OMPI", "PMI"))}
+    return {**kept, **MPI, "LMSRUN_OUTPUT_DIR": str(folder), **more}
+
+
+def work(folder: Path, source: str, **more: str) -> "subprocess.CompletedProcess[bytes]":
+    environ = environ_with(folder, **more)
+    return subprocess.run(argv_of(source), env=environ, capture_output=True, timeout=60, check=False)
+
+
+def test_no_byte_is_lost_and_none_is_mixed(tmp_path: Path) -> None:
+    source = """
+import os, sys
+for piece in range(200):
+    os.write(1, bytes([piece % 256]) * 9973)
+    os.write(2, b"\\x1e%d\\r" % piece)
+print("env", [name for name in os.environ if "RANK_OUTPUT" in name])
+"""
+    done = work(tmp_path / "new" / "out", source)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 200 * 9973 and done.stdout.endswith(b"env []\n")
+    assert (tmp_path / "new" / "out" / "rank-3.stdout").read_bytes() == done.stdout
+    assert (tmp_path / "new" / "out" / "rank-3.stderr").read_bytes() == done.stderr
+
+
+def test_receipts_on_their_way_home_are_no_output(tmp_path: Path) -> None:
+    line = format_line("job", 3, "init", {"rank": 3}).decode()
+    source = f"import sys; sys.stderr.write('before' + {line!r} + 'after'); sys.exit(7)"
+    done = work(tmp_path, source, LMSRUN_RECEIPT_LINES="1", LMSRUN_JOB_ID="job")
+    assert done.returncode == 7
+    assert done.stderr.count(b"\x1elmsrun-receipt job 3 ") == 3, "start, init and end all go to the launcher"
+    assert (tmp_path / "rank-3.stderr").read_bytes() == b"beforeafter"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_and_exit_codes_pass_through(tmp_path: Path, number: int) -> None:
+    job = subprocess.Popen(
+        argv_of("import time; print('here', flush=True); time.sleep(60)"),
+        env=environ_with(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"here\n"
+    job.send_signal(number)
+    # Python turns an interrupt into an end of its own, by that very signal.
+    assert job.wait(30) == 128 + number
+    assert (tmp_path / "rank-3.stdout").read_bytes() == b"here\n"
+
+
+def test_a_daemon_that_holds_the_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    source = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(30)
+print("gone", flush=True)
+os._exit(3)
+"""
+    started = time.monotonic()
+    job = subprocess.Popen(argv_of(source), env=environ_with(tmp_path), stdout=subprocess.DEVNULL)
+    assert job.wait(25) == 3
+    assert time.monotonic() - started < 25
+    assert (tmp_path / "rank-3.stdout").read_bytes() == b"gone\n"
+
+
+def test_a_reader_that_goes_away_ends_the_program_as_ever(tmp_path: Path) -> None:
+    source = "import signal; signal.signal(13, signal.SIG_DFL)\nwhile True: print('y' * 999, flush=True)"
+    job = subprocess.Popen(
+        argv_of(source), env=environ_with(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert job.stdout is not None
+    job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(30) == 128 + signal.SIGPIPE
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = work(tmp_path / "file", "print('never')")
+    assert (done.returncode, done.stdout) == (2, b"")
+    text = done.stderr.decode()
+    assert text.startswith(f"lmsrun: cannot write to the output folder {tmp_path / 'file'} on ")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_a_failure_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rank-3.stdout").symlink_to("/dev/full")
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+    done = work(tmp_path, "print('on' * 9999)", LMSRUN_RECEIPT_LINES="1", LMSRUN_RECEIPT_DIR=str(receipts))
+    assert (done.returncode, done.stdout) == (1, b"on" * 9999 + b"\n")
+    end = json.loads((receipts / "rank-3.end.json").read_text())
+    assert f"could not write {tmp_path}/rank-3.stdout ({os.strerror(errno.ENOSPC)})" in end["how"]
