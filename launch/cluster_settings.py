@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from launch.settings import PlanSettings, choice, option, switch, whole_number
+from launch.settings import PlanSettings, choice, option, real_number, switch, whole_number
 
 CLUSTER = "Hosts and launchers"
 LAUNCHERS = ("auto", "local", "mpirun", "srun", "jsrun", "ddlrun", "horovodrun")
@@ -56,7 +56,15 @@ class ClusterSettings(PlanSettings):
         False, "allow-run-as-root", "consent that Open MPI starts ranks as root", CLUSTER
     )
     host_probe: bool | None = switch(
-        None, "host-probe", "ask every host for its topology before the job (on with several hosts)", CLUSTER
+        None, "host-probe", "ask every host what it is like before the job (on with several hosts)", CLUSTER
+    )
+    probe_timeout: float = option(
+        20.0,
+        "probe-timeout",
+        "how long the hosts may take to answer, in seconds",
+        CLUSTER,
+        parse=real_number(1, 3600),
+        metavar="S",
     )
     controller: str = choice(
         "gloo", "controller", "what horovodrun connects ranks with", CLUSTER, ("gloo", "mpi")

@@ -90,10 +90,9 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
     if command == "worker":
         return _work(argv, environ)
     if command == "probe-host":
-        from launch.host_probe import describe_this_host
+        from launch.host_answer import main as answer
 
-        print(describe_this_host())
-        return 0
+        return answer(argv, environ)
     if command == "ddlrun":
         command, argv = "run", _read_ddlrun(argv)
     parsed = parse_argv("run" if command == "plan" else command, argv)
@@ -118,7 +117,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         _show_origins(request)
     if command == "topo":
         return _topo(request.options)
-    return _run(request, parsed, environ, dry=command == "plan" or request.options.dry_run)
+    return _run(request, parsed, environ, is_plan=command == "plan")
 
 
 def _work(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -191,8 +190,9 @@ def _topo(options: LaunchOptions) -> int:
     return 0
 
 
-def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], dry: bool) -> int:
+def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: bool) -> int:
     options = request.options
+    dry = is_plan or options.dry_run
     if options.json and not dry:
         raise UsageError(
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
@@ -202,7 +202,7 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], dry: bool
     place, request = _find_place(request, environ)
     _check_program(request.program, dry or (place is not None and not place.only_here), environ)
     if place is not None:
-        return _run_by_launcher(place, request, environ, dry)
+        return _run_by_launcher(place, request, environ, is_plan)
     plan, machine = _plan(request, environ)
     if dry:
         from lmsrun.render import print_plan
@@ -280,24 +280,22 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     return 0
 
 
-def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], dry: bool) -> int:
+def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], is_plan: bool) -> int:
     from launch.discover import read_machine
-    from lmsrun.cluster import plan_cluster, probe_hosts, write_rankfile, written_files
+    from lmsrun.cluster import plan_cluster, write_rankfile, written_files
+    from lmsrun.cluster_probe import probe_hosts, refuse_troubles
 
     options = request.options
+    dry = is_plan or options.dry_run
     machine = read_machine(options.topology)
     host_request, names, unset = _host_request(request, environ, machine, place.only_here)
-    machines, differing, troubles = probe_hosts(place, options, dry)
-    for trouble in troubles:
+    probed = probe_hosts(place, options, host_request, machine, environ, names, is_plan)
+    for trouble in probed.troubles:
         _say(trouble)
-    if troubles:
-        raise PlanError(
-            f"{len(troubles)} of {len(place.hosts)} hosts cannot be used; nothing was started "
-            "(--no-host-probe tries anyway)"
-        )
-    machine_of = {host.name: machines.get(host.name, machine) for host in place.hosts}.__getitem__
+    refuse_troubles(probed, len(place.hosts))
+    machine_of = {host.name: probed.machines.get(host.name, machine) for host in place.hosts}.__getitem__
     plan, command = plan_cluster(place, options, host_request, machine_of, environ, names, dry)
-    plan = _with_warnings(plan, [*differing, *unset])
+    plan = _with_warnings(plan, [*probed.warnings, *unset])
     if options.launcher == "auto" or options.verbose:
         _say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:

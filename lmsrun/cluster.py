@@ -67,33 +67,11 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     refuse_inside_step(environ)
     allocation = read_allocation(environ)
     hosts = _read_hosts(options, allocation)
-    only_here = all(_is_here(host.name) for host in hosts)
+    only_here = all(is_here(host.name) for host in hosts)
     found = _find_launchers(options, environ)
     elastic = any((options.min_np, options.max_np, options.host_discovery_script))
     around = Surroundings(len(hosts), only_here, allocation, found, elastic)
     return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found)
-
-
-def probe_hosts(
-    place: Place, options: LaunchOptions, dry: bool
-) -> tuple[dict[str, Machine], list[str], list[str]]:
-    """Ask the hosts that ssh leads to what they are like, before anything is started.
-
-    Batch systems are not asked: their hosts are up and alike, and ssh may not be allowed. A plan asks only
-    when told to, since it may be for hosts that are elsewhere.
-
-    Returns:
-        The machines by host, what is to be said of their versions, and a line for each that cannot be used.
-    """
-    by_ssh = place.allocation is None and not place.only_here and not options.topology
-    if not (by_ssh and (not dry if options.host_probe is None else options.host_probe)):
-        assumed = [] if place.only_here or options.topology else ["hosts are assumed to be like this one"]
-        return {}, assumed, []
-    from launch.host_probe import compare_versions, list_troubles, read_hosts, read_versions
-
-    reports = read_hosts([host.name for host in place.hosts if not _is_here(host.name)])
-    machines = {report.host: report.machine for report in reports if report.machine is not None}
-    return machines, compare_versions(reports, read_versions()), list_troubles(reports)
 
 
 def plan_cluster(
@@ -235,7 +213,8 @@ def _read_text(path: str) -> str:
         raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
+    """Whether a host's name is this host's."""
     own = os.uname().nodename
     return name in LOCAL_NAMES or name == own or name.partition(".")[0] == own.partition(".")[0] != ""
 
@@ -288,8 +267,7 @@ def _build_command(
     name = place.choice.name
     program = place.found.get(name)
     if program is None and not dry:
-        raise UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
-    files_dir = f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"
+        raise missing_launcher(name)
     return _BUILDERS[name](
         _Start(
             program or name,
@@ -300,9 +278,19 @@ def _build_command(
             ranks,
             environ,
             dry,
-            files_dir,
+            new_files_dir(environ),
         )
     )
+
+
+def missing_launcher(name: str) -> UsageError:
+    """The error for a launcher that was asked for and is not here."""
+    return UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+
+
+def new_files_dir(environ: Mapping[str, str]) -> str:
+    """A folder for ``written_files``: not there yet, under a name that nobody can guess."""
+    return f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"
 
 
 def _mpirun(start: _Start) -> Command:
