@@ -47,7 +47,7 @@ class ClusterSettings(PlanSettings):
     mpi_args: str | None = option(
         None,
         "mpi-args",
-        "further words for mpirun, srun or jsrun",
+        "further words for mpirun, srun, jsrun or horovodrun",
         CLUSTER,
         parse=parse_words,
         metavar="WORDS",

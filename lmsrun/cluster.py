@@ -105,6 +105,8 @@ def plan_cluster(
     request = replace(request, world_size=sum(share.ranks for share in shares), settings=settings)
     planned = plan_shares(shares, machine_of, request)
     job = build_job(shares, options, request, environ, asked, place.only_here, options.tag_output)
+    if options.output_dir:
+        job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
     command = _build_command(place, options, job, planned.ranks, environ, dry)
     plan = LaunchPlan(request.world_size, place.choice.name, planned.ranks, (command.argv,), planned.warnings)
     return plan, command
@@ -323,7 +325,7 @@ def _ddlrun(start: _Start) -> Command:
 
 
 def _horovodrun(start: _Start) -> Command:
-    return build_horovodrun(start.job, _horovod_options(start.options), start.program)
+    return build_horovodrun(start.job, _horovod_options(start.options), start.program, start.extra)
 
 
 _BUILDERS: Mapping[str, Callable[[_Start], Command]] = {
