@@ -3,248 +3,328 @@
 Each case is a child process on the CPU device with a hard memory limit, which stands in for a small GPU.
 Prints one table, and writes one JSON document with everything that was measured.
 
-    python bench/lms.py                          # all models, Keras 3
-    python bench/lms.py --models resnet50 --keras 2 --out result.json
+    python bench/lms.py                                    # all models, every Keras of this TensorFlow
+    python bench/lms.py --what memory --out result.json    # the largest batches: needs no quiet machine
+    python bench/lms.py --what time --out result.json      # then times, at the batches found before
+    python bench/lms.py --what table --out result.json     # only the table of what the file holds
+    python bench/lms.py --python .venv-tf215/bin/python    # another TensorFlow
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from lms_case import MIB, Case  # noqa: E402
+from lms_children import CaseError, Found, Paced, Runner, largest, line_meets, say, table  # noqa: E402
 from models import MODELS  # noqa: E402
 
-MIB = 1 << 20
-CASE_TIMEOUT_S = 900
-STEPS = 3
+SCHEMA = "lmsrun.bench-lms/2"
+POLICIES = ("all", "auto")
+PROBES = (2, 6)
+"""Two small batches; the line through their planned peaks says where the search begins."""
+ROUNDS = 5
+MOST_STEPS_A_TURN = 4
+TIME_GOAL, PEAK_GOAL = 1.3, 0.10
 
 
 def main() -> int:
-    """Run one case (a child) or the whole benchmark."""
+    """Measure what is asked for, add it to the document, print the table."""
     options = _parse(sys.argv[1:])
-    if options.case:
-        print(json.dumps(run_case(options.case, options.units, options.policy, options.budget_mb)))
-        return 0
-    results = [bench_model(name, options) for name in options.models]
-    print(render(results))
-    if options.out:
-        document = {"schema": "lmsrun.bench-lms/1", "keras": options.keras, "results": results}
-        Path(options.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    book = Book(Path(options.out) if options.out else None)
+    if options.what != "table":
+        for keras in options.keras or _kerases(options.python):
+            for name in options.models:
+                _bench(book, name, keras, options)
+    print(render(book.entries))
+    for miss in misses(book.entries):
+        print(f"missed: {miss}")
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--keras", choices=("3", "2"), default="3")
+    parser.add_argument("--keras", nargs="+", choices=("3", "2"), help="default: all that there are")
+    parser.add_argument("--what", choices=("memory", "time", "both", "table"), default="both")
     parser.add_argument(
-        "--python", default=sys.executable, help="interpreter of the cases (another TensorFlow)"
+        "--policies", nargs="+", choices=POLICIES, default=POLICIES, help="whose largest batch to look for"
     )
-    parser.add_argument("--out", help="file for the JSON document")
-    parser.add_argument("--case", choices=MODELS, help=argparse.SUPPRESS)
-    parser.add_argument("--units", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--policy", default="off", help=argparse.SUPPRESS)
-    parser.add_argument("--budget-mb", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the cases")
+    parser.add_argument("--case-seconds", type=float, default=900.0, help="most that a case may take")
+    parser.add_argument("--out", help="file of the JSON document; what it holds already is kept")
     return parser.parse_args(argv)
 
 
-def run_case(name: str, units: int, policy: str, budget_mb: int | None) -> dict[str, Any]:
-    """Train a few steps in this process and say what happened."""
-    import numpy as np
-    import tensorflow as tf
-
-    if policy == "off":
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    else:
-        import lms
-
-        budget = {} if budget_mb is None else {"budget_bytes": budget_mb * MIB}
-        lms.enable(policy=policy, **budget)
-    _claim_pool(tf)
-    tf.keras.utils.set_random_seed(1)
-    shape = MODELS[name].input_shape(units)
-    model = MODELS[name].build(tf.keras, shape[1:])
-    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    random = np.random.RandomState(0)
-    images = tf.constant(random.rand(*shape).astype("f"))
-    labels = tf.constant(random.randint(0, 4, shape[0]))
-    data = tf.data.Dataset.from_tensors((images, labels)).repeat(STEPS)
-    times: list[float] = []
-
-    class Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.started = time.perf_counter()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            times.append(time.perf_counter() - self.started)
-
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    model.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
-    seen = {
-        "units": units,
-        "policy": policy,
-        "tensorflow": tf.__version__,
-        "step_s": min(times[1:]),
-        "peak_bytes": tf.config.experimental.get_memory_info("CPU:0")["peak"],
-    }
-    return seen | (_planned(lms.report()) if policy != "off" else {})
+def _kerases(python: str) -> tuple[str, ...]:
+    """``3`` needs TensorFlow 2.16; ``2`` is tf_keras, or what TensorFlow 2.15 calls ``tf.keras``."""
+    return ("2",) if _version(python, "keras").startswith("2.") else ("3", "2")
 
 
-def _claim_pool(tf: Any) -> None:
-    """Make the allocator take its pool in one piece: what follows measures need, not fragments."""
-    limit = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) * MIB
-    tf.zeros((int(limit * 0.92) // 4,))
+def _version(python: str, package: str) -> str:
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _planned(report: Any) -> dict[str, Any]:
-    last = report.graphs[-1]
-    return {
-        "edited": last.edited,
-        "ops": last.ops,
-        "planned_peak_bytes": last.planned_peak_bytes,
-        "measured_peak_bytes": report.measured_peak_bytes,
-        "peak_before_bytes": last.peak_before_bytes,
-        "base_bytes": last.base_bytes,
-        "bytes_out": last.bytes_out,
-        "bytes_in": last.bytes_in,
-        "tensors": last.tensors,
-        "edit_s": last.edit_s,
-        "notes": list(last.notes),
-    }
+class Book:
+    """What has been measured: one entry a TensorFlow, Keras and model, kept in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.entries: list[Found] = []
+        if path is not None and path.exists():
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.get("schema") != SCHEMA:
+                raise SystemExit(f"{path} is no document of this benchmark (needed schema {SCHEMA})")
+            self.entries = document["results"]
+
+    def entry(self, tensorflow: str, keras: str, model: str) -> Found:
+        """The entry of these three, made if there is none."""
+        key = {"tensorflow": tensorflow, "keras": keras, "model": model}
+        for entry in self.entries:
+            if key.items() <= entry.items():
+                return entry
+        self.entries.append(
+            key
+            | {"limit_mb": MODELS[model].limit_mb, "unit": MODELS[model].unit, "target": MODELS[model].target}
+        )
+        return self.entries[-1]
+
+    def save(self) -> None:
+        """Write the file anew, whole or not at all."""
+        if self._path is not None:
+            text = json.dumps({"schema": SCHEMA, "results": self.entries}, indent=1) + "\n"
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._path.parent, delete=False, encoding="utf-8"
+            ) as file:
+                file.write(text)
+            Path(file.name).replace(self._path)
 
 
-def bench_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model: the limits with and without, and the costs."""
-    limit = MODELS[name].limit_mb
-
-    def attempt(policy: str, **more: int) -> Callable[[int], dict[str, Any] | None]:
-        return lambda units: _child(name, units, policy, limit, options, **more)
-
-    probe = attempt("all")(2)
-    if probe is None:
-        raise SystemExit(f"{name}: two units do not fit into {limit} MiB even with LMS; raise the limit")
-    before = _guess(limit, probe["base_bytes"], probe["peak_before_bytes"], 2)
-    without = largest(attempt("off"), before)
-    double = without["units"] * 2
-    auto, everything = attempt("auto")(double), attempt("all")(double)
-    with_all = largest(attempt("all"), _line_meets(limit * MIB, probe, everything))
-    found = {
-        "model": name,
-        "unit": MODELS[name].unit,
-        "limit_mb": limit,
-        "target": MODELS[name].target,
-        "without": without,
-        "with": with_all,
-        "multiple": with_all["units"] / without["units"],
-        "time_ratio": (with_all["step_s"] / with_all["units"]) / (without["step_s"] / without["units"]),
-        "peak_error": with_all["measured_peak_bytes"] / with_all["planned_peak_bytes"] - 1,
-        "auto_at_double": auto,
-        "all_at_double": everything,
-    }
-    print(_line(found), file=sys.stderr, flush=True)
-    return found
+def _bench(book: Book, name: str, keras: str, options: argparse.Namespace) -> None:
+    """Measure one model; what goes wrong is said and recorded, and the next model comes."""
+    runner = Runner(options.python, keras == "2", options.case_seconds)
+    entry = book.entry(_version(options.python, "tensorflow"), keras, name)
+    entry.pop("error", None)
+    try:
+        if options.what in ("memory", "both"):
+            measure_memory(entry, Bench(runner, name), options.policies)
+            book.save()
+        if options.what in ("time", "both"):
+            measure_time(entry, Bench(runner, name))
+    except CaseError as error:
+        entry["error"] = str(error)
+        say(str(error))
+    book.save()
 
 
-def _guess(limit_mb: int, base: int, peak: int, units: int) -> int:
-    return max(1, int((limit_mb * MIB - base) / max(1, (peak - base) / units)))
+@dataclass(frozen=True)
+class Bench:
+    """One model under its limit."""
+
+    runner: Runner
+    model: str
+
+    def case(self, policy: str, units: int) -> Case:
+        """So many units of the model."""
+        return Case("small", self.model, units, policy, MODELS[self.model].limit_mb)
+
+    def run(self, policy: str, units: int) -> Found | None:
+        """Train; ``None`` if that does not fit."""
+        return self.runner.run(self.case(policy, units))
+
+    def largest(self, policy: str, guess: int) -> Found:
+        """The largest batch."""
+        return largest(lambda units: self.run(policy, units), guess)
 
 
-def _line_meets(limit: int, first: dict[str, Any], second: dict[str, Any] | None) -> int:
-    """Where the planned peak of two runs, taken as a line, meets the limit."""
-    if second is None:
-        return first["units"] * 2
-    growth = (second["planned_peak_bytes"] - first["planned_peak_bytes"]) / (second["units"] - first["units"])
-    rest = limit - second["planned_peak_bytes"]
-    return max(1, second["units"] + int(0.97 * rest / max(1.0, growth)))
+def measure_memory(entry: Found, bench: Bench, policies: Sequence[str]) -> None:
+    """The largest batch without and with each policy; what moves, and the peaks."""
+    small, more = (bench.run("all", units) for units in PROBES)
+    if small is None or more is None:
+        raise CaseError(f"{bench.model}: {PROBES[1]} units do not fit even with LMS; raise the limit")
+    without = bench.largest("off", _guess(entry, small, more, peak="peak_before_bytes"))
+    entry["without"] = without
+    entry["double"] = {policy: bench.run(policy, 2 * without["units"]) for policy in POLICIES}
+    second = entry["double"]["all"] or small
+    guess = max(without["units"], int(0.97 * _guess(entry, more, second, peak="planned_peak_bytes")))
+    entry.setdefault("with", {})
+    for policy in policies:
+        entry["with"][policy] = bench.largest(policy, guess)
+        guess = entry["with"][policy]["units"]
+    edits = [small, more, *entry["double"].values(), *entry["with"].values()]
+    entry["edit"] = min(
+        ({"edit_s": one["edit_s"], "ops": one["ops"]} for one in edits if one), key=lambda one: one["edit_s"]
+    )
 
 
-def largest(attempt: Callable[[int], dict[str, Any] | None], guess: int) -> dict[str, Any]:
-    """The result at the largest number of units that works, to within 4%; starts at ``guess``.
+def _guess(entry: Found, one: Found, other: Found, *, peak: str) -> int:
+    points = ((found["units"], found[peak]) for found in (one, other))
+    return max(1, int(line_meets(entry["limit_mb"] * MIB, *points)))
 
-    Raises:
-        SystemExit: If not even one unit works.
+
+def measure_time(entry: Found, bench: Bench) -> None:
+    """Seconds a unit with LMS over seconds a unit without, at the largest batch that fits without.
+
+    Two processes take turns, so that what else the machine does meets both.
     """
-    good: dict[str, Any] | None = None
-    low, high, units = 0, 0, guess
-    while high - low > max(1, low // 25) or not high:
-        result = attempt(units)
-        if result is not None:
-            good, low = result, units
-        else:
-            high = units
-        if high:
-            units = (low + high) // 2 if low else max(1, high * 2 // 3)
-        else:
-            units = low + max(1, low * 2 // 5)
-        if high == 1:
-            raise SystemExit("not even one unit fits")
-    if good is None:
-        raise SystemExit("nothing fits")
-    return good
+    if "without" not in entry:
+        raise CaseError(f"{bench.model}: no largest batch is known; run with --what memory first")
+    base = entry["without"]["units"]
+    wanted = {f"{policy} at 2x": (policy, 2 * base) for policy in POLICIES if entry["double"][policy]}
+    wanted |= {f"{policy} at most": (policy, most["units"]) for policy, most in entry["with"].items()}
+    entry["time"] = {}
+    for name, (policy, units) in wanted.items():
+        entry["time"][name] = in_turns(bench, base, policy, units)
+        say(f"{bench.model} {name}: {_pair(entry['time'][name])}")
 
 
-def _child(
-    name: str, units: int, policy: str, limit_mb: int, options: argparse.Namespace, **more: int
-) -> dict[str, Any] | None:
-    """One case in a process of its own; ``None`` when it ran out of memory (often a segmentation fault)."""
-    argv = [options.python, str(Path(__file__).resolve()), "--case", name, "--units", str(units)]
-    argv += ["--policy", policy, *(text for key, value in more.items() for text in (f"--{key}", str(value)))]
-    environ = {
-        **os.environ,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb),
-        "TF_USE_LEGACY_KERAS": "1" if options.keras == "2" else "0",
+def in_turns(bench: Bench, base: int, policy: str, units: int) -> Found:
+    """Median over the rounds of (seconds a unit with ``policy``) / (seconds a unit without LMS)."""
+    turns = max(1, min(MOST_STEPS_A_TURN, units // base))
+    running: list[Paced] = []
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            for case in (bench.case("off", base), bench.case(policy, units)):
+                running.append(Paced(bench.runner, replace(case, paced=True), errors))
+            without, with_lms = running
+            without.step()
+            with_lms.step()
+            rounds = []
+            for _ in range(ROUNDS):
+                off_s = [without.step() for _ in range(turns)]
+                rounds.append((sum(off_s) / turns / base, with_lms.step() / units))
+            found = with_lms.close()
+            without.close()
+        except CaseError as error:
+            return {"policy": policy, "units": units, "error": str(error)}
+        finally:
+            for process in running:
+                process.kill()
+    ratios = sorted(lms_s / off_s for off_s, lms_s in rounds)
+    kept = (
+        "peak_bytes",
+        "planned_peak_bytes",
+        "measured_peak_bytes",
+        "counted_bytes_out",
+        "counted_bytes_in",
+    )
+    return {
+        "policy": policy,
+        "units": units,
+        "ratio": median(ratios),
+        "lowest": ratios[0],
+        "highest": ratios[-1],
+        "rounds": rounds,
+        **{key: found[key] for key in kept},
     }
-    done = subprocess.run(
-        argv, env=environ, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False
-    )
-    fits = done.returncode == 0
-    print(f"{name} {policy} {units}: {'fits' if fits else 'does not fit'}", file=sys.stderr, flush=True)
-    if not fits and done.returncode > 0 and "OOM" not in done.stderr and "memory" not in done.stderr:
-        raise SystemExit(f"{name} {policy} {units} failed for another reason:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1]) if fits else None
 
 
-HEADINGS = ("model", "limit", "without", "with", "multiple", "goal", "time/unit", "peak error", "edit")
+HEADINGS = (
+    "TensorFlow",
+    "model",
+    "limit",
+    "without",
+    "all",
+    "auto",
+    "multiple",
+    "goal",
+    "time: auto 2x",
+    "all 2x",
+    "auto most",
+    "all most",
+    "peak: auto",
+    "all",
+    "GiB moved: auto 2x",
+    "all 2x",
+    "edit",
+)
 
 
-def render(results: Iterable[dict[str, Any]]) -> str:
+def render(entries: Iterable[Found]) -> str:
     """The results as a table."""
-    rows = [HEADINGS, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    )
+    return table([HEADINGS, *(_row(entry) for entry in entries)])
 
 
-def _row(result: dict[str, Any]) -> tuple[str, ...]:
-    last = result["with"]
+def _row(entry: Found) -> tuple[str, ...]:
+    with_lms, double, times = (entry.get(key, {}) for key in ("with", "double", "time"))
     return (
-        result["model"],
-        f"{result['limit_mb']} MiB",
-        str(result["without"]["units"]),
-        str(last["units"]),
-        f"{result['multiple']:.1f}x",
-        f"{result['target']:g}x",
-        f"{result['time_ratio']:.2f}",
-        f"{result['peak_error']:+.1%}",
-        f"{last['edit_s'] * 1000:.0f} ms for {last['ops']:,} ops",
+        f"{entry['tensorflow']}, Keras {entry['keras']}",
+        entry["model"],
+        f"{entry['limit_mb']} MiB",
+        _cell(entry.get("without"), lambda found: str(found["units"])),
+        *(_cell(with_lms.get(policy), lambda found: str(found["units"])) for policy in POLICIES),
+        _cell(multiple(entry), lambda value: f"{value:.1f}x"),
+        f"{entry['target']:g}x",
+        *(_cell(times.get(f"{policy} at 2x"), _pair) for policy in ("auto", "all")),
+        *(_cell(times.get(f"{policy} at most"), _pair) for policy in ("auto", "all")),
+        *(
+            _cell(with_lms.get(policy), lambda found: f"{peak_error(found):+.1%}")
+            for policy in ("auto", "all")
+        ),
+        *(_cell(double.get(policy), _moved) for policy in ("auto", "all")),
+        _cell(entry.get("edit"), lambda edit: f"{edit['edit_s'] * 1000:.0f} ms, {edit['ops']:,} ops"),
     )
 
 
-def _line(result: dict[str, Any]) -> str:
-    return "  ".join(_row(result))
+def _cell(value: Any, text: Any) -> str:
+    return "-" if value is None else str(text(value))
+
+
+def _pair(found: Found) -> str:
+    """A ratio of times with its spread."""
+    if "error" in found:
+        return "failed"
+    return f"{found['ratio']:.2f} ({found['lowest']:.2f}-{found['highest']:.2f})"
+
+
+def _moved(found: Found) -> str:
+    return f"{(found['counted_bytes_out'] + found['counted_bytes_in']) / 2**30:.2f}"
+
+
+def peak_error(found: Found) -> float:
+    """How far the measured peak is above the planned one."""
+    return float(found["measured_peak_bytes"] / found["planned_peak_bytes"] - 1)
+
+
+def multiple(entry: Found) -> float | None:
+    """The largest batch with LMS over that without."""
+    units = [found["units"] for found in entry.get("with", {}).values()]
+    return max(units) / entry["without"]["units"] if units and entry.get("without") else None
+
+
+def misses(entries: Iterable[Found]) -> list[str]:
+    """The goals that were missed, one line each."""
+    found = []
+    for entry in entries:
+        where = f"TensorFlow {entry['tensorflow']}, Keras {entry['keras']}, {entry['model']}"
+        reached = multiple(entry)
+        if "error" in entry:
+            found.append(f"{where}: {entry['error'].splitlines()[0]}")
+        if reached is not None and reached < entry["target"]:
+            found.append(f"{where}: {reached:.1f}x instead of {entry['target']:g}x")
+        found += [
+            f"{where}: {name}: {_pair(pair)} of the time a unit (goal {TIME_GOAL})"
+            for name, pair in entry.get("time", {}).items()
+            if "error" in pair or pair["ratio"] > TIME_GOAL
+        ]
+        found += [
+            f"{where}: {policy}: measured peak {peak_error(one):+.1%} against planned (goal {PEAK_GOAL:.0%})"
+            for policy, one in entry.get("with", {}).items()
+            if abs(peak_error(one)) > PEAK_GOAL
+        ]
+    return found
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The models of the Large Model Support benchmark: small images, real layers and depth.
+"""The models of the Large Model Support benchmarks.
 
-Memory grows linearly with the *units* of a model, so that two limits compare as a plain ratio: images for
-the residual networks, columns of 16 pixels for the inception network, slices of 8 voxels for the 3D U-Net.
+``MODELS`` has real layers and depth and small images, for the CPU device; ``FULL`` has images of real size,
+for a GPU; ``TINY`` is there to try a benchmark's own code. A model grows in *units*; its memory grows with
+the ``amount`` of images, pixels or voxels that so many units are, so that two limits compare as a ratio.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+Build = Callable[[Any, tuple[int, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -16,18 +19,20 @@ class Model:
     unit: str
     limit_mb: int
     """Device memory for the benchmark, MiB."""
-    target: float
-    """The multiple to reach."""
+    target: float | None
+    """The multiple to reach, if anybody has published one."""
     input_shape: Callable[[int], tuple[int, ...]]
     """Units to the shape of one batch."""
-    build: Callable[[Any, tuple[int, ...]], Any]
+    build: Build
     """Keras and the shape of one example to a model that ends in logits."""
+    amount: Callable[[int], int] = lambda units: units
+    """Units to images, pixels or voxels."""
 
 
-def _resnet(name: str) -> Callable[[Any, tuple[int, ...]], Any]:
+def _application(name: str, classes: int) -> Build:
     def build(keras: Any, shape: tuple[int, ...]) -> Any:
         maker = getattr(keras.applications, name)
-        return maker(weights=None, input_shape=shape, classes=10, classifier_activation=None)
+        return maker(weights=None, input_shape=shape, classes=classes, classifier_activation=None)
 
     return build
 
@@ -86,32 +91,112 @@ def _context(keras: Any, x: Any, filters: int) -> Any:
     return keras.layers.Add()([x, _conv(keras, y, filters, 3, dims=3)])
 
 
-def _unet3d(keras: Any, shape: tuple[int, ...]) -> Any:
-    """The residual 3D U-Net of Isensee et al. 2017, with context modules and deep supervision."""
+def _unet3d(keras: Any, shape: tuple[int, ...], depth: int, pooled: bool) -> Any:
+    """The residual 3D U-Net of Isensee et al. 2017, with context modules and deep supervision.
+
+    With ``pooled`` it ends in one row of logits an image, else in logits for each voxel.
+    """
     layers = keras.layers
     inputs = layers.Input(shape)
     x = _context(keras, _conv(keras, inputs, 16, 3, dims=3), 16)
     skips = []
-    for filters in (32, 64, 128):
+    for level in range(1, depth):
         skips.append(x)
-        x = _context(keras, _conv(keras, x, filters, 3, strides=2, dims=3), filters)
+        x = _context(keras, _conv(keras, x, 16 << level, 3, strides=2, dims=3), 16 << level)
     heads = []
-    for filters, skip in zip((64, 32, 16), reversed(skips), strict=True):
-        up = _conv(keras, layers.UpSampling3D(2)(x), filters, 3, dims=3)
-        x = _conv(keras, layers.Concatenate()([up, skip]), filters, 3, dims=3)
-        x = _conv(keras, x, filters, 1, dims=3)
-        heads.append(layers.Conv3D(4, 1)(x))
+    for level, skip in reversed(list(enumerate(skips))):
+        up = _conv(keras, layers.UpSampling3D(2)(x), 16 << level, 3, dims=3)
+        x = _conv(keras, layers.Concatenate()([up, skip]), 16 << level, 3, dims=3)
+        x = _conv(keras, x, 16 << level, 1, dims=3)
+        if level < 3:
+            heads.append(layers.Conv3D(4, 1)(x))
     total = heads[0]
     for head in heads[1:]:
         total = layers.Add()([layers.UpSampling3D(2)(total), head])
-    return keras.Model(inputs, layers.GlobalAveragePooling3D()(total))
+    return keras.Model(inputs, layers.GlobalAveragePooling3D()(total) if pooled else total)
 
 
+def _unet3d_small(keras: Any, shape: tuple[int, ...]) -> Any:
+    return _unet3d(keras, shape, depth=4, pooled=True)
+
+
+def _unet3d_full(keras: Any, shape: tuple[int, ...]) -> Any:
+    return _unet3d(keras, shape, depth=5, pooled=False)
+
+
+def _unet3d_plain(keras: Any, shape: tuple[int, ...]) -> Any:
+    """The 3D U-Net of Çiçek et al. 2016 at half its width, with two convolutions a level."""
+    layers = keras.layers
+    inputs = x = layers.Input(shape)
+    skips = []
+    for filters in (16, 32, 64):
+        x = _conv(keras, _conv(keras, x, filters, 3, dims=3), filters * 2, 3, dims=3)
+        skips.append(x)
+        x = layers.MaxPooling3D(2)(x)
+    x = _conv(keras, _conv(keras, x, 128, 3, dims=3), 256, 3, dims=3)
+    for filters, skip in zip((128, 64, 32), reversed(skips), strict=True):
+        x = layers.Concatenate()([layers.UpSampling3D(2)(x), skip])
+        x = _conv(keras, _conv(keras, x, filters, 3, dims=3), filters, 3, dims=3)
+    return keras.Model(inputs, layers.GlobalAveragePooling3D()(layers.Conv3D(10, 1)(x)))
+
+
+def _chain(keras: Any, shape: tuple[int, ...]) -> Any:
+    inputs = x = keras.layers.Input(shape)
+    for _ in range(8):
+        x = _conv(keras, x, 8, 3)
+    return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+SLICES, COLUMNS = "slices of 8 voxels (32x32)", "columns of 16 pixels (4 images, 64 high)"
 MODELS = {
-    "resnet50": Model("images of 64x64", 400, 6.0, lambda n: (n, 64, 64, 3), _resnet("ResNet50")),
-    "resnet152": Model("images of 64x64", 600, 9.0, lambda n: (n, 64, 64, 3), _resnet("ResNet152")),
-    "googlenet": Model(
-        "columns of 16 pixels (4 images, 64 high)", 150, 3.0, lambda n: (4, 64, 16 * n, 3), _googlenet
-    ),
-    "unet3d": Model("slices of 8 voxels (32x32)", 200, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d),
+    "resnet50": Model("images of 64x64", 400, 6.0, lambda n: (n, 64, 64, 3), _application("ResNet50", 10)),
+    "resnet152": Model("images of 64x64", 600, 9.0, lambda n: (n, 64, 64, 3), _application("ResNet152", 10)),
+    "googlenet": Model(COLUMNS, 150, 3.0, lambda n: (4, 64, 16 * n, 3), _googlenet),
+    "unet3d": Model(SLICES, 200, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_small),
+    "unet3d-plain": Model(SLICES, 300, 4.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_plain),
 }
+
+
+def _square(n: int) -> tuple[int, ...]:
+    return (1, 32 * n, 32 * n, 3)
+
+
+def _pixels(n: int) -> int:
+    return (32 * n) ** 2
+
+
+FULL_LIMIT_MB = 8192
+SQUARE, CUBE = "x 32 pixels, square", "x 16 voxels, cubed"
+FULL = {
+    "resnet50": Model(
+        "images of 224x224", FULL_LIMIT_MB, 4.9, lambda n: (n, 224, 224, 3), _application("ResNet50", 1000)
+    ),
+    "resnet152": Model(
+        "images of 224x224", FULL_LIMIT_MB, 4.6, lambda n: (n, 224, 224, 3), _application("ResNet152", 1000)
+    ),
+    "inceptionv3": Model(
+        "images of 299x299",
+        FULL_LIMIT_MB,
+        None,
+        lambda n: (n, 299, 299, 3),
+        _application("InceptionV3", 1000),
+    ),
+    "googlenet-size": Model(SQUARE, FULL_LIMIT_MB, 2.5, _square, _googlenet, _pixels),
+    "resnet50-size": Model(SQUARE, FULL_LIMIT_MB, 10.0, _square, _application("ResNet50", 1000), _pixels),
+    "resnet152-size": Model(SQUARE, FULL_LIMIT_MB, None, _square, _application("ResNet152", 1000), _pixels),
+    "unet3d-size": Model(
+        CUBE,
+        FULL_LIMIT_MB,
+        5.6,
+        lambda n: (1, 16 * n, 16 * n, 16 * n, 4),
+        _unet3d_full,
+        lambda n: (16 * n) ** 3,
+    ),
+}
+"""Targets are the multiples that IBM published; no figure is known for those without one."""
+
+TINY = {  # no figures of anybody
+    "tiny": Model("images of 32x32", 32, 1.5, lambda n: (n, 32, 32, 3), _chain),
+}
+
+ZOOS = {"small": MODELS, "full": FULL, "tiny": TINY}

@@ -1,0 +1,245 @@
+"""One case of a benchmark of Large Model Support, in a process of its own: a model trains a few steps.
+
+    python bench/lms_case.py '{"zoo": "small", "model": "resnet50", "units": 8, "policy": "all"}'
+
+Prints one line of JSON at the end. A *paced* case prints one line a step and waits after it for a line on its
+standard input, so that two cases can take turns; it ends when its input does.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from models import ZOOS, Model  # noqa: E402
+
+MIB = 1 << 20
+CPU, GPU = "CPU:0", "GPU:0"
+COPY_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process does."""
+
+    zoo: str
+    model: str
+    units: int = 1
+    policy: str = "off"
+    limit_mb: int = 512
+    device: str = CPU
+    steps: int = 3
+    paced: bool = False
+    trace_steps: int = 0
+    """Steps to take once more under TensorFlow's profiler."""
+    copy_mb: int = 0
+    """Instead of training, time copies of so many MiB."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the case that ``argv`` holds as JSON."""
+    case = Case(**json.loads(argv[0]))
+    found = measure_copies(case) if case.copy_mb else train(case)
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train and say what happened."""
+    import numpy as np
+    import tensorflow as tf
+
+    _limit_gpu(tf, case)
+    if case.policy == "off":
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    else:
+        import lms
+
+        lms.enable(policy=case.policy)
+    _claim_pool(tf, case)
+    tf.keras.utils.set_random_seed(1)
+    entry = ZOOS[case.zoo][case.model]
+    model = _compiled(tf.keras, entry, entry.input_shape(case.units))
+    random = np.random.RandomState(0)
+    images = tf.constant(random.rand(*entry.input_shape(case.units)).astype("f"))
+    labels = tf.constant(random.randint(0, 4, (images.shape[0], *model.output_shape[1:-1])))
+    steps = 1_000_000 if case.paced else case.steps
+    data = tf.data.Dataset.from_tensors((images, labels)).repeat()
+    clock = _clock(tf, case.paced)
+    tf.config.experimental.reset_memory_stats(case.device)
+    model.fit(data, epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[clock])
+    seen = {
+        **dataclasses.asdict(case),
+        "tensorflow": tf.__version__,
+        "keras": version("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras"),
+        "steps_s": clock.steps_s,
+        "peak_bytes": tf.config.experimental.get_memory_info(case.device)["peak"],
+    }
+    if case.policy != "off":
+        seen |= _planned(lms.report(), len(clock.steps_s))
+    if case.trace_steps:
+        seen["trace"] = _traced(tf, case, lambda: _fit(model, data, case.trace_steps))
+    return seen
+
+
+def _fit(model: Any, data: Any, steps: int) -> None:
+    model.fit(data, epochs=1, steps_per_epoch=steps, verbose=0)
+
+
+def _limit_gpu(tf: Any, case: Case) -> None:
+    """A GPU gets its limit here; that of the CPU device is in the environment."""
+    if case.device == GPU:
+        (gpu, *others) = tf.config.list_physical_devices("GPU")
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=case.limit_mb)
+        tf.config.set_logical_device_configuration(gpu, [limit])
+        tf.config.set_visible_devices(gpu, "GPU")
+
+
+def _claim_pool(tf: Any, case: Case) -> None:
+    """Make the CPU's allocator take its pool in one piece: what follows measures need, not fragments."""
+    if case.device == CPU:
+        tf.zeros((int(case.limit_mb * MIB * 0.92) // 4,))
+
+
+def _compiled(keras: Any, entry: Model, shape: tuple[int, ...]) -> Any:
+    model = entry.build(keras, shape[1:])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+def _clock(tf: Any, paced: bool) -> Any:
+    class Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps_s: list[float] = []
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.started = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            tf.test.experimental.sync_devices()
+            self.steps_s.append(time.perf_counter() - self.started)
+            if paced:
+                print(json.dumps({"step_s": self.steps_s[-1]}), flush=True)
+                self.model.stop_training = not sys.stdin.readline()
+
+    return Clock()
+
+
+def _planned(report: Any, steps: int) -> dict[str, Any]:
+    last = report.graphs[-1]
+    return {
+        "edited": last.edited,
+        "why": last.why,
+        "ops": last.ops,
+        "planned_peak_bytes": last.planned_peak_bytes,
+        "measured_peak_bytes": report.measured_peak_bytes,
+        "peak_before_bytes": last.peak_before_bytes,
+        "base_bytes": last.base_bytes,
+        "bytes_out": last.bytes_out,
+        "bytes_in": last.bytes_in,
+        "counted_bytes_out": report.store.bytes_out // steps,
+        "counted_bytes_in": report.store.bytes_in // steps,
+        "tensors": last.tensors,
+        "edit_s": last.edit_s,
+        "retries": report.retries,
+        "notes": list(last.notes),
+    }
+
+
+def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any]:
+    """Run under TensorFlow's profiler; what copied and what computed when, as far as the trace tells."""
+    from lms_trace import overlap_of, read_space
+
+    with tempfile.TemporaryDirectory(prefix="lmsrun-trace-") as directory:
+        tf.profiler.experimental.start(directory)
+        try:
+            steps()
+            tf.test.experimental.sync_devices()
+        finally:
+            tf.profiler.experimental.stop()
+        found = overlap_of(read_space(directory))
+    return dataclasses.asdict(found) | {"share": found.share, "steps": case.trace_steps}
+
+
+def measure_copies(case: Case) -> dict[str, Any]:
+    """Bytes a second that the transport of this device moves: out, in, and both at once."""
+    import tensorflow as tf
+
+    _limit_gpu(tf, case)
+    from lms.config import LMSConfig
+    from lms.transports.choose import choose_transport
+
+    transport = choose_transport(LMSConfig(), case.device.partition(":")[0], os.environ)
+
+    def out(tensor: Any, name: str) -> Any:
+        return transport.swap_out(tensor, 1, name)
+
+    def back(held: Any, like: Any, name: str) -> Any:
+        return transport.swap_in(held, like, like.device, name)
+
+    def last(tensor: Any) -> Any:
+        return tf.reshape(tensor, [-1])[-1]
+
+    with tf.device(case.device):
+        one, two = (tf.random.normal((case.copy_mb * MIB // 4,)) for _ in range(2))
+
+    @tf.function
+    def outward() -> Any:
+        with tf.device(case.device):
+            value = tf.identity(one)
+        return last(out(value, "out"))
+
+    @tf.function
+    def there_and_back() -> Any:
+        with tf.device(case.device):
+            value = tf.identity(one)
+        return last(back(out(value, "out"), value, "in"))
+
+    @tf.function
+    def crossing() -> Any:
+        with tf.device(case.device):
+            value, other = tf.identity(one), tf.identity(two)
+        first = out(value, "out")
+        with tf.control_dependencies([first]):
+            second = out(other, "out_too")
+        return last(back(first, value, "in")) + last(second)
+
+    out_s, round_s, crossing_s = (_best_seconds(tf, f) for f in (outward, there_and_back, crossing))
+    nbytes = case.copy_mb * MIB
+    return {
+        **dataclasses.asdict(case),
+        "transport": transport.name,
+        "out_bytes_per_s": nbytes / out_s,
+        "in_bytes_per_s": _rate(nbytes, round_s - out_s),
+        "both_bytes_per_s": _rate(2 * nbytes, crossing_s - out_s),
+    }
+
+
+def _rate(nbytes: int, seconds: float) -> float | None:
+    """Bytes a second; unknown where a difference of two times came out as nothing."""
+    return nbytes / seconds if seconds > 0 else None
+
+
+def _best_seconds(tf: Any, function: Any) -> float:
+    def seconds() -> float:
+        started = time.perf_counter()
+        float(function())
+        tf.test.experimental.sync_devices()
+        return time.perf_counter() - started
+
+    seconds()  # traces
+    return min(seconds() for _ in range(COPY_REPEATS))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Runs cases of the Large Model Support benchmarks in processes of their own, and searches the largest."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from lms_case import CPU, Case
+
+SCRIPT = Path(__file__).resolve().parent / "lms_case.py"
+OUT_OF_MEMORY = (
+    "OOM",
+    "ResourceExhausted",
+    "RESOURCE_EXHAUSTED",
+    "out of memory",
+    "bad_alloc",
+    "memory object",  # oneDNN: could not create one
+    "ALLOC_FAILED",  # cuDNN and cuBLAS
+    "No algorithm worked",  # a convolution on a GPU without room for its scratch
+)
+
+Found = dict[str, Any]
+Attempt = Callable[[int], Found | None]
+Point = tuple[float, float]
+"""Amount and peak."""
+
+
+class CaseError(Exception):
+    """A case failed for another reason than memory; the text says what was run and how it ended."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How cases are started."""
+
+    python: str = sys.executable
+    legacy_keras: bool = False
+    timeout_s: float = 900.0
+
+    def environ(self, case: Case) -> dict[str, str]:
+        """The environment of a case; the CPU device gets its limit here."""
+        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ["TF_USE_LEGACY_KERAS"] = "1" if self.legacy_keras else "0"
+        if case.device == CPU:
+            environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(case.limit_mb)}
+            environ["CUDA_VISIBLE_DEVICES"] = ""
+        return environ
+
+    def argv(self, case: Case) -> list[str]:
+        """The command of a case."""
+        return [self.python, str(SCRIPT), json.dumps(asdict(case))]
+
+    def run(self, case: Case) -> Found | None:
+        """What the case found; ``None`` when it ran out of memory, which may end a process by a signal.
+
+        Raises:
+            CaseError: If it failed for another reason, or took too long.
+        """
+        try:
+            done = subprocess.run(
+                self.argv(case),
+                env=self.environ(case),
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CaseError(f"{told(case)}: no end after {self.timeout_s:.0f} s") from error
+        found = _result(case, done.returncode, done.stdout, done.stderr)
+        say(f"{told(case)}: {'fits' if found is not None else 'does not fit'}")
+        return found
+
+
+def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
+    if code == 0:
+        found: Found = json.loads(output.splitlines()[-1])
+        return found
+    if code < 0 or any(sign in errors for sign in OUT_OF_MEMORY):
+        return None
+    raise CaseError(f"{told(case)} ended with {code}:\n{errors[-2000:]}")
+
+
+class Paced:
+    """A case that takes a step when told to, so that two of them can take turns."""
+
+    def __init__(self, runner: Runner, case: Case, errors: TextIO) -> None:
+        self._case, self._errors = case, errors
+        self._process = subprocess.Popen(
+            runner.argv(case),
+            env=runner.environ(case),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        self._read_step()  # the first, which traces, is taken without being told
+
+    def step(self) -> float:
+        """Take a step; returns its seconds.
+
+        Raises:
+            CaseError: If the case has ended, as one that has run out of memory has.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail()
+        return self._read_step()
+
+    def close(self) -> Found:
+        """End the case; returns what it found."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        lines = self._process.stdout.read().splitlines()
+        if self._process.wait() or not lines:
+            self._fail()
+        found: Found = json.loads(lines[-1])
+        return found
+
+    def kill(self) -> None:
+        """End the case at once, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read_step(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._fail()
+        return float(json.loads(line)["step_s"])
+
+    def _fail(self) -> None:
+        code = self._process.wait()
+        self._errors.seek(0)
+        raise CaseError(f"{told(self._case)} ended with {code} in mid-run:\n{self._errors.read()[-1000:]}")
+
+
+def told(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case.model} {case.policy} {case.units}"
+
+
+def say(text: str) -> None:
+    """Progress, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def line_meets(limit_bytes: int, one: Point, other: Point) -> float:
+    """At which amount the line through the peaks of two runs meets the limit."""
+    (amount, peak), (more, higher) = sorted((one, other))
+    growth = max(1e-6, (higher - peak) / max(1e-6, more - amount))
+    return amount + (limit_bytes - peak) / growth
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def largest(attempt: Attempt, guess: int, tolerance: float = 0.06) -> Found:
+    """What the largest number of units that works gave, to within ``tolerance`` (or one unit).
+
+    From ``guess`` the search takes one small step, up or down; where that is not enough, twice as large ones.
+
+    Raises:
+        CaseError: If not even one unit works.
+    """
+    good: Found | None = None
+    low, high, units, stride = 0, 0, max(1, guess), tolerance
+    while not high or high - low > max(1, int(low * tolerance)):
+        result = attempt(units)
+        if result is None:
+            high = units
+        else:
+            good, low = result, units
+        if high == 1:
+            raise CaseError("not even one unit fits")
+        if low and high:
+            units = (low + high) // 2
+        else:
+            units = max(1, int(units * (1 + stride)), low + 1) if low else max(1, int(units * (1 - stride)))
+            stride = min(2 * stride, 0.8)
+    if good is None:
+        raise CaseError("nothing fits")
+    return good
