@@ -110,7 +110,7 @@ def ask_by_launcher(
     why = _reasons(missing, talk, timeout_s)
     reports = tuple(found.get(host) or HostReport(host, trouble=why[host]) for host in hosts)
     connected = way == "lines" or answers.gathered or answers.without_mpi
-    return Round(reports, None if connected or missing else talk.reason(timeout_s))
+    return Round(reports, None if connected or missing else _why_not_mpi(talk, timeout_s))
 
 
 def assign(hosts: Sequence[str], answers: Mapping[int, HostReport]) -> dict[str, HostReport]:
@@ -235,6 +235,14 @@ def _read_talk(host: str, talk: _Talk, timeout_s: float) -> HostReport:
     if talk.code == 0:
         return HostReport(host, trouble="no topology in its answer; is lmsrun at the same path there?")
     return HostReport(host, trouble=talk.reason(timeout_s))
+
+
+def _why_not_mpi(talk: _Talk, timeout_s: float) -> str:
+    """MPI's own words begin with what is wrong, in lines of 80 characters, and go on for a page."""
+    start = next((place for place, line in enumerate(talk.said) if "MPI" in line), None)
+    if talk.code is None or start is None:
+        return talk.reason(timeout_s)
+    return " ".join(talk.said[start : start + 2])
 
 
 def _reasons(missing: Sequence[str], talk: _Talk, timeout_s: float) -> dict[str, str]:

@@ -47,18 +47,20 @@ def judge(
         versions_of: Whose versions these are, for messages.
         demand: What the job wants.
     """
-    troubles, warnings = [], []
+    troubles: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
     for report in reports:
-        found = list(_find_troubles(report, versions, versions_of, demand))
-        troubles += [(report.host, text) for text in found]
-        warnings += [f"{report.host}: {text}" for text in _find_warnings(report, demand)]
-    return Verdict(tuple(troubles), (*_say_differences(reports), *warnings))
+        troubles += [(report.host, text) for text in _find_troubles(report, versions, versions_of, demand)]
+        warnings += [(report.host, text) for text in _find_warnings(report, demand)]
+    said = [f"{hosts}: {text}" for hosts, text in _by_text(warnings)]
+    return Verdict(tuple(troubles), (*_say_differences(reports), *said))
 
 
 def render_table(troubles: Sequence[tuple[str, str]]) -> list[str]:
-    """What is wrong where, one line each; empty when nothing is."""
-    width = max((len(host) for host, _ in troubles), default=0)
-    return [f"{host:<{width}}  {text}" for host, text in troubles]
+    """What is wrong where, one line for all hosts where it is; empty when nothing is."""
+    rows = _by_text(troubles)
+    width = max((len(hosts) for hosts, _ in rows), default=0)
+    return [f"{hosts:<{width}}  {text}" for hosts, text in rows]
 
 
 def describe_machine(machine: Machine) -> str:
@@ -141,6 +143,13 @@ def _say_differences(reports: Sequence[HostReport]) -> list[str]:
         return []
     said = "; ".join(f"{_some(hosts)}: {kind}" for kind, hosts in kinds.items())
     return [f"hosts differ, and each is planned as it is ({said})"]
+
+
+def _by_text(said: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    hosts_of: dict[str, list[str]] = {}
+    for host, text in said:
+        hosts_of.setdefault(text, []).append(host)
+    return [(_some(hosts), text) for text, hosts in hosts_of.items()]
 
 
 def _some(hosts: Sequence[str]) -> str:

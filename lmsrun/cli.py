@@ -303,7 +303,7 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
     if dry:
         from lmsrun.render import print_plan
 
-        print_plan(plan, machine, as_json=options.json, verbose=options.verbose)
+        print_plan(plan, machine, options.json, options.verbose, probed.machines)
         return 0
     for warning in plan.warnings:
         _say(f"warning: {warning}")

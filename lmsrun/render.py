@@ -6,7 +6,8 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from launch.idset import format_ids
@@ -54,23 +55,36 @@ def _rank_to_json(rank: RankPlan) -> dict[str, Any]:
     }
 
 
-def print_plan(plan: LaunchPlan, machine: Machine, as_json: bool, verbose: bool) -> None:
-    """Print a plan to stdout."""
+def print_plan(
+    plan: LaunchPlan,
+    machine: Machine,
+    as_json: bool,
+    verbose: bool,
+    machines: Mapping[str, Machine] = MappingProxyType({}),
+) -> None:
+    """Print a plan to stdout; ``machines`` are those of hosts that are known to differ from ``machine``."""
     if as_json:
         print(render_json(plan_to_json(plan)))
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    text = render_plan(plan, machine, width, verbose)
+    text = render_plan(plan, machine, width, verbose, machines)
     print(_coloured(text) if sys.stdout.isatty() else text)
 
 
-def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = False) -> str:
+def render_plan(
+    plan: LaunchPlan,
+    machine: Machine,
+    width: int,
+    verbose: bool = False,
+    machines: Mapping[str, Machine] = MappingProxyType({}),
+) -> str:
     """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
+    machine_of = {rank.host: machines.get(rank.host, machine) for rank in plan.ranks}
     many_hosts = len({rank.host for rank in plan.ranks}) > 1
     many_models = len(_models(plan)) > 1
     parts = [
-        _head(plan, machine),
-        _table([_row(rank, machine, many_models, many_hosts) for rank in plan.ranks], width),
+        _head(plan, machine_of),
+        _table([_row(rank, machine_of[rank.host], many_models, many_hosts) for rank in plan.ranks], width),
     ]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
@@ -83,14 +97,16 @@ def render_plan(plan: LaunchPlan, machine: Machine, width: int, verbose: bool = 
     return printable("\n\n".join(parts), keep="\n\t")
 
 
-def _head(plan: LaunchPlan, machine: Machine) -> str:
-    hosts = list(dict.fromkeys(rank.host for rank in plan.ranks))
+def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
+    hosts = list(machine_of)
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    architectures = ", ".join(dict.fromkeys(machine.architecture for machine in machine_of.values()))
+    sources = ", ".join(dict.fromkeys(machine.source for machine in machine_of.values()))
     models = _models(plan)
     gpus = f"\nGPUs: {models[0]}" if len(models) == 1 else ""
     return (
         f"{plan.world_size} rank{'s' * (plan.world_size != 1)} on {where} "
-        f"({machine.architecture}, topology: {machine.source}), launcher: {plan.launcher}{gpus}"
+        f"({architectures}, topology: {sources}), launcher: {plan.launcher}{gpus}"
     )
 
 
