@@ -7,7 +7,7 @@ export LMSRUN_VENV TENSORFLOW
 BIN := $(LMSRUN_VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test check lint bench bench-lms clean
+.PHONY: help setup demo test check lint bench bench-lms bench-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | sort
@@ -36,11 +36,12 @@ bench: setup  ## start-up against horovodrun and mpirun
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/scale.py
 
-ifneq ($(wildcard bench/lms.py),)
-bench-lms: setup  ## the largest batch with and without Large Model Support
-	$(BIN)/python bench/lms.py
+bench-lms: setup  ## the largest batch with and without Large Model Support, and what it costs
+	$(BIN)/python bench/lms.py --out out/bench-lms.json
 	$(BIN)/python bench/lms_sim.py
-endif
+
+bench-gpu: setup  ## the same at full size on a CUDA machine
+	$(BIN)/python bench/gpu_lms.py --out out/bench-gpu.json
 
 clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)
 	rm -rf $(LMSRUN_VENV) $(LMSRUN_VENV)-setup.log $(LMSRUN_VENV)-setup.lock build dist *.egg-info

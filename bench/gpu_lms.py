@@ -77,6 +77,7 @@ def main() -> int:
         return _refuse(str(error))
     print(render(document))
     if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -104,6 +104,7 @@ class Book:
     def save(self) -> None:
         """Write the file anew, whole or not at all."""
         if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"schema": SCHEMA, "results": self.entries}, indent=1) + "\n"
             with tempfile.NamedTemporaryFile(
                 "w", dir=self._path.parent, delete=False, encoding="utf-8"
@@ -213,13 +214,7 @@ def in_turns(bench: Bench, base: int, policy: str, units: int) -> Found:
             for process in running:
                 process.kill()
     ratios = sorted(lms_s / off_s for off_s, lms_s in rounds)
-    kept = (
-        "peak_bytes",
-        "planned_peak_bytes",
-        "measured_peak_bytes",
-        "counted_bytes_out",
-        "counted_bytes_in",
-    )
+    kept = ("planned_peak_bytes", "measured_peak_bytes", "counted_bytes_out", "counted_bytes_in", "copy_s")
     return {
         "policy": policy,
         "units": units,

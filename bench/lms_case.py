@@ -149,6 +149,7 @@ def _planned(report: Any, steps: int) -> dict[str, Any]:
         "bytes_in": last.bytes_in,
         "counted_bytes_out": report.store.bytes_out // steps,
         "counted_bytes_in": report.store.bytes_in // steps,
+        "copy_s": (report.store.seconds_out + report.store.seconds_in) / steps,
         "tensors": last.tensors,
         "edit_s": last.edit_s,
         "retries": report.retries,

@@ -144,6 +144,8 @@ class Paced:
 
 def told(case: Case) -> str:
     """A case in a few words."""
+    if case.copy_mb:
+        return f"copies of {case.copy_mb} MiB"
     return f"{case.model} {case.policy} {case.units}"
 
 
