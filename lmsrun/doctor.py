@@ -1,7 +1,6 @@
 """``lmsrun check``: what is here, what is missing, and the remedy, one line each; imports no TensorFlow."""
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,8 +19,10 @@ from launch.discover.limits import probe_set_mempolicy, read_limits
 from launch.discover.nvml import import_nvml
 from launch.discover.tree import DirTree, Tree
 from launch.errors import LmsrunError, TopologyError
+from launch.host_answer import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.idset import format_ids
 from launch.mpi_flavour import read_mpi_flavour
+from launch.own_name import REMEDY, resolve_name
 from lmsrun.render_topology import format_size
 
 SCHEMA = "lmsrun.check/1"
@@ -29,13 +30,6 @@ Status = Literal["ok", "warn", "missing"]
 
 TENSORFLOW_RANGE = ((2, 15), (2, 22))
 """At least the first, below the second: where graph mode's hooks into TensorFlow have been run."""
-TENSORFLOW_DISTRIBUTIONS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "tensorflow-rocm",
-    "intel-tensorflow",
-)
 MAX_LIBRARY_BYTES = 512 << 20
 
 
@@ -63,6 +57,8 @@ class Around:
         loads: Whether a shared library can be loaded.
         nvml: The module ``pynvml``, or None.
         set_mempolicy: Whether the kernel lets this process set a memory policy; None is unknown.
+        name: This host's own.
+        resolve: The address of a host's name, or None.
     """
 
     tree: Tree
@@ -74,6 +70,8 @@ class Around:
     loads: Callable[[str], bool]
     nvml: ModuleType | None
     set_mempolicy: bool | None
+    name: str
+    resolve: Callable[[str], str | None]
 
 
 def read_around() -> Around:
@@ -83,11 +81,13 @@ def read_around() -> Around:
         environ=os.environ,
         cpus=frozenset(os.sched_getaffinity(0)),
         which=shutil.which,
-        version=_version,
+        version=read_version,
         folder=_folder,
         loads=_loads,
         nvml=import_nvml(),
         set_mempolicy=probe_set_mempolicy(platform.machine()),
+        name=platform.node(),
+        resolve=resolve_name,
     )
 
 
@@ -117,7 +117,7 @@ def check(around: Around) -> tuple[Finding, ...]:
     """All findings, in the order in which a rank needs them."""
     looks = (
         _check_numactl, _check_libnuma, _check_mempolicy, _check_cpuset, _check_memory_limit, _check_memlock,
-        _check_gpus, _check_tensorflow, _check_horovod, _check_mpi,
+        _check_gpus, _check_own_name, _check_tensorflow, _check_horovod, _check_mpi,
     )  # fmt: skip
     return tuple(look(around) for look in looks)
 
@@ -205,6 +205,14 @@ def _check_gpus(around: Around) -> Finding:
     if driver:
         remedy = "nvidia-smi says why" if around.nvml else "pip install nvidia-ml-py"
     return Finding("GPUs", "warn", "; ".join([f"{text}, memory size unknown", *warnings]), remedy)
+
+
+def _check_own_name(around: Around) -> Finding:
+    address = around.resolve(around.name)
+    if address is not None:
+        return Finding("host name", "ok", f"{around.name} is {address}")
+    detail = f"{around.name} leads to no address: Horovod's Gloo ends with a segmentation fault"
+    return Finding("host name", "missing", detail, REMEDY)
 
 
 def _check_tensorflow(around: Around) -> Finding:
@@ -309,13 +317,6 @@ def _bytes(path: Path) -> bytes:
             return opened.read(MAX_LIBRARY_BYTES)
     except OSError:
         return b""
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _folder(module: str) -> Path | None:

@@ -47,6 +47,8 @@ def healthy(site: Path) -> doctor.Around:
         loads=lambda library: True,
         nvml=None,
         set_mempolicy=True,
+        name="node7",
+        resolve={"node7": "10.0.0.7"}.get,
     )
 
 
@@ -67,6 +69,7 @@ def test_a_healthy_machine_is_said_to_be_one(
         "ok      cgroup memory  no limit\n"
         "ok      memlock        unlimited\n"
         "ok      GPUs           none: ranks run on the CPUs\n"
+        "ok      host name      node7 is 10.0.0.7\n"
         "ok      TensorFlow     2.21.0, built for CUDA 12.5.1\n"
         "ok      Horovod        0.28.1 with Gloo, MPI, built for TensorFlow 2.21.0\n"
         "warn    MPI            no mpirun: only needed for --launcher mpirun; "
@@ -111,6 +114,7 @@ def test_json_says_the_same(healthy: doctor.Around, capsys: pytest.CaptureFixtur
             "libmpi.so.40 cannot be loaded",
         ),
         ({"tree": LOCKED_64K}, "memlock", "warn", "64.0 KiB"),
+        ({"resolve": lambda name: None}, "host name", "missing", "node7 leads to no address"),
         ({"which": lambda name: f"/nowhere/{name}"}, "MPI", "warn", "cannot run"),
     ],
 )
