@@ -1,11 +1,11 @@
 """Stays beside a rank that another launcher started, and tells who failed first and why.
 
 Launchers differ in what they make of a failing rank: mpirun has its own words, srun returns the highest code
-of all tasks (that of a rank it killed itself), and Hydra ends a job when a rank dies of a signal but waits
-for the others when one merely exits (seen with MPICH 4.0.2). So the shim stays as the program's parent. When
-the program fails it sends a last receipt home, by which lmsrun names the rank and returns its exit code, and
-under Hydra it asks for an abort over the channel that MPI itself would use: the line ``cmd=abort`` of PMI-1
-on ``PMI_FD``.
+of all tasks (that of a rank it killed itself), and Hydra waits for the others: MPICH's (4.0 and 5.0) when a
+rank merely exits, Intel MPI's (2021.19) also when one dies of a signal. So the shim stays as the program's
+parent. When the program fails it sends a last receipt home, by which lmsrun names the rank and returns its
+exit code, and under Hydra it asks for an abort over the channel that MPI itself would use: the line
+``cmd=abort`` of PMI-1 on ``PMI_FD``.
 """
 
 import os
@@ -31,12 +31,11 @@ def needs_guard(environ: Mapping[str, str]) -> bool:
 
 
 def is_under_hydra(environ: Mapping[str, str]) -> bool:
-    """Whether MPICH's Hydra started this rank, with a PMI-1 channel to it.
+    """Whether Hydra (MPICH's or Intel MPI's) started this rank, with a PMI-1 channel to it.
 
-    Slurm's pmi2 has ``PMI_FD`` too, but not the local rank's variable; Intel MPI speaks a dialect of its own.
+    Slurm's pmi2 has ``PMI_FD`` too, but not the local rank's variable.
     """
-    here = environ.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environ
-    return here and not any(name.startswith("I_MPI_HYDRA") for name in environ)
+    return environ.get("PMI_FD", "").isdigit() and "MPI_LOCALRANKID" in environ
 
 
 def run_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int, output_dir: str = "") -> NoReturn:

@@ -1,7 +1,9 @@
-"""Install what only the tests of clusters need: MPICH, Slurm, munge, shellcheck, sshd.
+"""Install what only the tests of clusters need: MPICH, Slurm, munge, shellcheck, sshd, and newer MPIs.
 
 Daemons have no business on a person's machine, so this installs as root in CI, or when ``CLUSTER_TOOLS=1``
-asks for it; elsewhere it says what is missing, and the tests that need it skip. It never fails a build.
+asks for it; elsewhere it says what is missing, and the tests that need it skip. It never fails a build. Open
+MPI 5, MPICH 5 and Intel MPI come as Python packages of their makers, each into a folder of its own below
+``.venv-mpi``, where nothing but the tests finds them.
 """
 
 import os
@@ -22,6 +24,9 @@ PACKAGES = {
     "openssh-server": "sshd",
 }
 """Debian package -> the program that shows it is there."""
+MPI_FOLDER = ROOT / ".venv-mpi"
+MPIS = {"openmpi": "bin/mpirun", "mpich": "bin/mpirun", "impi-rt": "bin/mpiexec.hydra"}
+"""Python package -> its launcher, in the folder of that name."""
 
 
 def missing_tools(path: str) -> list[str]:
@@ -30,17 +35,47 @@ def missing_tools(path: str) -> list[str]:
     return [package for package, program in PACKAGES.items() if shutil.which(program, path=where) is None]
 
 
+def missing_mpis() -> list[str]:
+    """The Python packages of MPIs whose launcher is not in its folder."""
+    return [package for package, program in MPIS.items() if not (MPI_FOLDER / package / program).is_file()]
+
+
 def main() -> int:
     """Install what is missing, if that is wanted; always 0."""
+    wanted = bool(os.environ.get("CI")) or os.environ.get("CLUSTER_TOOLS") == "1"
+    install_mpis(wanted)
+    install_packages(wanted)
+    return 0
+
+
+def install_mpis(wanted: bool) -> None:
+    """Install the MPIs that come as Python packages; none needs another one, or root."""
+    missing = missing_mpis()
+    if not missing:
+        return
+    if not wanted:
+        print(f"tests: not found: {', '.join(missing)} below {MPI_FOLDER.name}; what needs them skips")
+        return
+    print(f"tests: installing {' '.join(missing)} below {MPI_FOLDER.name}", flush=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    for package in missing:
+        argv = [*pip, "--prefix", str(MPI_FOLDER / package), package]
+        try:
+            run_logged(argv, dict(os.environ), ROOT / ".venv-cluster-tools.log", lambda line: None)
+        except BuildError as error:
+            print(f"tests: {error}; tests that need {package} skip", file=sys.stderr)
+
+
+def install_packages(wanted: bool) -> None:
+    """Install the system's packages; that takes root and apt."""
     missing = missing_tools(os.environ.get("PATH", os.defpath))
     if not missing:
-        return 0
-    wanted = os.environ.get("CI") or os.environ.get("CLUSTER_TOOLS") == "1"
+        return
     if not (wanted and os.geteuid() == 0 and shutil.which("apt-get")):
         print(
             f"tests: not found: {', '.join(missing)}; what needs them skips (CLUSTER_TOOLS=1 installs them)"
         )
-        return 0
+        return
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     log = ROOT / ".venv-cluster-tools.log"
     print(f"tests: installing {' '.join(missing)} with apt", flush=True)
@@ -50,7 +85,6 @@ def main() -> int:
         run_logged(argv, environ, log, lambda line: None)
     except BuildError as error:
         print(f"tests: {error}; tests that need them skip", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

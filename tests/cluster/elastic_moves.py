@@ -1,7 +1,7 @@
 """A rank of an elastic job that writes down where it runs: ``elastic_moves.py OUT``.
 
-The rank on host 127.0.0.1 kills itself; the others then ask for a third rank on their own host (the discovery
-script looks for ``OUT/grown``) and end when they are three again.
+Three ranks, two of them on ``localhost``, become four (``localhost`` gets a third), then three again, and two
+when the one on ``127.0.0.1`` has killed itself. ``OUT/hosts`` is what the discovery script prints.
 """
 
 import json
@@ -9,49 +9,58 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-out = sys.argv[1]
-grown = os.path.join(out, "grown")
+STAGES = ((3, "localhost:3\n127.0.0.1:1\n"), (4, "localhost:2\n127.0.0.1:1\n"), (3, ""), (2, ""))
+"""Ranks in all, and the hosts to ask for then."""
+out = Path(sys.argv[1])
 looks = 0
 
 
-def look() -> None:
+def look(stage: int) -> None:
     """Write down what the kernel says of every thread of this process."""
     global looks
     threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
     record = {
         "pid": os.getpid(),
+        "stage": stage,
         "horovod": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
         "environ": [int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
         "cpus": sorted({tuple(sorted(mask)) for mask in threads}),
         "threads": len(threads),
-        "epoch": int(state.epoch),
     }
-    with open(os.path.join(out, f"look-{os.getpid()}-{looks}.json"), "w") as file:
-        json.dump(record, file)
+    (out / f"look-{os.getpid()}-{looks}.json").write_text(json.dumps(record))
     looks += 1
 
 
 @hvd.elastic.run
 def train(state: hvd.elastic.TensorFlowState) -> None:
-    """Add one a step; steps that were lost with a rank are done again."""
-    look()
-    while state.epoch < 8:
+    """Add one a step for as long as the job is to change, and a few steps more."""
+    while STAGES[state.stage][0] != hvd.size():
+        state.stage += 1
+    look(state.stage)
+    # From the second change on nobody has to import TensorFlow first, and a death is noticed soon.
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "20"
+    hosts = STAGES[state.stage][1]
+    for step in range(3):
         weights.assign_add(hvd.allreduce(tf.ones([4]), name="ones"))
-        if state.epoch == 2 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
+        if step == 1 and state.stage == 2 and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
             os.kill(os.getpid(), signal.SIGKILL)
-        if hvd.size() == 2 and hvd.rank() == 0 and not os.path.exists(grown):
-            open(grown, "w").close()
-        state.epoch += 1 if hvd.size() == 3 else 0
+        state.commit()
+    if hosts and hvd.rank() == 0:
+        (out / "hosts.new").write_text(hosts)
+        (out / "hosts.new").rename(out / "hosts")
+    while hosts:
+        weights.assign_add(hvd.allreduce(tf.ones([4]), name="ones"))
         time.sleep(0.1)
         state.commit()
 
 
 hvd.init()
 weights = tf.Variable(tf.zeros([4]))
-state = hvd.elastic.TensorFlowState([weights], epoch=0)
+state = hvd.elastic.TensorFlowState([weights], stage=0)
 train(state)
 print(f"rank {hvd.rank()} of {hvd.size()} is done", flush=True)

@@ -1,6 +1,10 @@
-"""Real jobs through Open MPI and MPICH: arguments, variables, binding, exit codes, and the same training."""
+"""Real jobs through Open MPI 4 and 5, MPICH 4 and 5 and Intel MPI.
+
+What the distribution does not have, ``scripts/cluster_tools.py`` installs.
+"""
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -10,13 +14,20 @@ from hostile import ARGUMENTS, VALUES
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 
+BESIDE = Path(__file__).resolve().parents[2] / ".venv-mpi"
 LAUNCHERS = {
     "openmpi": ("--launcher", "mpirun", "--mpirun", "mpirun.openmpi", "--allow-run-as-root"),
     "mpich": ("--launcher", "mpirun", "--mpirun", "mpirun.mpich"),
+    "openmpi5": (
+        *("--launcher", "mpirun", "--mpirun", str(BESIDE / "openmpi" / "bin" / "mpirun")),
+        "--allow-run-as-root",
+    ),
+    "mpich5": ("--launcher", "mpirun", "--mpirun", str(BESIDE / "mpich" / "bin" / "mpirun")),
+    "intel": ("--launcher", "mpirun", "--mpirun", str(BESIDE / "impi-rt" / "bin" / "mpiexec.hydra")),
     "horovodrun": ("--launcher", "horovodrun"),
     "local": ("--launcher", "local"),
 }
-MPIS = ("openmpi", "mpich")
+MPIS = ("openmpi", "mpich", "openmpi5", "mpich5", "intel")
 
 
 def options(launcher: str) -> tuple[str, ...]:
@@ -53,7 +64,7 @@ def test_the_shim_alone_is_a_whole_integration(mpi: str, tmp_path: Path) -> None
     """``mpirun -np 4 lmsrun worker -- PROGRAM``: nothing else of lmsrun is there."""
     words = options(mpi)
     mpirun = words[words.index("--mpirun") + 1]
-    root = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+    root = ["--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE"] if mpi.startswith("openmpi") else []
     argv = [mpirun, *root, "-np", "4", *lmsrun("worker", "--", str(SHOW_RANK), str(tmp_path), "ok", "a b")]
     done = run(argv, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -87,6 +98,23 @@ def test_receipts_come_back(mpi: str, tmp_path: Path) -> None:
     assert (tmp_path / "job" / "receipts.json").read_text().count('"rank"') == 2
     said = done.stdout.splitlines()
     assert sorted(line.split("rank ")[1] for line in said) == ["0 is here", "1 is here"], said
+    for rank in (0, 1):
+        assert (tmp_path / "job" / f"rank-{rank}.stdout").read_text() == f"rank {rank} is here\n"
+        assert (tmp_path / "job" / f"rank-{rank}.stderr").read_text() == ""
+    assert (tmp_path / "job" / "launcher.stdout").read_text() == done.stdout
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_without_a_program_say_why(mpi: str, tmp_path: Path) -> None:
+    words = (*options(mpi), "-np", "2", "--python", str(tmp_path / "gone"))
+    done = run(lmsrun("run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok"), tmp_path)
+    assert done.returncode == 127, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r"lmsrun: rank [01] on localhost \(no GPU\) did not start its program: ", last), (
+        done.stderr
+    )
+    assert "/gone is not a program here" in last
+    assert "NO: no receipt: the worker did not start its program: " in done.stderr
 
 
 def test_root_must_consent(tmp_path: Path) -> None:
@@ -114,7 +142,7 @@ def digest_of(ranks: int) -> str:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("launcher", "ranks"), [("local", 2), ("openmpi", 2), ("mpich", 2), ("openmpi", 4), ("mpich", 4)]
+    ("launcher", "ranks"), [("local", 2), *((mpi, ranks) for ranks in (2, 4) for mpi in MPIS)]
 )
 def test_every_launcher_trains_to_the_same_weights(launcher: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("horovod")
