@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
 
 
 class Paced:
-    """A case that takes a step when told to, so that two of them can take turns."""
+    """A case that takes a step when told to, so that two of them can take turns; it ends when time is up."""
 
     def __init__(self, runner: Runner, case: Case, errors: TextIO) -> None:
         self._case, self._errors = case, errors
@@ -98,6 +99,9 @@ class Paced:
             stderr=errors,
             text=True,
         )
+        self._watchdog = threading.Timer(runner.timeout_s, self._process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
         self._read_step()  # the first, which traces, is taken without being told
 
     def step(self) -> float:
@@ -121,11 +125,13 @@ class Paced:
         lines = self._process.stdout.read().splitlines()
         if self._process.wait() or not lines:
             self._fail()
+        self._watchdog.cancel()
         found: Found = json.loads(lines[-1])
         return found
 
     def kill(self) -> None:
         """End the case at once, if it still runs."""
+        self._watchdog.cancel()
         self._process.kill()
         self._process.wait()
 
@@ -138,6 +144,7 @@ class Paced:
 
     def _fail(self) -> None:
         code = self._process.wait()
+        self._watchdog.cancel()
         self._errors.seek(0)
         raise CaseError(f"{told(self._case)} ended with {code} in mid-run:\n{self._errors.read()[-1000:]}")
 
