@@ -1,5 +1,8 @@
 """Errors that a user can act on."""
 
+import re
+from collections.abc import Mapping
+
 
 class LmsrunError(Exception):
     """One clear line for a person: what was found, what was needed, what to try.
@@ -20,6 +23,17 @@ class TopologyError(LmsrunError):
 
 class PlanError(LmsrunError):
     """The request cannot be placed on this machine."""
+
+    def named_by(self, origins: Mapping[str, str]) -> "PlanError":
+        """The same, beginning with how its option was really written.
+
+        Args:
+            origins: Such as ``{"gpus": "lmsrun.toml: gpus"}``, for what was not left at its default.
+        """
+        text = str(self)
+        option = re.match(r"--([a-z-]+)", text)
+        origin = origins.get(option[1].replace("-", "_")) if option else None
+        return PlanError(origin + text[option.end() :]) if option and origin else self
 
 
 class JobError(LmsrunError):

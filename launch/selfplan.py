@@ -8,13 +8,17 @@ from dataclasses import replace
 
 from launch.binding_tools import choose_tools
 from launch.discover import read_machine
+from launch.errors import PlanError
 from launch.idset import format_ids, parse_ids
 from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
 from launch.planner import SHIM, HostRequest, plan_host
 from launch.rank_env import RankIdentity, read_rank, read_slurm_cpus
-from launch.settings import PlanSettings
+from launch.settings import PlanSettings, declared_options
 from launch.worker import PLAN_ONLY
+
+_ORIGINS = {name: option.env_name for name, option in declared_options(PlanSettings).items()}
+"""A rank knows its options by their variables only."""
 
 
 def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPlan:
@@ -41,7 +45,10 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         tools=choose_tools(machine, settings, environ.get("PATH")),
         environ=environ,
     )
-    planned = plan_host(machine, request)
+    try:
+        planned = plan_host(machine, request)
+    except PlanError as error:
+        raise error.named_by(_ORIGINS) from None
     if identity.local_rank == 0:
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")

@@ -117,7 +117,10 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         _show_origins(request)
     if command == "topo":
         return _topo(request.options)
-    return _run(request, parsed, environ, is_plan=command == "plan")
+    try:
+        return _run(request, parsed, environ, is_plan=command == "plan")
+    except PlanError as error:
+        raise error.named_by(request.origins) from None
 
 
 def _work(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -104,6 +104,12 @@ def test_a_binding_that_is_not_there_is_said_and_strict_refuses(show: Path, tmp_
         ({"LMSRUN_EXPECT": json.dumps(EXPECT)}, "/etc", 126, "/etc is a folder"),
         ({"LMSRUN_EXPECT": json.dumps(EXPECT)}, "/etc/passwd", 126, "/etc/passwd is not executable"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "true", 2, "MPI_LOCALRANKID"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LMSRUN_GPUS": "99"},
+            "true",
+            2,
+            "LMSRUN_GPUS names '99', which is not here",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, code: int, word: str) -> None:

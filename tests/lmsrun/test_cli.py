@@ -28,6 +28,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_an_error_of_the_plan_names_the_option_as_it_was_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["-np", "1", "train.py"]
+    assert main(argv, {"LMSRUN_GPUS": "99"}) == 2
+    assert capsys.readouterr().err.startswith("lmsrun: LMSRUN_GPUS names '99', which is not here")
+    (here / "lmsrun.toml").write_text('gpus = "99"')
+    assert main(argv, {}) == 2
+    assert capsys.readouterr().err.startswith("lmsrun: lmsrun.toml: gpus names '99', which is not here")
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
