@@ -1,4 +1,4 @@
-"""Whether a step's buffers find room one beside the other: a simulation of TensorFlow's BFC allocator.
+"""Whether the buffers of steps find room one beside the other: a simulation of TensorFlow's BFC allocator.
 
 A plan whose bytes fit can still fail, because free memory lies in pieces. The allocator takes the smallest
 free chunk that is large enough, hands out all of it unless at least half would remain, and joins free
@@ -6,13 +6,17 @@ neighbours.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections import Counter
 from heapq import heappop, heappush
 
+from lms.demand import Demand, Update
 from lms.liveness import Residency
 
 SMALLEST_BYTES = 4096
 """Smaller buffers fill gaps that the larger ones leave."""
+
+STEPS = 4
+"""Each step leaves its updated variables elsewhere; most of the growth that this causes is over by then."""
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
@@ -34,6 +38,14 @@ class Arena:
             return None
         size, offset = self._free.pop(index)
         if size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES:
+            self._split(offset, nbytes)
+        self._taken.add(offset)
+        return offset
+
+    def reserve(self, nbytes: int) -> int:
+        """The offset of a chunk of exactly ``nbytes``, cut off the largest free one, which must hold it."""
+        size, offset = self._free.pop()
+        if size > nbytes:
             self._split(offset, nbytes)
         self._taken.add(offset)
         return offset
@@ -75,31 +87,113 @@ class Arena:
             self._before[behind] = offset
 
 
-def peak_in_pieces(stays: Iterable[Residency], size: int) -> int | None:
+def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
     """The most bytes in use, as the allocator counts them: what chunks have to spare is in use too.
 
+    The first step finds the variables that it will move side by side and all else free; each later one finds
+    them where the one before it has left them.
+
     Args:
-        stays: When each buffer is on the device, as :func:`lms.liveness.timeline` gives it.
-        size: Bytes of the region, empty at first.
+        demand: What a step allocates and when.
+        size: Bytes of the region, not counting the variables that the step moves.
+        steps: How many steps to run.
 
     Returns:
-        Bytes; ``None`` when a buffer finds no chunk.
+        Bytes, not counting what these variables had before the first step; ``None`` when a buffer finds no
+        chunk.
     """
-    stays = list(stays)
-    small = sum(stay.nbytes for stay in stays if stay.nbytes < SMALLEST_BYTES)
-    large = sorted(
-        (stay for stay in stays if stay.nbytes >= SMALLEST_BYTES), key=lambda stay: (stay.first, stay.tensor)
-    )
-    arena = Arena(max(0, size - small))
-    ends: list[tuple[int, int]] = []
-    used = peak = 0
-    for stay in large:
-        while ends and ends[0][0] < stay.first:
-            used -= arena.release(heappop(ends)[1])
-        offset = arena.allocate(stay.nbytes)
+    small = sum(stay.nbytes for stay in demand.stays if stay.nbytes < SMALLEST_BYTES)
+    if size < small:
+        return None
+    run = _Run(demand, size - small)
+    return run.peak + small if all(run.step() for _ in range(steps)) else None
+
+
+class _Run:
+    """Steps in an arena, one after the other."""
+
+    def __init__(self, demand: Demand, size: int) -> None:
+        stays = [stay for stay in demand.stays if stay.nbytes >= SMALLEST_BYTES]
+        updates = [update for update in demand.updates if update.nbytes >= SMALLEST_BYTES]
+        self._events: list[Residency | Update] = sorted(
+            (*stays, *updates), key=lambda one: (_start_of(one), isinstance(one, Update), one[1])
+        )
+        self._handed_on = demand.handed_on
+        moved = {update.variable: update.nbytes for update in updates}
+        self._before = self._used = self._most = sum(moved.values())
+        self._arena = Arena(size + self._before)
+        self._variables = {variable: self._arena.reserve(nbytes) for variable, nbytes in moved.items()}
+        self._ends: list[tuple[int, int]] = []
+        self._held: dict[int, tuple[int, int]] = {}
+        """For each buffer on the device the last point of its stay, and its chunk."""
+        self._passed: Counter[int] = Counter()
+        """Chunks that have a new owner when the old one's stay ends."""
+
+    @property
+    def peak(self) -> int:
+        """The most bytes so far, less what the variables had at first."""
+        return self._most - self._before
+
+    def step(self) -> bool:
+        """Run one step; whether all of it found room."""
+        for event in self._events:
+            found = self._update(event) if isinstance(event, Update) else self._stay(event)
+            if not found:
+                return False
+        self._release_before(None)
+        self._held.clear()
+        return True
+
+    def _stay(self, stay: Residency) -> bool:
+        offset = self._handed_to(stay)
+        self._release_before(stay.first)
         if offset is None:
+            offset = self._allocate(stay.nbytes)
+        if offset is None:
+            return False
+        self._held[stay.tensor] = stay.last, offset
+        heappush(self._ends, (stay.last, offset))
+        return True
+
+    def _handed_to(self, stay: Residency) -> int | None:
+        """The chunk that another buffer leaves to this one, if any does."""
+        source = self._handed_on.get(stay.tensor)
+        if source is None or source not in self._held:
             return None
-        used += arena.size_of(offset)
-        peak = max(peak, used)
-        heappush(ends, (stay.last, offset))
-    return peak + small
+        last, offset = self._held[source]
+        if last != stay.first - 1:
+            return None
+        self._passed[offset] += 1
+        return offset
+
+    def _update(self, update: Update) -> bool:
+        self._release_before(update.point)
+        if update.source is None:
+            offset = self._allocate(update.nbytes)
+        else:
+            _, offset = self._held[update.source]
+            self._passed[offset] += 1
+        if offset is None:
+            return False
+        heappush(self._ends, (update.freed, self._variables[update.variable]))
+        self._variables[update.variable] = offset
+        return True
+
+    def _allocate(self, nbytes: int) -> int | None:
+        offset = self._arena.allocate(nbytes)
+        if offset is not None:
+            self._used += self._arena.size_of(offset)
+            self._most = max(self._most, self._used)
+        return offset
+
+    def _release_before(self, point: int | None) -> None:
+        while self._ends and (point is None or self._ends[0][0] < point):
+            _, offset = heappop(self._ends)
+            if self._passed[offset]:
+                self._passed[offset] -= 1
+            else:
+                self._used -= self._arena.release(offset)
+
+
+def _start_of(event: Residency | Update) -> int:
+    return event.point if isinstance(event, Update) else event.first

@@ -1,25 +1,32 @@
 """Plans until the buffers of the planned step find room in the device's memory one beside the other."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lms.arena import peak_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
+from lms.demand import Demand
 from lms.graph import Graph
-from lms.liveness import Buffers, timeline
-from lms.planner import Case, plan_case
+from lms.liveness import Buffers
+from lms.planner import Case, least_plans, plan_case
+from lms.serialize import executor_order
 from lms.swap_plan import SwapPlan
 
-TRIES = 12
-TIGHTER = 0.93
-"""Each further try plans for this fraction of the bytes of the one before."""
+TRIES = 5
+TIGHTER = 0.97
+"""Each further try plans for this fraction of the bytes of the one before, at most."""
+WIDE = 2
+"""In a region of so many times the room a plan shows what its pieces come to."""
+LARGER = 1.04
+"""By how much a region is enlarged until a plan that found no room in it does."""
 
 
 def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, costs: Costs) -> SwapPlan:
-    """A plan whose bytes fit, and whose buffers fit between each other too.
+    """A plan whose bytes fit, and whose buffers fit between each other too, step after step.
 
     Memory in pieces can need half as much again as its bytes say. A plan that would fail for that reason is
-    made again with fewer bytes, down to the least that is possible.
+    made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
 
     Args:
         graph: The step.
@@ -28,24 +35,31 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         costs: The device and its link.
     """
     case = Case.of(graph, config, costs)
-    made = first = plan_case(case, config, limit_bytes)
-    if limit_bytes is None or made.policy not in ("auto", "budget"):
-        return made
-    buffers = case.buffers
-    allowed = limit_bytes if config.budget_bytes is None else config.budget_bytes
-    room = int(limit_bytes * (1 - config.margin))  # scratch and updated variables lie between
-    for _ in range(TRIES):
-        if _peak(buffers, made, room) is not None:
+    first = plan_case(case, config, limit_bytes)
+    if limit_bytes is None or first.policy not in ("auto", "budget"):
+        return first
+    room = int(limit_bytes * (1 - config.margin))
+    tried: list[SwapPlan] = []
+    for made in _candidates(case, config, room, first):
+        if _peak(case.buffers, made, room) is not None:
             return _told(made, first)
+        tried.append(made)
+    return _told(min(tried, key=lambda made: _need(case.buffers, made, room)), first)
+
+
+def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
+    """Plans for less and less memory, and in the end those for the least, leanest first."""
+    yield first
+    made = first
+    for _ in range(TRIES if first.feasible else 0):
+        pieces = _peak(case.buffers, made, WIDE * room) or WIDE * room
+        allowed = max(1, int(made.peak_bytes * min(TIGHTER, room / pieces)))
+        tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
+        made = plan_case(case, tighter, None)
+        yield made
         if not made.feasible:
             break
-        allowed = int(min(allowed, made.peak_bytes / (1 - config.margin)) * TIGHTER)
-        tighter = replace(config, policy="budget", budget_bytes=allowed + config.exclude_bytes)
-        made = plan_case(case, tighter, None)
-    least = plan_case(case, replace(config, policy="all"), limit_bytes)
-    if _peak(buffers, least, room) is not None:
-        return _told(least, first)
-    return min(first, made, least, key=lambda one: one.peak_bytes)
+    yield from sorted(least_plans(case, first.budget_bytes), key=lambda made: made.bytes_out + made.bytes_in)
 
 
 def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
@@ -60,11 +74,21 @@ def predicted_peak(graph: Graph, made: SwapPlan, limit_bytes: int | None) -> int
     """The peak that the device's allocator will report for the planned step alone.
 
     It is above the plan's own bytes, because the allocator counts what its chunks have to spare. Without a
-    limit, or where the buffers find no room, it is the plan's bytes.
+    limit it is the plan's bytes; where the buffers find no room, what they would need.
     """
-    peak = None if limit_bytes is None else _peak(Buffers.of(graph), made, limit_bytes)
-    return made.peak_bytes if peak is None else max(peak, made.peak_bytes)
+    if limit_bytes is None:
+        return made.peak_bytes
+    return max(made.peak_bytes, _need(Buffers.of(graph), made, limit_bytes))
+
+
+def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
+    """The peak in the smallest region, from the limit on upwards, in which the steps find room."""
+    size = max(limit_bytes, made.peak_bytes)
+    while (peak := _peak(buffers, made, size)) is None:
+        size = int(size * LARGER) + 1
+    return peak
 
 
 def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int | None:
-    return peak_in_pieces(timeline(buffers, made.order, made.swaps).residencies, limit_bytes)
+    order = executor_order(buffers.graph) if made.is_empty else made.order
+    return peak_in_pieces(Demand.of(buffers, order, made.swaps), limit_bytes)

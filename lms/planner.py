@@ -19,7 +19,6 @@ from lms.serialize import (
     floating_ops,
     frugal_order,
     level_edges,
-    serial_edges,
     topological_levels,
 )
 from lms.swap_plan import Rejected, SwapPlan
@@ -117,13 +116,19 @@ def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
     return max(0, int((budget - config.exclude_bytes) * (1 - config.margin)))
 
 
-def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    options = [
+def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
+    """The ways of policy ``all``, of which each needs the least memory in some graph."""
+    return [
         _chained("all", case, schedule, plan_all(schedule, shortest), budget)
         for schedule in case.schedules
         for shortest in SHORTEST
     ]
-    return min(options, key=lambda option: (option.peak_bytes, option.bytes_out + option.bytes_in))
+
+
+def _plan_all(case: Case, budget: int | None) -> SwapPlan:
+    return min(
+        least_plans(case, budget), key=lambda option: (option.peak_bytes, option.bytes_out + option.bytes_in)
+    )
 
 
 def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPlan:
@@ -210,7 +215,7 @@ def _chained(
         policy=policy,
         order=schedule.order,
         swaps=swaps,
-        serial_edges=serial_edges(case.graph, schedule.order, schedule.chain),
+        serial_edges=schedule.serial_edges,
         rejected=case.rejected + idle,
         peak_before_bytes=case.peak_before_bytes,
         peak_bytes=peak,

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 from lms.arena import LARGEST_WASTE_BYTES, Arena, peak_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
+from lms.demand import Demand, Update
 from lms.fitting import plan_in_pieces, predicted_peak
 from lms.graph import Graph, GraphBuilder
-from lms.liveness import Buffers, Residency, timeline
+from lms.liveness import Buffers, Residency
+from lms.serialize import executor_order
 
 K = 4096
 
@@ -38,15 +40,68 @@ def test_a_chunk_is_handed_out_whole_unless_half_would_remain() -> None:
 
 
 def test_bytes_that_fit_can_fail_in_pieces() -> None:
-    stays = [
+    stays = (
         Residency(0, 4 * K, 0, 1),
         Residency(1, 4 * K, 0, 9),
         Residency(2, 4 * K, 0, 1),
         Residency(3, 8 * K, 2, 9),
-    ]
-    assert peak_in_pieces(stays, 12 * K) is None
-    assert peak_in_pieces(stays, 16 * K) == 12 * K
-    assert peak_in_pieces([], 0) == 0
+    )
+    assert peak_in_pieces(Demand(stays), 12 * K) is None
+    assert peak_in_pieces(Demand(stays), 16 * K) == 12 * K
+    assert peak_in_pieces(Demand(()), 0) == 0
+
+
+def test_small_buffers_fill_gaps_but_need_room_too() -> None:
+    stays = (Residency(0, K, 0, 1), Residency(1, K // 2, 0, 1))
+    assert peak_in_pieces(Demand(stays), 4 * K) == K + K // 2
+    assert peak_in_pieces(Demand(stays), K + K // 4) is None
+    assert peak_in_pieces(Demand(stays), K // 4) is None
+
+
+def test_a_buffer_made_in_place_keeps_the_chunk_with_all_that_it_has_to_spare() -> None:
+    stays = (Residency(0, 6 * K, 0, 1), Residency(1, 6 * K, 2, 5), Residency(2, 4 * K, 4, 5))
+    assert peak_in_pieces(Demand(stays, handed_on={1: 0}), 11 * K, 1) is None
+    assert peak_in_pieces(Demand(stays, handed_on={1: 0}), 16 * K, 1) == 10 * K
+    later = (Residency(0, 6 * K, 0, 1), Residency(1, 6 * K, 4, 5))
+    assert peak_in_pieces(Demand(later, handed_on={1: 0}), 11 * K) == 11 * K, "freed in between"
+
+
+def test_variables_drift_into_larger_chunks_step_by_step() -> None:
+    """A variable that takes over a result takes its chunk too, with what that has to spare."""
+    stays = (Residency(0, 3 * K, 0, 0), Residency(1, 2 * K, 2, 2))
+    moved = Demand(stays, (Update(2, 9, 2 * K, 1, 2),))
+    assert peak_in_pieces(Demand(stays), 3 * K) == 3 * K
+    assert peak_in_pieces(moved, 3 * K, 1) == 3 * K
+    assert peak_in_pieces(moved, 3 * K, 2) is None, "the second step finds its bytes in two pieces"
+    assert peak_in_pieces(moved, 8 * K, 3) == 3 * K
+
+
+def test_an_update_that_others_read_past_takes_a_copy() -> None:
+    stays = (Residency(0, 2 * K, 0, 9),)
+    copied = Demand(stays, (Update(2, 9, 4 * K, None, 6),))
+    assert peak_in_pieces(copied, 5 * K) is None
+    assert peak_in_pieces(copied, 6 * K) == 6 * K
+
+
+def test_a_step_asks_for_buffers_scratch_and_its_variables_new_chunks() -> None:
+    build = GraphBuilder()
+    (handle,) = build.add("slot", "Placeholder", outputs=[0])
+    (weights,) = build.add("weights", "Placeholder", outputs=[0])
+    (old,) = build.add("read slot", "ReadVariableOp", inputs=[handle], outputs=[2 * K])
+    (filter_,) = build.add("read weights", "ReadVariableOp", inputs=[weights], outputs=[2 * K])
+    (gradient,) = build.add("gradient", "Conv2D", inputs=[filter_], outputs=[2 * K], workspace_bytes=700)
+    (total,) = build.add("sum", "AddV2", inputs=[gradient, old], outputs=[2 * K])
+    build.add("keep", "AssignVariableOp", inputs=[handle, total])
+    build.add("step", "AssignSubVariableOp", inputs=[weights, total])
+    build.add("late", "Conv2D", inputs=[filter_], outputs=[K])
+    graph = build.build()
+    demand = Demand.of(Buffers.of(graph), range(len(graph.ops)))
+    assert Residency(-1 - 4, 768, 8, 8) in demand.stays, "scratch, only while the op runs"
+    assert demand.handed_on == {total: gradient}
+    assert demand.updates == (
+        Update(12, handle, 2 * K, total, 12),
+        Update(14, weights, 2 * K, None, 16),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,8 +145,8 @@ def test_a_plan_is_made_tighter_until_its_buffers_find_room() -> None:
     for limit in range(14, 60, 3):
         limit_bytes = limit << 20
         made = plan_in_pieces(graph, LMSConfig(margin=0.0), limit_bytes, Costs())
-        stays = timeline(Buffers.of(graph), made.order, made.swaps).residencies
-        peak = peak_in_pieces(stays, limit_bytes)
+        order = executor_order(graph) if made.is_empty else made.order
+        peak = peak_in_pieces(Demand.of(Buffers.of(graph), order, made.swaps), limit_bytes)
         assert peak is not None, f"{limit} MiB"
         assert predicted_peak(graph, made, limit_bytes) == max(peak, made.peak_bytes) <= limit_bytes
 
