@@ -180,7 +180,7 @@ def _listen(
     try:
         said = _read_streams(child, answers, end, stop)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, end - time.monotonic()))
+            child.wait(0 if stop.is_set() else max(0.0, end - time.monotonic()))
         return _Talk(answers, _last_lines(said), child.poll())
     finally:
         _end(child)
