@@ -265,15 +265,23 @@ def _spellings(command: str) -> dict[str, tuple[str, bool]]:
     return known
 
 
+_KUBERNETES_SERVICE = re.compile(
+    r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
+)
+"""What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
+
+
 def check_variables(environ: Mapping[str, str]) -> None:
     """Refuse ``LMSRUN_*`` variables that are no option: a misspelt one would silently do nothing.
+
+    Those that Kubernetes sets in every pod of a namespace with a Service of such a name are no mistake.
 
     Raises:
         UsageError: Naming the nearest variable that exists.
     """
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
     for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known and not _KUBERNETES_SERVICE.search(name):
             word = name.removeprefix(ENV_PREFIX).lower()
             hint = (
                 f"; did you mean {_BY_SHORT_FLAG[word].env_name}?"

@@ -156,6 +156,15 @@ def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None
     assert said in str(caught.value)
 
 
+def test_what_kubernetes_says_of_a_service_is_no_mistake() -> None:
+    """A Service named lmsrun-board puts these into every pod of its namespace."""
+    service = "LMSRUN_BOARD"
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
+    assert read("a.py", {f"{service}_{name}": "10.0.0.1" for name in names}).program == ("a.py",)
+    with pytest.raises(UsageError, match="unknown variable LMSRUN_BOARD"):
+        read("a.py", {service: "x"})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
