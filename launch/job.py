@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launch.errors import JobError, UsageError
 from launch.plan import LaunchPlan, RankPlan
-from launch.rendezvous import Slot, slot_env
+from launch.rendezvous import Slot, free_port, slot_env
 
 if TYPE_CHECKING:
     from launch.cluster_job import Command
@@ -114,6 +114,8 @@ def launcher_environ(command: "Command", options: JobOptions, files: JobFiles, p
     return {
         # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
         "LMSRUN_LINE_BUFFERED": "1",
+        # Free on this host at the moment, which often is the first of the job too.
+        "MASTER_PORT": str(free_port()),
         **inherited,
         **command.env,
         "LMSRUN_JOB_ID": files.job_id,

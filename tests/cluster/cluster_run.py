@@ -1,5 +1,6 @@
 """Running lmsrun from tests, and looking for what a job left behind."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -57,6 +58,16 @@ def clean_environ() -> dict[str, str]:
 def read_ranks(out: Path, ranks: int) -> list[dict[str, Any]]:
     """What ``show_rank.py`` wrote down, in rank order."""
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def digest_of(ranks: int) -> str:
+    """The weights that ``train_sum.py`` ends with; all of its sums are exact."""
+    np = pytest.importorskip("numpy")
+    weights = np.zeros(4)
+    for step in range(5):
+        data = [np.array([rank + 1.0, step, 2.0, -1.0]) for rank in range(ranks)]
+        weights -= 0.125 * sum(2 * (weights - each) for each in data)
+    return hashlib.sha256(weights.tobytes()).hexdigest()[:16]
 
 
 def processes_with(text: str) -> list[int]:

@@ -3,13 +3,12 @@
 What the distribution does not have, ``scripts/cluster_tools.py`` installs.
 """
 
-import hashlib
 import re
 import time
 from pathlib import Path
 
 import pytest
-from cluster_run import SHOW_RANK, TRAIN_SUM, lmsrun, needs, processes_with, read_ranks, run
+from cluster_run import SHOW_RANK, TRAIN_SUM, digest_of, lmsrun, needs, processes_with, read_ranks, run
 from hostile import ARGUMENTS, VALUES
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
@@ -52,7 +51,9 @@ def test_hostile_strings_reach_the_rank_unchanged(launcher: str, tmp_path: Path)
     )
     done = run(argv, folder)
     assert done.returncode == 0, done.stderr
-    for rank in read_ranks(out, 2):
+    ranks = read_ranks(out, 2)
+    assert len({(rank["env"]["MASTER_ADDR"], int(rank["env"]["MASTER_PORT"])) for rank in ranks}) == 1
+    for rank in ranks:
         assert rank["argv"] == list(ARGUMENTS)
         assert {name: rank["env"].get(name) for name in VALUES} == VALUES
         assert rank["cwd"] == str(folder)
@@ -128,16 +129,6 @@ def test_root_must_consent(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("lmsrun: Open MPI 4") and "--allow-run-as-root" in done.stderr
     assert not list(tmp_path.glob("rank-*"))
-
-
-def digest_of(ranks: int) -> str:
-    """The weights that ``train_sum.py`` ends with; all of its sums are exact."""
-    np = pytest.importorskip("numpy")
-    weights = np.zeros(4)
-    for step in range(5):
-        data = [np.array([rank + 1.0, step, 2.0, -1.0]) for rank in range(ranks)]
-        weights -= 0.125 * sum(2 * (weights - each) for each in data)
-    return hashlib.sha256(weights.tobytes()).hexdigest()[:16]
 
 
 @pytest.mark.tensorflow
