@@ -29,6 +29,7 @@ lint: setup  ## style, format, types, oldest Python that can read the code
 	$(BIN)/mypy scripts
 	$(BIN)/vermin --quiet --no-tips --target=3.10- --violations lmsrun launch lms scripts
 	$(BIN)/vermin --quiet --no-tips --target=3.6- --violations lms/bootstrap
+	$(BIN)/python -m pytest -q tests/docker/test_container_files.py  # hadolint and shellcheck
 
 check: lint test  ## lint, then all tests
 

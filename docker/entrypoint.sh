@@ -3,7 +3,8 @@
 #
 #   (nothing)             the self check, `lmsrun check`
 #   run|plan|topo|check|worker|ddlrun ..., -OPTION ..., PROGRAM.py ...
-#                         lmsrun with these arguments; options may also come as LMSRUN_* variables
+#                         lmsrun with these arguments; options may also come as LMSRUN_* variables, whatever their
+#                         values hold, and one that lmsrun does not know ends the container with one line
 #   sshd                  a host of a job that somebody else launches: sshd on port 2222, for the keys in the file
 #                         that AUTHORIZED_KEYS names (default ~/.ssh/authorized_keys)
 #   anything else         that command, as it is
@@ -16,11 +17,22 @@ if [ "$(id -u)" = 0 ] && id lmsrun >/dev/null 2>&1; then
     exec setpriv --reuid=lmsrun --regid=lmsrun --init-groups env HOME=/home/lmsrun "$0" "$@"
 fi
 
-# An arbitrary user id (OpenShift, --user 12345) has no home, and Open MPI, Keras and ssh want one.
+# With a root file system that is read-only and no tmpfs on /tmp, the shared memory is what is left to write to.
+: "${TMPDIR:=/tmp}"
+if [ ! -w "$TMPDIR" ] && [ -w /dev/shm ]; then
+    TMPDIR=/dev/shm
+    export TMPDIR
+fi
+
+# An arbitrary user id (OpenShift, --user 12345) has no home and no name, and Open MPI, Keras and ssh want a home.
 if [ ! -w "${HOME:-/}" ]; then
-    HOME=$(mktemp -d)
+    HOME=$(mktemp -d "$TMPDIR/home.XXXXXX")
     export HOME
 fi
+if ! LOGNAME=${LOGNAME:-$(id -un 2>/dev/null)}; then
+    LOGNAME=uid-$(id -u)
+fi
+export LOGNAME
 
 start_sshd() {
     mkdir -p "$HOME/.ssh"
