@@ -38,7 +38,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         environ: The environment.
 
     Returns:
-        1 when MPI was wanted and cannot be had: the launcher ends those that wait for this process in MPI.
+        1 when MPI was wanted and cannot be had: the launcher then ends those that wait for this one in MPI.
 
     Raises:
         UsageError: If a person called this.
@@ -111,7 +111,12 @@ def _gather(nonce: str, rank: int, content: bytes) -> int:
     if world.size == 1:  # Its MPI is not the launcher's; each has said its own.
         _write(write_lines(nonce, "no-mpi", rank, b"mpi4py belongs to another MPI than the launcher"))
         return 0
-    for number, answer in enumerate(_gather_bytes(MPI, world, content)):
+    try:
+        answers = _gather_bytes(MPI, world, content)
+    except MPI.Exception as error:
+        sys.stderr.write(f"lmsrun: {error}\n")
+        return 1
+    for number, answer in enumerate(answers):
         _write(write_lines(nonce, "gathered", number, answer))
     return 0
 

@@ -239,7 +239,8 @@ def _read_talk(host: str, talk: _Talk, timeout_s: float) -> HostReport:
 
 def _why_not_mpi(talk: _Talk, timeout_s: float) -> str:
     """MPI's own words begin with what is wrong, in lines of 80 characters, and go on for a page."""
-    start = next((place for place, line in enumerate(talk.said) if "MPI" in line), None)
+    own = (place for place, line in enumerate(talk.said) if "MPI" in line and not line.startswith("lmsrun:"))
+    start = next(own, None)
     if talk.code is None or start is None:
         return talk.reason(timeout_s)
     return " ".join(talk.said[start : start + 2])

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_run import clean_environ, lmsrun
+
 HOSTS = {"hosta": "10.213.77.1", "hostb": "10.213.77.2"}
 PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "mount")
 _SSHD = """
@@ -23,6 +25,11 @@ StrictModes no
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/key.pub
 SetEnv PATH={path}
+ForceCommand {folder}/login
+"""
+_LOGIN = """#!/bin/sh
+. "{folder}/rc-$(hostname)"
+exec sh -c "$SSH_ORIGINAL_COMMAND"
 """
 _SSH = """
 Host *
@@ -70,6 +77,10 @@ class SshHosts:
         script = f'hostname {host} && {mounts} && exec "$@"'
         inside = ["unshare", "--uts", "--mount", "env", f"F={self.folder}", "sh", "-c", script, "sh", *argv]
         return ["ip", "netns", "exec", self._names[host], *inside]
+
+    def set_login(self, host: str, script: str = "") -> None:
+        """What a login shell of the host does before the command, as an rc file of a user would."""
+        (self.folder / f"rc-{host}").write_text(script + "\n")
 
     def start_sshd(self, host: str) -> None:
         """Start the daemon of a host; it runs in the foreground, as our child."""
@@ -119,6 +130,10 @@ class SshHosts:
         values = {"folder": self.folder, "path": os.environ["PATH"]}
         (self.folder / "ssh" / "sshd_config").write_text(_SSHD.format(**values))
         (self.folder / "ssh" / "ssh_config").write_text(_SSH.format(**values))
+        (self.folder / "login").write_text(_LOGIN.format(**values))
+        (self.folder / "login").chmod(0o755)
+        for host in HOSTS:
+            self.set_login(host)
         lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in HOSTS.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
@@ -144,6 +159,20 @@ class SshHosts:
             if time.monotonic() > end:
                 raise RuntimeError(f"hostb cannot be reached: {done.stderr}")
             time.sleep(0.2)
+
+
+def on_hosta(hosts: SshHosts, folder: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run lmsrun on the first host."""
+    return subprocess.run(
+        hosts.wrap("hosta", lmsrun(*argv)),
+        cwd=folder,
+        env={**clean_environ(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def _run(*argv: str) -> None:

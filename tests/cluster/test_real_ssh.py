@@ -1,47 +1,21 @@
-"""Two hosts in network namespaces, an sshd in each: jobs by mpirun and by Gloo, refusals, a pulled cable.
+"""Two hosts in network namespaces, an sshd in each: jobs by mpirun and by Gloo, a pulled cable.
 
 ``ssh_hosts.py`` says how the hosts are made and taken down.
 """
 
-import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import SHOW_RANK, TRAIN_SUM, clean_environ, lmsrun, needs, read_ranks
+from cluster_run import SHOW_RANK, TRAIN_SUM, clean_environ, lmsrun, read_ranks
 from hostile import ARGUMENTS, VALUES
-from ssh_hosts import PROGRAMS, SshHosts
+from ssh_hosts import SshHosts, on_hosta
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 
 BOTH = ("-H", "hosta:1,hostb:1")
 MPIRUN = ("--launcher", "mpirun", "--allow-run-as-root")
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    needs(*PROGRAMS, "mpirun")
-    if os.geteuid() != 0:
-        pytest.skip("namespaces need root")
-    if subprocess.run(["unshare", "--net", "--mount", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine permits no namespaces")
-    with SshHosts(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
-
-
-def on_hosta(hosts: SshHosts, folder: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        hosts.wrap("hosta", lmsrun(*argv)),
-        cwd=folder,
-        env={**clean_environ(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
 
 
 def test_a_job_over_ssh(hosts: SshHosts, tmp_path: Path) -> None:
@@ -65,28 +39,6 @@ def test_the_failing_host_is_named(hosts: SshHosts, tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr
     assert done.stderr.splitlines()[-1] == "lmsrun: rank 1 on hostb (no GPU) exited with code 7"
     assert hosts.processes("hostb", str(SHOW_RANK)) == []
-
-
-def test_a_plan_asks_the_hosts_when_told_to(hosts: SshHosts, tmp_path: Path) -> None:
-    done = on_hosta(hosts, tmp_path, "plan", "--json", "--host-probe", "-H", "hosta:1,hostb", "train.py")
-    assert done.returncode == 0, done.stderr
-    cores = len(os.sched_getaffinity(0))
-    assert done.stdout.count('"host": "hostb"') >= 1 and f'"world_size": {1 + cores}' in done.stdout
-
-
-def test_a_host_that_refuses_is_found_before_the_start(hosts: SshHosts, tmp_path: Path) -> None:
-    hosts.stop_sshd("hostb")
-    try:
-        words = (*MPIRUN, "-H", "hosta:1,hostb:1,hostc:1")
-        done = on_hosta(hosts, tmp_path, "run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok")
-        assert done.returncode == 2
-        assert "hostb  ssh: connect to host hostb port 22: Connection refused" in done.stderr
-        assert "hostc  ssh: Could not resolve hostname" in done.stderr
-        assert "2 of 3 hosts cannot be used; nothing was started" in done.stderr
-        assert not list(tmp_path.glob("rank-*"))
-    finally:
-        hosts.start_sshd("hostb")
-        hosts.wait_until_reachable()
 
 
 def test_a_pulled_cable_ends_the_job_on_both_sides(hosts: SshHosts, tmp_path: Path) -> None:
