@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -211,28 +212,27 @@ class Engine:
 
     def run(self, function: Any, step: Callable[[], Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
+        first = step if self.steps is None else partial(self.steps.run, function, function._name, step)
         try:
-            if self.steps is not None:
-                return self.steps.run(function, function._name, step)
-            return step()
-        except tf.errors.ResourceExhaustedError as error:
-            if FULL_STORE in error.message:
-                raise
-            if self.rescue.prepare(self.watch.call):
-                self.collector.retries += 1
-                self.warn(self.rescue.message)
-                return self._last_try(step)
-            raise self._explained(error) from error
+            done = self._tried(first, step)
+            self.rescue.succeeded()
         finally:
             self.rescue.done()
+        return done
 
-    def _last_try(self, step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except tf.errors.ResourceExhaustedError as error:
-            if FULL_STORE in error.message:
-                raise
-            raise self._explained(error) from error
+    def _tried(self, step: Callable[[], Any], again: Callable[[], Any]) -> Any:
+        """The result of the step, tried again after each failure that another plan may mend."""
+        while True:
+            try:
+                return step()
+            except tf.errors.ResourceExhaustedError as error:
+                if FULL_STORE in error.message:
+                    raise
+                if not self.rescue.prepare():
+                    raise self._explained(error) from error
+            self.collector.retries += 1
+            self.warn(self.rescue.message)
+            step = again
 
     def _counters(self) -> tuple[StoreStats | None, int | None]:
         memory, transport = self.device.memory(), self._transport

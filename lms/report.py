@@ -31,7 +31,7 @@ def render_report(report: Report) -> str:
     if not report.edited:
         rows += [(graph.name, graph.why) for graph in report.graphs[-5:]]
     rows += [
-        ("planned peak", mib(report.planned_peak_bytes)),
+        ("planned peak", _planned(report)),
         ("measured peak", _measured(report)),
         ("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"),
         ("held at most", mib(report.store.peak_bytes)),
@@ -61,6 +61,14 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
         yield "  stays", f"{count:,} tensors: {reason}"
     for note in graph.notes:
         yield "  note", note
+
+
+def _planned(report: Report) -> str:
+    """The planned peak, and what it leaves of the limit for the allocator's pieces and kernels' scratch."""
+    text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
+    if peak is None or limit is None:
+        return text
+    return f"{text}, {mib(limit - peak)} ({(limit - peak) / limit:.0%}) of the limit left"
 
 
 def _measured(report: Report) -> str:

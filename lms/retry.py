@@ -1,4 +1,4 @@
-"""One second try: when the first step of a fitted plan runs out of memory, plan again with a larger margin.
+"""When the first step of a fitted plan runs out of memory: again with a larger margin, then with policy all.
 
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back. What other ranks have received cannot be taken back, so a step with collectives is not tried again.
@@ -14,12 +14,13 @@ import tensorflow as tf
 from lms.config import LMSConfig
 from lms.inline import Call
 from lms.swap_plan import SwapPlan
-from lms.tf_graph import has_collectives
+from lms.peers import may_reach_peers
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
 
 RETRIED_POLICIES = ("auto", "budget")
+"""Where the first try may be one of these; the last one is policy ``all``, behind which nothing is left."""
 
 
 @dataclass
@@ -33,19 +34,26 @@ class _Attempt:
     """Whether the step makes variables of its own, whose first values nobody can put back."""
 
 
+LATER_STEP = (
+    "The step is not tried again: it is not the first one, and has updated some variables already. Start "
+    "again from the last checkpoint, with LMS_POLICY=all or a larger LMS_MARGIN."
+)
+
+
 class Rescue:
-    """Keeps what is needed to try a first step again; at most once in a process."""
+    """Keeps what is needed to try a first step again; each kind of plan at most once in a process."""
 
     def __init__(self, config: LMSConfig) -> None:
         self.config = config
-        """The configuration to plan with; its margin grows when the step is tried again."""
+        """The configuration to plan with; another one when the step is tried again."""
         self.message = self.refusal = ""
         self._attempt: _Attempt | None = None
-        self._used = False
+        self._left = list(_further_tries(config))
+        self._worked = False
 
     def planned(self, call: Call, tf_graph: Any, made: SwapPlan) -> None:
         """A graph has been planned for the step that ``call`` is about to run."""
-        if self._used or self.config.policy not in RETRIED_POLICIES or not call.functions:
+        if not self._left or not call.functions:
             return
         if self._attempt is None:
             self._attempt = _Attempt(call.functions)
@@ -61,31 +69,43 @@ class Rescue:
                 else:
                     self._attempt.unknown = True
 
-    def prepare(self, call: Call) -> bool:
-        """After a failure: undo the step, forget its traces, enlarge the margin; False: no second try."""
+    def prepare(self) -> bool:
+        """After a failure: undo the step, forget its traces, take the next plan; False: no further try."""
         attempt, self._attempt = self._attempt, None
-        if attempt is None or self._used:
+        self.refusal = _why_not(attempt) if attempt else LATER_STEP if self._worked else ""
+        if attempt is None or self.refusal:
             return False
-        self.refusal = _why_not(attempt)
-        if self.refusal:
-            return False
-        self._used = True
         for handle, value in attempt.values.values():
             tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, _dtype_of(handle)))
         for function in attempt.functions:
             function._function_cache.clear()
-        margin = min(0.9, self.config.margin + LARGER_MARGIN)
+        before, self.config = self.config, self._left.pop(0)
         self.message = (
-            "the first step ran out of memory although the plan fitted; planned again with margin "
-            f"{margin:.2f} instead of {self.config.margin:.2f} (a batch that an iterator gave is not seen "
-            "again)"
+            f"the first step ran out of memory although the plan fitted; planned again with "
+            f"{_difference(before, self.config)} (a batch that an iterator gave is not seen again)"
         )
-        self.config = replace(self.config, margin=margin)
         return True
+
+    def succeeded(self) -> None:
+        """A call has run to its end: an edited step among them can no longer be a first one."""
+        self._worked = self._worked or self._attempt is not None
 
     def done(self) -> None:
         """The outermost call is over: a step that worked needs no rescue."""
         self._attempt = None
+
+
+def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
+    """How to plan after the first failure, and after the second."""
+    if config.policy in RETRIED_POLICIES:
+        yield replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
+        yield replace(config, policy="all")
+
+
+def _difference(before: LMSConfig, after: LMSConfig) -> str:
+    if after.policy != before.policy:
+        return f"policy {after.policy} instead of {before.policy}"
+    return f"margin {after.margin:.2f} instead of {before.margin:.2f}"
 
 
 def variable_handles(tf_graph: Any) -> Iterator[Any]:
@@ -118,6 +138,6 @@ def _why_not(attempt: _Attempt) -> str:
     if attempt.unknown:
         return "The step is not tried again: it makes variables while it runs, and their start is not known."
     traced = (one for function in attempt.functions for one in function._list_all_concrete_functions())
-    if any(has_collectives(concrete.graph) for concrete in traced):
+    if any(may_reach_peers(concrete.graph) for concrete in traced):
         return "The step is not tried again: other ranks may have received a part of it already."
     return ""

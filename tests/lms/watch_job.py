@@ -156,6 +156,61 @@ def a_first_step_out_of_memory_is_planned_again() -> None:
     assert all((weight.numpy() == value).all() for weight, value in zip(WEIGHTS, after, strict=True))
 
 
+def the_last_try_is_policy_all() -> None:
+    """Margin first, then the least memory, each from the variables of before; then the error."""
+    start = [weight.numpy() for weight in WEIGHTS]
+    seen: list[Any] = []
+
+    def fail(x: Any) -> Any:
+        seen.append(WEIGHTS[0].numpy())
+        raise MemoryError("OOM when allocating tensor")
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        with tf.control_dependencies([loss]):
+            return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0) as texts:
+        try:
+            tf.function(step)(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            assert "Largest tensors alive" in str(error), error
+        else:
+            raise AssertionError("the error is lost")
+        report = lms.report()
+        assert report.retries == 2
+        assert [graph.policy for graph in report.edited] == ["budget", "budget", "all"]
+    assert len(seen) == 3
+    assert any("planned again with policy all instead of budget" in text for text in texts), texts
+    for weight, value in zip(WEIGHTS, start, strict=True):
+        weight.assign(value)
+
+
+def a_later_step_out_of_memory_is_not_repeated() -> None:
+    """It has updated variables that nobody kept; the message says where to start again."""
+    failures = [False, True]
+
+    def fail(x: Any) -> Any:
+        if failures.pop(0):
+            raise MemoryError("OOM when allocating tensor")
+        return x
+
+    def step(x: Any) -> Any:
+        loss = train(x)
+        return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
+        function = tf.function(step)
+        function(BATCH)
+        try:
+            function(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            assert "last checkpoint" in str(error), error
+        else:
+            raise AssertionError("the error is lost")
+        assert lms.report().retries == 0
+
+
 def a_scope_called_lms_is_no_edit() -> None:
     """A user's own name must not pass for the mark of an edit."""
 
@@ -388,6 +443,8 @@ CASES = (
     a_scope_called_lms_is_no_edit,
     a_graph_that_cannot_be_read_trains_as_it_is,
     a_second_try_starts_from_what_kernels_had_written_too,
+    the_last_try_is_policy_all,
+    a_later_step_out_of_memory_is_not_repeated,
     a_step_with_collectives_is_not_tried_again,
     a_full_store_is_told_as_one,
     the_message_that_remains_explains,
