@@ -32,6 +32,16 @@ def test_an_lsf_allocation_under_csm(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
+def test_hosts_are_asked_over_jsrun(tmp_path: Path) -> None:
+    done = run(lmsrun("run", "--dry-run", "-H", "h41n01:1,h41n02:1", "--", "true"), tmp_path, CSM)
+    assert done.returncode == 0, done.stderr
+    assert "assumed" not in done.stdout
+    silent = {**CSM, "LSB_MCPU_HOSTS": "batch2 1 h41n01 42 h41n02 42 h41n03 42"}
+    refused = run(lmsrun("run", "--dry-run", "-H", "h41n01:1,h41n02:1", "--", "true"), tmp_path, silent)
+    assert refused.returncode == 2
+    assert "jsrun: resource sets do not fit the allocation" in refused.stderr
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an uneven job needs two cores")
 def test_an_uneven_job_travels_as_an_erf(tmp_path: Path) -> None:
     argv = lmsrun("run", "-np", "3", "--", str(SHOW_RANK), str(tmp_path), "exit:2:7")

@@ -5,6 +5,7 @@ Two slurmd on one machine share PMIx's folders, so two-node jobs run with ``--mp
 """
 
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -78,6 +79,44 @@ def test_the_first_to_fail_is_named(slurm: SlurmCluster, tmp_path: Path, how: st
     assert f"lmsrun: rank {rank} on {node} (no GPU) " in done.stderr
     assert time.monotonic() - started < 30
     assert processes_with(str(SHOW_RANK)) == []
+
+
+def test_each_node_is_asked_before_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Over srun: two slurmd of one machine answer under their own names."""
+    words = ("run", "--dry-run", "-H", "n2:2,n1:1", "--", "true")
+    done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"(?m)^(\d)  (n[12])  ", done.stdout) == [("0", "n2"), ("1", "n2"), ("2", "n1")]
+    assert "assumed" not in done.stdout
+
+
+def test_a_node_that_died_is_named_before_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+    slurm.ready_again()
+    # The batch script waits until the node is dead; Slurm itself has not noticed yet.
+    wait = f'touch "{tmp_path}/go"; while [ -e "{tmp_path}/go" ]; do sleep 0.1; done; exec "$@"'
+    argv = lmsrun("run", "--", str(SHOW_RANK), str(tmp_path), "ok")
+    job = subprocess.Popen(
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", "sh", "-c", wait, "sh", *argv],
+        env={**clean_environ(), **slurm.environ},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (tmp_path / "go").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        slurm.kill_node("n2")
+        (tmp_path / "go").unlink()
+        output, _ = job.communicate(timeout=120)
+    finally:
+        job.kill()
+        slurm.start_node("n2")
+    assert job.returncode == 2, output
+    assert "lmsrun: n2  " in output and "nothing was started" in output
+    assert not list(tmp_path.glob("rank-*"))
 
 
 def test_more_ranks_than_slots(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -1,0 +1,283 @@
+"""The benchmarks of Large Model Support: their search, how they read traces, a real run of each part."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+
+
+@pytest.fixture
+def bench_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCH)])
+
+
+@pytest.fixture
+def children(bench_path: None) -> ModuleType:
+    import lms_children
+
+    return lms_children
+
+
+@pytest.fixture
+def script(bench_path: None) -> Iterator[ModuleType]:
+    """``bench/lms.py`` under another name than that of the package."""
+    spec = importlib.util.spec_from_file_location("bench_lms", BENCH / "lms.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_lms"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["bench_lms"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 13, 100, 337])
+@pytest.mark.parametrize("guess", [1, 20, 100, 400])
+def test_the_search_finds_the_largest(children: ModuleType, limit: int, guess: int) -> None:
+    tried: list[int] = []
+
+    def attempt(units: int) -> dict[str, Any] | None:
+        tried.append(units)
+        return {"units": units} if units <= limit else None
+
+    found = children.largest(attempt, guess)["units"]
+    assert found <= limit <= found + max(1, int(found * 0.06))
+    assert len(tried) == len(set(tried)) <= 18
+
+
+def test_a_good_guess_costs_two_runs(children: ModuleType) -> None:
+    tried: list[int] = []
+
+    def attempt(units: int) -> dict[str, Any] | None:
+        tried.append(units)
+        return {"units": units} if units <= 102 else None
+
+    assert children.largest(attempt, 100)["units"] == 100 and tried == [100, 106]
+
+
+def test_nothing_fits(children: ModuleType) -> None:
+    with pytest.raises(children.CaseError, match="not even one unit"):
+        children.largest(lambda units: None, 40)
+
+
+def test_the_line_meets_the_limit(children: ModuleType) -> None:
+    assert children.line_meets(1000, (6, 160.0), (2, 120.0)) == 90
+
+
+def test_a_book_keeps_what_it_held(script: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "book.json"
+    first = script.Book(path)
+    first.entry("2.21.0", "3", "unet3d")["without"] = {"units": 13}
+    first.save()
+    again = script.Book(path)
+    assert again.entry("2.21.0", "3", "unet3d")["without"] == {"units": 13}
+    again.entry("2.15.1", "2", "unet3d")
+    again.save()
+    assert [entry["tensorflow"] for entry in script.Book(path).entries] == ["2.21.0", "2.15.1"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_document_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": "other"}')
+    with pytest.raises(SystemExit, match="no document of this benchmark"):
+        script.Book(path)
+
+
+class Machine:
+    """In the place of the runner: what a case would find if memory were all that mattered."""
+
+    def __init__(self) -> None:
+        self.cases: list[tuple[str, int]] = []
+
+    def run(self, case: Any) -> dict[str, Any] | None:
+        self.cases.append((case.policy, case.units))
+        peaks = {policy: (40 + each * case.units) * 2**20 for policy, each in GROWTH_MIB.items()}
+        found = {"units": case.units, "peak_before_bytes": peaks["off"], "edit_s": 0.2, "ops": 3000}
+        found["planned_peak_bytes"] = peaks[case.policy]
+        return found if peaks[case.policy] <= case.limit_mb * 2**20 else None
+
+
+GROWTH_MIB = {"off": 10, "all": 1, "auto": 1.2}
+
+
+def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
+    machine, entry, saved = Machine(), {"limit_mb": 400}, []
+    bench = script.Bench(machine, "resnet50")
+    script.measure_memory(entry, bench, script.POLICIES, lambda: saved.append(len(entry)))
+    units = {policy: found["units"] for policy, found in entry["with"].items()}
+    assert 34 <= entry["without"]["units"] <= 36
+    assert 339 <= units["all"] <= 360 and 282 <= units["auto"] <= 300
+    assert {policy: found["units"] for policy, found in entry["double"].items()} == {
+        policy: 2 * entry["without"]["units"] for policy in script.POLICIES
+    }
+    assert len(machine.cases) <= 18 and len(saved) == 3
+    without, machine.cases = entry["without"], []
+    script.measure_memory(entry, bench, ["auto"])
+    assert entry["without"] is without and all(policy != "off" for policy, _ in machine.cases)
+
+
+def test_times_need_batches(script: ModuleType) -> None:
+    with pytest.raises(script.CaseError, match="--what memory first"):
+        script.measure_time({}, script.Bench(Machine(), "resnet50"))
+
+
+def entry() -> dict[str, Any]:
+    peaks = {"measured_peak_bytes": 115, "planned_peak_bytes": 100}
+    moved = {"counted_bytes_out": 2**30, "counted_bytes_in": 2**29}
+    return {
+        "tensorflow": "2.21.0",
+        "keras": "3",
+        "model": "resnet50",
+        "limit_mb": 400,
+        "target": 6.0,
+        "without": {"units": 34},
+        "with": {"all": {"units": 170} | peaks, "auto": {"units": 165} | peaks | {"measured_peak_bytes": 99}},
+        "double": {"all": moved, "auto": None},
+        "edit": {"edit_s": 0.2, "ops": 3147},
+        "time": {
+            "all at most": {"ratio": 1.4, "lowest": 1.2, "highest": 1.5},
+            "auto at most": {"ratio": 1.1, "lowest": 1.0, "highest": 1.2},
+            "auto at 2x": {"error": "resnet50 auto 68 ended with -11"},
+        },
+    }
+
+
+def test_the_table_has_what_was_measured(script: ModuleType) -> None:
+    cells = [cell.strip() for cell in script.render([entry()]).splitlines()[1].split("  ") if cell.strip()]
+    assert cells == [
+        *("2.21.0, Keras 3", "resnet50", "400 MiB", "34", "170", "165", "5.0x", "6x"),
+        *("failed", "-", "1.10 (1.00-1.20)", "1.40 (1.20-1.50)"),
+        *("-1.0%", "+15.0%", "-", "1.50", "200 ms, 3,147 ops"),
+    ]
+
+
+def test_missed_goals_are_said(script: ModuleType) -> None:
+    where = "TensorFlow 2.21.0, Keras 3, resnet50"
+    assert script.misses([entry()]) == [
+        f"{where}: 5.0x instead of 6x",
+        f"{where}: all at most: 1.40 (1.20-1.50) of the time a unit (goal 1.3)",
+        f"{where}: auto at 2x: failed of the time a unit (goal 1.3)",
+        f"{where}: all: measured peak +15.0% against planned (goal 10%)",
+    ]
+
+
+SYNTHETIC_TRACE = """
+import dataclasses, json, pathlib, sys
+sys.path.append(sys.argv[1])
+from lms_trace import overlap_of, read_space
+from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+
+space = XSpace()
+host = space.planes.add(name="/host:CPU")
+host.event_metadata[1].name = "conv:Conv2D"
+line = host.lines.add(name="tf_Compute/1", timestamp_ns=0)
+line.events.add(metadata_id=1, offset_ps=0, duration_ps=9_000_000)
+gpu = space.planes.add(name="/device:GPU:0")
+for number, name in enumerate(("MemcpyD2H", "MemcpyH2D", "sgemm_128", "Memset"), 1):
+    gpu.event_metadata[number].name = name
+gpu.stat_metadata[1].name = "memcpy_details"
+gpu.stat_metadata[2].name = "kind_src:pinned kind_dst:device size:500 dest:0 async:1"
+
+def stream(name, start_ns, *events):
+    line = gpu.lines.add(name=name, timestamp_ns=start_ns)
+    for kind, first_us, last_us in events:
+        event = line.events.add(metadata_id=kind)
+        event.offset_ps, event.duration_ps = first_us * 10**6, (last_us - first_us) * 10**6
+        if kind == 1:
+            event.stats.add(metadata_id=1, str_value="kind_src:device kind_dst:pinned size:300 dest:0")
+        if kind == 2:
+            event.stats.add(metadata_id=1, ref_value=2)
+
+stream("Stream #7(Compute)", 0, (3, 0, 10), (4, 10, 20), (3, 20, 30))
+stream("Stream #13(MemcpyD2H)", 5_000, (1, 0, 10), (1, 20, 21))
+stream("Stream #14(MemcpyH2D)", 0, (2, 14, 22))
+stream("TensorFlow Ops", 0, (3, 0, 100))
+folder = pathlib.Path(sys.argv[2]) / "plugins" / "profile" / "run"
+folder.mkdir(parents=True)
+(folder / "machine.xplane.pb").write_bytes(space.SerializeToString())
+found = overlap_of(read_space(sys.argv[2]))
+print(json.dumps(dataclasses.asdict(found) | {"share": found.share}))
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_made_up_trace_of_a_gpu_is_read(tmp_path: Path) -> None:
+    """Made up after TensorFlow's sources, with whole microseconds: no GPU was there to write a real one."""
+    command = [sys.executable, "-c", SYNTHETIC_TRACE, str(BENCH), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["source"], found["bytes_out"], found["bytes_in"]) == ("GPU", 600, 500)
+    seconds = {key: pytest.approx(found[key] * 1e6) for key in ("compute_s", "out_s", "in_s", "copies_s")}
+    assert seconds == {"compute_s": 20, "out_s": 11, "in_s": 8, "copies_s": 18}
+    assert found["hidden_s"] == pytest.approx(8e-6)  # 5 to 10, 20 to 22 and 25 to 26
+    assert found["share"] == pytest.approx(8 / 18)
+
+
+@pytest.mark.tensorflow
+def test_the_gpu_script_runs_through_on_the_cpu_device(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu", "--quick"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "gpu.json")], capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("CPU: a check of the script, no measurement; limit 32 MiB")
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    (result,) = document["results"]
+    assert "error" not in result and result["multiple"] > 1.5, result
+    run = result["runs"]["all at most"]
+    assert run["edited"] and run["counted_bytes_out"] == run["bytes_out"] > 0
+    assert (run["trace"]["source"], run["trace"]["steps"]) == ("host", 2)
+    assert run["trace"]["out_s"] > 0 and run["trace"]["in_s"] > 0 and 0 <= run["trace"]["share"] <= 1
+    assert document["copies"]["out_bytes_per_s"] > 0
+
+
+def test_full_size_on_the_cpu_is_refused() -> None:
+    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == (
+        "gpu_lms: found --device cpu; models of full size need a GPU; try --device cpu --quick\n"
+    )
+
+
+@pytest.mark.tensorflow
+def test_without_a_gpu_one_line_says_so() -> None:
+    command = [sys.executable, str(BENCH / "gpu_lms.py")]
+    environ = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environ)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpu_lms: found no GPU (TensorFlow 2.") and "try nvidia-smi" in line
+
+
+@pytest.mark.tensorflow
+def test_cases_take_turns(children: ModuleType) -> None:
+    from lms_case import Case
+
+    paced = children.Paced(children.Runner(), Case("tiny", "tiny", units=4, policy="all", limit_mb=32))
+    try:
+        assert paced.step() > 0 and paced.step() > 0
+        found = paced.close()
+    finally:
+        paced.kill()
+    assert len(found["steps_s"]) == 3 and found["counted_bytes_out"] == found["bytes_out"] > 0
+
+
+@pytest.mark.tensorflow
+def test_a_case_that_does_not_fit_is_no_error(children: ModuleType) -> None:
+    from lms_case import Case
+
+    case = Case("tiny", "tiny", units=400, limit_mb=32)
+    assert children.Runner().run(case) is None
+    with pytest.raises(children.CaseError, match="tiny off 400 ended with"):
+        children.Paced(children.Runner(), case)
