@@ -11,7 +11,8 @@ from functools import cached_property
 
 from lms.graph import Use
 from lms.liveness import Buffers, Timeline, timeline
-from lms.swap_plan import Swap, SwapIn
+from lms.serialize import serial_edges
+from lms.swap_plan import SerialEdge, Swap, SwapIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Schedule:
             )
             for root in self.candidates
         }
+
+    @cached_property
+    def serial_edges(self) -> tuple[SerialEdge, ...]:
+        """The control edges that keep the steps in order."""
+        return serial_edges(self.buffers.graph, self.order, self.chain)
 
     @cached_property
     def timeline(self) -> Timeline:
