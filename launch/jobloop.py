@@ -181,6 +181,7 @@ class JobLoop:
         while self._notes:
             self._note(self._notes.pop(0))
         self._look_at_receipts()
+        self._end_waiting_in_vain()
         self._climb()
 
     def _readable(self, wakeup: int) -> list[int]:
@@ -290,6 +291,17 @@ class JobLoop:
             return
         self._suspects = self._leaving_before(rank.rank, {other.rank for other in self._running.values()})
         self._end(ending, signal.SIGTERM, _SUSPECTS_HAVE_S if self._suspects else 0)
+
+    def _end_waiting_in_vain(self) -> None:
+        """End ranks that wait in hvd.init() for one that is gone, long before Horovod's 30 s are over."""
+        waiting = sorted(self._rendezvous.arrived - self._statuses.keys())
+        if not waiting or self._ending is not None or self._signalled is not None:
+            return
+        for rank in self._plan.ranks:
+            if self._statuses.get(rank.rank) == 0 and rank.rank not in self._rendezvous.arrived:
+                line = f"{describe_rank(rank)} exited with code 0 before hvd.init(), where others wait for it"
+                self._end(Ending(1, line), signal.SIGTERM)
+                return
 
     def _clear_suspect(self, rank: int, status: int) -> bool:
         """Take note that a rank has ended; whether it may have begun the job's failure."""

@@ -16,6 +16,8 @@ from launch.plan import LaunchPlan, RankPlan
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
+_ALL_RANKS = "global"
+"""Horovod's scope in which every rank of a job meets every other."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Rendezvous:
         self._socket.bind((LOOPBACK, 0))
         self._socket.listen(_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
+        self.arrived: set[int] = set()
+        """Ranks that have come to meet the others, ever."""
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -132,7 +136,7 @@ class Rendezvous:
 
     def _serve(self) -> None:
         try:
-            server = _horovod_server(self._socket)
+            server = _horovod_server(self._socket, self.arrived)
         except Exception as error:  # noqa: BLE001 - whatever it is, ranks must not hang on it
             self._socket.close()
             self._warn(
@@ -145,11 +149,17 @@ class Rendezvous:
         server.serve_forever(poll_interval=0.1)
 
 
-def _horovod_server(listening: socket.socket) -> Any:
+def _horovod_server(listening: socket.socket, arrived: set[int]) -> Any:
     """Horovod's HTTP server on our socket: without password (CVE-2024-10190), it would bind 0.0.0.0."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Handler(RendezvousHandler):  # type: ignore[misc]
+        def _put_value(self, scope: str, key: str, value: bytes) -> None:
+            """Keep what a rank tells the others; in this scope its key is its number."""
+            super()._put_value(scope, key, value)
+            if scope == _ALL_RANKS and key.isascii() and key.isdigit() and len(key) < 9:
+                arrived.add(int(key))
+
         def do_HEAD(self) -> None:  # noqa: N802 - http.server's name
             """Refuse: the inherited answer would describe files of the current directory."""
             self.send_status_code(405)

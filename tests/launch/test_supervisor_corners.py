@@ -1,5 +1,6 @@
 """The supervisor where something else is wrong already: few files, no processes, a job that is ending."""
 
+import importlib.util
 import os
 import resource
 import signal
@@ -232,3 +233,23 @@ def test_a_rendezvous_that_cannot_be_served_is_said_at_once(start: JobStarter) -
     wait_until(hears(b"built for another Python"), lambda: f"said: {said!r}", 10)
     job.signal(signal.SIGTERM)
     assert job.finish() == 143
+
+
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+def test_nobody_waits_for_a_rank_that_left_before_hvd_init(start: JobStarter, tmp_path: Path) -> None:
+    """Rank 0 comes to the rendezvous as Horovod does, and waits; rank 1 has nothing to do there."""
+    program = tmp_path / "half.py"
+    program.write_text("""
+import http.client, os, time
+if os.environ["RANK"] == "0":
+    meeting = http.client.HTTPConnection("127.0.0.1", int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+    meeting.request("PUT", "/global/0", b"address")
+    meeting.getresponse().read()
+    time.sleep(90)
+""")
+    job = start(program, options=("--numa", "off"))
+    assert job.finish(50) == 1, job.stderr.decode()
+    assert job.last_line == (
+        "lmsrun: rank 1 on localhost (no GPU) exited with code 0 before hvd.init(), where others wait for it"
+    )
+    job.assert_nothing_left()
