@@ -1,4 +1,4 @@
-"""Install what only the tests of clusters need: MPICH, Slurm, munge, shellcheck, sshd, and newer MPIs.
+"""Install what only the tests of clusters and containers need: Slurm, sshd, podman, newer MPIs, and the like.
 
 Daemons have no business on a person's machine, so this installs as root in CI, or when ``CLUSTER_TOOLS=1``
 asks for it; elsewhere it says what is missing, and the tests that need it skip. It never fails a build. Open
@@ -20,8 +20,12 @@ PACKAGES = {
     "slurm-client": "srun",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
-    "shellcheck": "shellcheck",
     "openssh-server": "sshd",
+    "debootstrap": "debootstrap",
+    "buildah": "buildah",
+    "podman": "podman",
+    "runc": "runc",
+    "netavark": "/usr/lib/podman/netavark",
 }
 """Debian package -> the program that shows it is there."""
 MPI_FOLDER = ROOT / ".venv-mpi"

@@ -204,3 +204,46 @@ def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert time.monotonic() - started < 5  # 0.2 s; the bound only tells it from a set-up
+
+
+@pytest.fixture
+def image_script(scripts: None) -> ModuleType:
+    import container_image
+
+    return container_image
+
+
+def test_a_base_comes_from_where_apt_gets_its_packages(image_script: ModuleType) -> None:
+    lines = (
+        "http://deb.example/debian/ stable main\n"
+        "http://deb.example/debian/ stable universe\n"
+        "http://other.example/debian/ stable contrib\n"
+        "http://deb.example/debian/ stable-updates main\n"
+    )
+    source = image_script.parse_source(lines, "stable")
+    assert source == image_script.Source("http://deb.example/debian/", "stable", ("main", "universe"))
+    with pytest.raises(image_script.BuildError, match="apt has no source of oldstable"):
+        image_script.parse_source(lines, "oldstable")
+
+
+def test_a_password_in_apts_source_goes_nowhere(image_script: ModuleType) -> None:
+    with pytest.raises(image_script.BuildError, match="holds a password") as caught:
+        image_script.parse_source("https://me:hush@deb.example/debian stable main", "stable")
+    assert "hush" not in str(caught.value)
+
+
+def test_the_build_s_pip_gets_indexes_and_no_paths_of_this_machine(image_script: ModuleType) -> None:
+    listed = (
+        ":env:.index-url='https://me:hush@pypi.example/simple'\n"
+        ":env:.no-cache-dir='1'\n"
+        "global.cert='/home/me/ca.pem'\n"
+        "global.extra-index-url='file:///opt/simple https://extra.example/simple'\n"
+        "global.find-links='/opt/wheels'\n"
+        "global.index-url='https://unused.example/simple'\n"
+    )
+    assert image_script.pip_configuration(listed) == (
+        "[global]\n"
+        "cert = /etc/ssl/certs/ca-certificates.crt\n"
+        "extra-index-url = https://extra.example/simple\n"
+        "index-url = https://me:hush@pypi.example/simple\n"
+    )
