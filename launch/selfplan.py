@@ -19,6 +19,7 @@ from launch.worker import PLAN_ONLY
 
 _ORIGINS = {name: option.env_name for name, option in declared_options(PlanSettings).items()}
 """A rank knows its options by their variables only."""
+_THREADS_OF_HOROVOD = "HOROVOD_THREAD_AFFINITY"
 
 
 def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPlan:
@@ -53,9 +54,11 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")
     rank = planned.ranks[identity.local_rank]
+    more = {**_meeting_place(identity, environ), **_for_moves(environ), **_for_output(environ)}
+    # Horovod wants one CPU for each rank of the host, and neighbours of an elastic job come and go.
+    left_out = {_THREADS_OF_HOROVOD} if environ.get("HOROVOD_ELASTIC") else set()
     return replace(
-        rank,
-        env={**rank.env, **_meeting_place(identity, environ), **_for_moves(environ), **_for_output(environ)},
+        rank, env={name: value for name, value in {**rank.env, **more}.items() if name not in left_out}
     )
 
 

@@ -42,8 +42,9 @@ def train(state: hvd.elastic.TensorFlowState) -> None:
     while STAGES[state.stage][0] != hvd.size():
         state.stage += 1
     look(state.stage)
-    # From the second change on nobody has to import TensorFlow first, and a death is noticed soon.
-    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "20"
+    if state.stage:
+        # From the second change on nobody has to import TensorFlow first, and a death is noticed soon.
+        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "20"
     hosts = STAGES[state.stage][1]
     for step in range(3):
         weights.assign_add(hvd.allreduce(tf.ones([4]), name="ones"))
