@@ -15,8 +15,9 @@ from lms.liveness import Residency
 SMALLEST_BYTES = 4096
 """Smaller buffers fill gaps that the larger ones leave."""
 
-STEPS = 4
-"""Each step leaves its updated variables elsewhere; most of the growth that this causes is over by then."""
+STEPS = 10
+"""Each step leaves its updated variables elsewhere. One plan for a ResNet-50 with momentum finds room here in
+155 MiB for one step, in 178 for four, in 196 for ten and in 200 for forty."""
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""

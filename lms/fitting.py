@@ -13,8 +13,8 @@ from lms.planner import Case, least_plans, plan_case
 from lms.serialize import executor_order
 from lms.swap_plan import SwapPlan
 
-TRIES = 5
-TIGHTER = 0.97
+TRIES = 9
+TIGHTER = 0.9
 """Each further try plans for this fraction of the bytes of the one before, at most."""
 WIDE = 2
 """In a region of so many times the room a plan shows what its pieces come to."""
