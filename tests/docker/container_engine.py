@@ -41,7 +41,7 @@ class Containers:
         return [*start, self.image, *words]
 
     def run(
-        self, *words: str, options: Sequence[str] = (), timeout_s: float = 120
+        self, *words: str, options: Sequence[str] = (), timeout_s: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run a container to its end."""
         return subprocess.run(
