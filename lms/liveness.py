@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from lms.graph import Graph
+from lms.graph import Graph, Op
 from lms.swap_plan import Swap
 
 GRANULE_BYTES = 256
@@ -74,6 +74,25 @@ class Buffers:
                 reads[op].append(root)
         return tuple(map(tuple, reads))
 
+    @cached_property
+    def takeovers(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The ops that may write over an input, each with the roots whose buffers it could take, in order."""
+        return tuple(
+            (op.id, sources)
+            for op in self.graph.ops
+            if op.in_place and op.outputs and (sources := self._takeable(op))
+        )
+
+    def _takeable(self, op: Op) -> tuple[int, ...]:
+        wanted = self.nbytes[op.outputs[0]]
+        read = [self.graph.roots[tensor] for tensor in op.inputs]
+        sources = (read[slot] for slot in op.in_place)
+        return tuple(
+            source
+            for source in sources
+            if wanted and self.nbytes[source] == wanted and not self.kept[source] and read.count(source) == 1
+        )
+
 
 class Residency(NamedTuple):
     """One stay of a buffer on the device, both ends included, in points (see :class:`Timeline`)."""
@@ -121,8 +140,8 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
     trigger.
     """
     position = positions(order)
-    last = _last_uses(buffers, order, position)
-    taken = in_place_pairs(buffers, order, last)
+    last = _last_uses(buffers, position)
+    taken = in_place_pairs(buffers, position, last)
     by_tensor = {swap.tensor: swap for swap in swaps}
     stays: list[Residency] = []
     for root in buffers.owners:
@@ -150,14 +169,15 @@ def positions(order: Sequence[int]) -> list[int]:
     return position
 
 
-def _last_uses(buffers: Buffers, order: Sequence[int], position: Sequence[int]) -> list[int]:
+def _last_uses(buffers: Buffers, position: Sequence[int]) -> list[int]:
     """For each root the position of its last reader, or of its producer when nobody reads it."""
     last = [0] * len(buffers.nbytes)
     for root in buffers.owners:
-        last[root] = position[buffers.graph.tensors[root].op]
-    for place, op in enumerate(order):
-        for root in buffers.reads[op]:
-            last[root] = place
+        latest = position[buffers.graph.tensors[root].op]
+        for op in buffers.users[root]:
+            if position[op] > latest:
+                latest = position[op]
+        last[root] = latest
     return last
 
 
@@ -175,22 +195,14 @@ def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: i
     return stays
 
 
-def in_place_pairs(buffers: Buffers, order: Sequence[int], last: Sequence[int]) -> dict[int, int]:
+def in_place_pairs(buffers: Buffers, position: Sequence[int], last: Sequence[int]) -> dict[int, int]:
     """For each buffer that an op takes over, that op: it is the buffer's last reader and the sizes agree.
 
     ``last`` holds the position of each root's last reader.
     """
-    graph, roots, nbytes = buffers.graph, buffers.graph.roots, buffers.nbytes
     pairs: dict[int, int] = {}
-    for place, op in enumerate(order):
-        node = graph.ops[op]
-        if not node.in_place or not node.outputs or not nbytes[node.outputs[0]]:
-            continue
-        wanted = nbytes[node.outputs[0]]
-        for slot in node.in_place:
-            source = roots[node.inputs[slot]]
-            if nbytes[source] == wanted and last[source] == place and not buffers.kept[source]:
-                if sum(roots[tensor] == source for tensor in node.inputs) == 1:
-                    pairs[source] = op
-                    break
+    for op, sources in buffers.takeovers:
+        source = next((source for source in sources if last[source] == position[op]), None)
+        if source is not None:
+            pairs[source] = op
     return pairs

@@ -4,6 +4,9 @@ An op type that is in none of them allocates each output anew, which is the comm
 assumption.
 """
 
+import re
+from functools import cache
+
 ALIAS_TYPES = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape
     Bitcast DebugIdentity""".split()
@@ -53,3 +56,20 @@ communication."""
 def is_collective(op_type: str) -> bool:
     """Whether ops of this type talk to other ranks."""
     return op_type.startswith(COLLECTIVE_PREFIXES)
+
+
+_BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
+_BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop\w*)$")
+
+
+def is_backward(name: str, op_type: str) -> bool:
+    """Whether an op belongs to the backward pass, by its type or the scope of its name.
+
+    ``StopGradient`` does not, nor does whatever else a user calls a gradient.
+    """
+    return _is_backward_type(op_type) or ("gradient" in name and bool(_BACKWARD_SCOPE.search(name)))
+
+
+@cache
+def _is_backward_type(op_type: str) -> bool:
+    return bool(_BACKWARD_TYPE.search(op_type))

@@ -132,23 +132,24 @@ def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tu
     no longer waits for what else the view waits for.
     """
     place = {op: index for index, op in enumerate(chain)}
-    latest = [-1] * len(graph.ops)
+    views, predecessors = graph.views, graph.predecessors
+    latest = [-1] * len(graph.ops)  # for an op of the chain its own place
     edges: list[SerialEdge] = []
     for op in order:
-        arrivals = [place.get(before, latest[before]) for before in _waited_for(graph, op)]
-        reached = min(arrivals) if op in graph.views else max(arrivals, default=-1)
-        latest[op] = reached
+        if op in views:
+            latest[op] = min(latest[before] for before in _shown(graph, op))
+            continue
+        reached = max([latest[before] for before in predecessors[op]], default=-1)
         own = place.get(op)
         if own and reached < own - 1:
             edges.append(SerialEdge(chain[own - 1], op))
+        latest[op] = reached if own is None else own
     return tuple(edges)
 
 
-def _waited_for(graph: Graph, op: int) -> Sequence[int]:
-    """Whom an op waits for; a view only for those that make what it shows."""
-    if op not in graph.views:
-        return graph.predecessors[op]
-    shown = (graph.tensors[tensor].alias_of for tensor in graph.ops[op].outputs)
+def _shown(graph: Graph, view: int) -> list[int]:
+    """The ops that make what a view shows."""
+    shown = (graph.tensors[tensor].alias_of for tensor in graph.ops[view].outputs)
     return [graph.tensors[tensor].op for tensor in shown if tensor is not None]
 
 

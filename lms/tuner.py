@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from lms.costs import Costs
 from lms.policies.threshold import Rule, plan_threshold
-from lms.schedule import Schedule
+from lms.schedule import Schedule, Trip
 from lms.simulator import Timing, simulate
 
 
@@ -49,15 +49,17 @@ def grid(
 ) -> list[GridPoint]:
     """Simulate every combination; what ``base`` fixes otherwise (waiting, limits) stays."""
     seconds = costs.op_seconds(schedule.buffers.graph)
+    timings: dict[tuple[Trip, ...], Timing] = {}  # many a rule asks for the same trips
     points = []
     for threshold in thresholds(schedule, levels, count):
         for groupby in groupbys:
             for ahead in aheads:
                 rule = replace(base, threshold=threshold, groupby=groupby, ahead=ahead)
-                swaps = schedule.swaps(plan_threshold(schedule, levels, rule))
-                points.append(
-                    GridPoint(rule, simulate(schedule.buffers, schedule.order, swaps, costs, seconds))
-                )
+                trips = plan_threshold(schedule, levels, rule)
+                if trips not in timings:
+                    swaps = schedule.swaps(trips)
+                    timings[trips] = simulate(schedule.buffers, schedule.order, swaps, costs, seconds)
+                points.append(GridPoint(rule, timings[trips]))
     return points
 
 

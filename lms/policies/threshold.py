@@ -3,17 +3,13 @@
 The first generation's parameters are a front end: its rules are translated into the same :class:`Rule`.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lms.config import LMSConfig
 from lms.graph import Graph
+from lms.op_types import is_backward
 from lms.schedule import Schedule, Trip
-
-GRADIENT_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
-GRADIENT_TYPE = re.compile(r"(Grad|GradV\d+|Backprop\w*)$")
-"""Name scopes and op types by which the backward pass is known (``StopGradient`` is none of it)."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,6 @@ def backward_ops(graph: Graph) -> frozenset[int]:
     """The ops of the backward pass: gradient ops by name or type, and what depends on them."""
     backward: set[int] = set()
     for op in graph.ops:
-        marked = GRADIENT_SCOPE.search(op.name) or GRADIENT_TYPE.search(op.type)
-        if marked or any(before in backward for before in graph.predecessors[op.id]):
+        if is_backward(op.name, op.type) or not backward.isdisjoint(graph.predecessors[op.id]):
             backward.add(op.id)
     return frozenset(backward)
