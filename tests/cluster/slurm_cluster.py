@@ -25,6 +25,7 @@ AuthInfo=socket={folder}/munge.socket
 SlurmctldPort={controller}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SelectType=select/cons_tres
@@ -70,6 +71,7 @@ class SlurmCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._cancel_jobs()
         for name in ("slurmctld", *NODES, "munged"):
             self._stop(name)
         for log in self._logs:
@@ -89,9 +91,22 @@ class SlurmCluster:
         """Wait until both nodes take jobs."""
         self._wait_for("two idle nodes", self._nodes_are_idle)
 
+    def _cancel_jobs(self) -> None:
+        """A task outlives the daemon of its node: what a failed test left is ended before the daemons are."""
+        if "slurmctld" not in self._daemons:
+            return
+        environ = {**os.environ, **self.environ}
+        try:
+            subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=10)
+            self.ready_again()
+        except (subprocess.TimeoutExpired, RuntimeError):
+            # They do not answer; there is nobody else to ask.
+            return
+
     def _configure(self) -> None:
         self.folder.chmod(0o755)
-        for name in ("state", *(f"spool-{node}" for node in NODES)):
+        # PMIx leaves its folders in TmpFS, under names that two nodes of one machine would share.
+        for name in ("state", *(f"{kind}-{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
