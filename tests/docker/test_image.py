@@ -186,7 +186,7 @@ def test_two_hosts_of_the_compose_file_train_together(containers: Containers) ->
                 "inspect", "--format={{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", host_b
             ).strip()
             job = services["host-a"]["command"]
-            at = [*options["host-a"], f"--add-host=host-b:{address}", "--tmpfs=/work"]
+            at = [*options["host-a"], f"--add-host=host-b:{address}", "--env=LMSRUN_PROBE_TIMEOUT=200"]
             done = containers.run(*job, options=at, timeout_s=600)
         finally:
             containers.podman("stop", "--ignore", "--time=10", host_b)
