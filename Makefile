@@ -7,7 +7,7 @@ export LMSRUN_VENV TENSORFLOW
 BIN := $(LMSRUN_VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test check lint bench bench-lms bench-gpu clean
+.PHONY: help setup demo test test-oldest check lint bench bench-lms bench-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | sort
@@ -21,6 +21,10 @@ demo: setup  ## two bound Horovod ranks learn real handwritten digits
 test: setup  ## all tests
 	@$(BIN)/python scripts/cluster_tools.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-oldest:  ## the tests of lms/ on TensorFlow 2.15.1, in .venv-tf215
+	@LMSRUN_VENV=.venv-tf215 TENSORFLOW=2.15.1 $(PYTHON) scripts/setup.py
+	.venv-tf215/bin/python -m pytest tests/lms $(PYTEST_ARGS)
 
 lint: setup  ## style, format, types, oldest Python that can read the code
 	$(BIN)/ruff check .
@@ -40,6 +44,7 @@ bench: setup  ## start-up against horovodrun and mpirun
 bench-lms: setup  ## the largest batch with and without Large Model Support, and what it costs
 	$(BIN)/python bench/lms.py --out out/bench-lms.json
 	$(BIN)/python bench/lms_sim.py
+	$(BIN)/python bench/lms_edit.py --out out/bench-lms-edit.json
 
 bench-gpu: setup  ## the same at full size on a CUDA machine
 	$(BIN)/python bench/gpu_lms.py --out out/bench-gpu.json
