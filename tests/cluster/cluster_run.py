@@ -52,7 +52,8 @@ def clean_environ() -> dict[str, str]:
     prefixes = ("LMSRUN_", "LMS_", "SLURM_", "OMPI_", "PMI", "HOROVOD_", "LSB_", "PBS_", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     # Several ranks on two cores: Open MPI's busy waiting would starve the tests beside these.
-    return {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    busy = {"OMPI_MCA_mpi_yield_when_idle": "1", "LMSRUN_PROBE_TIMEOUT": "60"}
+    return {**kept, **busy, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def read_ranks(out: Path, ranks: int) -> list[dict[str, Any]]:
