@@ -1,0 +1,274 @@
+"""How long Large Model Support takes to edit a step, by phase, model, policy and TensorFlow.
+
+Each case is a child process that traces the same training step several times afresh and takes medians; the
+time of tracing stands beside it, because their ratio hardly depends on what else the machine does. A deep
+network of 3,000 ops and the same of 30,000 show whether the time is linear in the ops.
+
+    python bench/lms_edit.py                                   # everything
+    python bench/lms_edit.py --models resnet50 --policies all --keras 2 --out edit.json
+"""
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from models import MODELS  # noqa: E402
+
+PHASES = {
+    "complete_shapes": "shapes",
+    "read_graph": "read",
+    "plan_in_pieces": "plan",
+    "predicted_peak": "predict",
+    "rewrite": "rewrite",
+}
+"""The functions that :mod:`lms.hook` calls one after the other, and what the table calls them."""
+
+POLICIES = ("all", "auto", "threshold")
+DEEP = {"deep-3k": 28, "deep-30k": 275}
+"""Residual blocks of the deep network: about 3,000 and 30,000 ops."""
+BATCH = 8
+SHARE = 0.6
+"""``auto`` plans for a device with this share of the step's peak."""
+GOAL_OPS = 3000
+CASE_TIMEOUT_S = 1800
+
+
+def main() -> int:
+    """Run one case (a child) or the whole benchmark."""
+    options = _parse(sys.argv[1:])
+    if options.case:
+        print(json.dumps(run_case(options.case, options.policies[0], options.keras[0], options.repeats)))
+        return 0
+    results = [
+        _child(model, policy, keras, options)
+        for model in options.models
+        for keras in (("-",) if model in DEEP else options.keras)
+        for policy in options.policies
+    ]
+    growth = growths(results)
+    print(render(results))
+    for policy, ratio in growth.items():
+        print(f"{policy}: the time per op at 30,000 ops is {ratio:.2f} of that at 3,000 (goal 1.5)")
+    if options.out:
+        document = {"schema": "lmsrun.bench-lms-edit/1", "results": results, "growth": growth}
+        Path(options.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    known = ["resnet50", "resnet152", *DEEP]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=known, default=known)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--keras", nargs="+", choices=("3", "2"), default=("3", "2"))
+    parser.add_argument("--repeats", type=int, default=5, help="traces a case")
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter of the cases (another TensorFlow)"
+    )
+    parser.add_argument("--out", help="file for the JSON document")
+    parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any]:
+    """Trace and edit one model's step in this process, and say how long that took."""
+    import tensorflow as tf
+
+    import lms
+    from lms import hook
+
+    make = deep_step(tf, DEEP[model]) if model in DEEP else keras_step(tf, model)
+    lms.enable(policy=policy if policy != "auto" else "all", batch_size=BATCH)
+    if policy == "auto":
+        trace(make)
+        before = lms.report().graphs[-1]
+        lms.disable()
+        lms.enable(policy="auto", batch_size=BATCH, margin=0.0)
+        limit = before.base_bytes + int(SHARE * (before.peak_before_bytes - before.base_bytes))
+        hook.editor_for(None).assume_limit(limit)
+    phases = Stopwatch(hook, PHASES)
+    runs = []
+    for _ in range(repeats):
+        phases.clear()
+        whole = trace(make)
+        runs.append(whole | phases.wall_s | {"edit_cpu": phases.cpu_s})
+    last = lms.report().graphs[-1]
+    for run in runs:
+        run["edit"] = sum(run[phase] for phase in PHASES.values())
+        run["trace"] = run["whole"] - run["edit"]
+    return {
+        "model": model,
+        "keras": keras,
+        "policy": policy,
+        "tensorflow": tf.__version__,
+        "ops": last.ops,
+        "edited": last.edited,
+        "why": last.why,
+        "seconds": {key: median(run[key] for run in runs) for key in runs[0]},
+        "edits_s": [run["edit"] for run in runs],
+    }
+
+
+class Stopwatch:
+    """Times functions of a module, in seconds on the clock and of this thread's processor time."""
+
+    def __init__(self, module: Any, names: dict[str, str]) -> None:
+        self._phases = tuple(names.values())
+        self.clear()
+        for name, phase in names.items():
+            setattr(module, name, self._timed(getattr(module, name), phase))
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.wall_s = dict.fromkeys(self._phases, 0.0)
+        self.cpu_s = 0.0
+
+    def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began, cpu = time.perf_counter(), time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.wall_s[phase] += time.perf_counter() - began
+                self.cpu_s += time.thread_time() - cpu
+
+        return timed
+
+
+def trace(make: Callable[[], Any]) -> dict[str, float]:
+    """Trace a fresh function; TensorFlow calls the hook on the way."""
+    function, arguments = make()
+    began = time.perf_counter()
+    function.get_concrete_function(*arguments)
+    return {"whole": time.perf_counter() - began}
+
+
+def keras_step(tf: Any, name: str) -> Callable[[], Any]:
+    """What ``fit`` traces: a Keras model's own training step, with an open batch dimension."""
+    shape = MODELS[name].input_shape(BATCH)
+    model = MODELS[name].build(tf.keras, shape[1:])
+    model.compile(
+        tf.keras.optimizers.SGD(0.1, momentum=0.9),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    data = (tf.TensorSpec((None, *shape[1:])), tf.TensorSpec((None,), tf.int32))
+    model.optimizer.build(model.trainable_variables)
+    tf.function(model.train_step).get_concrete_function(data)  # makes what is made once
+    return lambda: (tf.function(lambda data: model.train_step(data)), (data,))
+
+
+def deep_step(tf: Any, blocks: int) -> Callable[[], Any]:
+    """A residual network of so many blocks in a loop of one's own."""
+    filters = 4
+    weights = [
+        [
+            tf.Variable(tf.zeros((3, 3, filters, filters))),
+            tf.Variable(tf.ones(filters)),
+            tf.Variable(tf.zeros(filters)),
+        ]
+        for _ in range(2 * blocks)
+    ]
+    flat = [variable for layer in weights for variable in layer]
+    momenta = [tf.Variable(tf.zeros_like(variable)) for variable in flat]
+
+    def layer(x: Any, kernel: Any, scale: Any, offset: Any) -> Any:
+        return tf.nn.relu(
+            tf.compat.v1.nn.fused_batch_norm(tf.nn.conv2d(x, kernel, 1, "SAME"), scale, offset)[0]
+        )
+
+    def step(images: Any) -> Any:
+        with tf.GradientTape() as tape:
+            x = images
+            for first, second in zip(weights[::2], weights[1::2], strict=True):
+                x = x + layer(layer(x, *first), *second)
+            loss = tf.reduce_mean(x)
+        for variable, momentum, gradient in zip(flat, momenta, tape.gradient(loss, flat), strict=True):
+            momentum.assign(0.9 * momentum + gradient)
+            variable.assign_sub(0.1 * momentum)
+        return loss
+
+    return lambda: (tf.function(lambda images: step(images)), (tf.TensorSpec((None, 64, 64, filters)),))
+
+
+def _child(model: str, policy: str, keras: str, options: argparse.Namespace) -> dict[str, Any]:
+    argv = [options.python, str(Path(__file__).resolve()), "--case", model, "--policies", policy]
+    argv += ["--repeats", str(options.repeats), "--keras", "3" if keras == "-" else keras]
+    environ = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_USE_LEGACY_KERAS": "1" if keras == "2" else "0",
+    }
+    done = subprocess.run(
+        argv, env=environ, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{model} {policy} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) | {"keras": keras}
+    print("  ".join(_row(found)), file=sys.stderr, flush=True)
+    return found
+
+
+def growths(results: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """By policy the time per op of the deep network of 30,000 ops over that of the one of 3,000."""
+    per_op = {(one["model"], one["policy"]): one["seconds"]["edit_cpu"] / one["ops"] for one in results}
+    return {
+        policy: seconds / per_op["deep-3k", policy]
+        for (model, policy), seconds in per_op.items()
+        if model == "deep-30k" and ("deep-3k", policy) in per_op
+    }
+
+
+HEADINGS = (
+    "model",
+    "Keras",
+    "policy",
+    "ops",
+    *PHASES.values(),
+    "edit ms",
+    "cpu ms",
+    "3,000 ops",
+    "trace s",
+    "edit/trace",
+)
+
+
+def render(results: Iterable[dict[str, Any]]) -> str:
+    """The results as a table; phases in milliseconds."""
+    rows = [HEADINGS, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
+
+
+def _row(result: dict[str, Any]) -> tuple[str, ...]:
+    seconds = result["seconds"]
+    return (
+        result["model"],
+        result["keras"],
+        result["policy"],
+        f"{result['ops']:,}",
+        *(f"{seconds[phase] * 1000:.0f}" for phase in PHASES.values()),
+        f"{seconds['edit'] * 1000:.0f}",
+        f"{seconds['edit_cpu'] * 1000:.0f}",
+        f"{seconds['edit_cpu'] / result['ops'] * GOAL_OPS * 1000:.0f}",
+        f"{seconds['trace']:.2f}",
+        f"{seconds['edit'] / seconds['trace']:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
