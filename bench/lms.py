@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +35,7 @@ PROBES = (2, 6)
 UNPLANNED = 0.85
 """Without LMS the executor's order and the gaps between buffers cost about this share of a plan's batch."""
 ROUNDS = 5
-MOST_STEPS_A_TURN = 4
+MOST_STEPS_A_TURN = 3
 TIME_GOAL, PEAK_GOAL = 1.3, 0.10
 
 
@@ -197,33 +197,35 @@ def measure_time(entry: Found, bench: Bench) -> None:
     wanted = {f"{policy} at 2x": (policy, 2 * base) for policy in POLICIES if double.get(policy)}
     wanted |= {f"{policy} at most": (policy, found["units"]) for policy, found in most.items()}
     entry["time"] = {}
-    for name, (policy, units) in wanted.items():
-        entry["time"][name] = in_turns(bench, base, policy, units)
-        say(f"{bench.model} {name}: {_pair(entry['time'][name])}")
+    without = Paced(bench.runner, bench.case("off", base))
+    try:
+        for name, (policy, units) in wanted.items():
+            entry["time"][name] = in_turns(without, base, bench, policy, units)
+            say(f"{bench.model} {name}: {_pair(entry['time'][name])}")
+    finally:
+        without.kill()
 
 
-def in_turns(bench: Bench, base: int, policy: str, units: int) -> Found:
-    """Median over the rounds of (seconds a unit with ``policy``) / (seconds a unit without LMS)."""
+def in_turns(without: Paced, base: int, bench: Bench, policy: str, units: int) -> Found:
+    """Median over the rounds of (seconds a unit with ``policy``) / (seconds a unit without LMS).
+
+    ``without`` trains ``base`` units and takes several steps for each one of the other.
+    """
     turns = max(1, min(MOST_STEPS_A_TURN, units // base))
-    running: list[Paced] = []
-    with tempfile.TemporaryFile("w+") as errors:
-        try:
-            for case in (bench.case("off", base), bench.case(policy, units)):
-                running.append(Paced(bench.runner, replace(case, paced=True), errors))
-            without, with_lms = running
-            without.step()
-            with_lms.step()
-            rounds = []
-            for _ in range(ROUNDS):
-                off_s = [without.step() for _ in range(turns)]
-                rounds.append((sum(off_s) / turns / base, with_lms.step() / units))
-            found = with_lms.close()
-            without.close()
-        except CaseError as error:
-            return {"policy": policy, "units": units, "error": str(error)}
-        finally:
-            for process in running:
-                process.kill()
+    rounds = []
+    try:
+        with_lms = Paced(bench.runner, bench.case(policy, units))
+    except CaseError as error:
+        return {"policy": policy, "units": units, "error": str(error)}
+    try:
+        for _ in range(ROUNDS):
+            off_s = [without.step() for _ in range(turns)]
+            rounds.append((sum(off_s) / turns / base, with_lms.step() / units))
+        found = with_lms.close()
+    except CaseError as error:
+        return {"policy": policy, "units": units, "error": str(error)}
+    finally:
+        with_lms.kill()
     ratios = sorted(lms_s / off_s for off_s, lms_s in rounds)
     kept = ("planned_peak_bytes", "measured_peak_bytes", "counted_bytes_out", "counted_bytes_in", "copy_s")
     return {

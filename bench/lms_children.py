@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lms_case import CPU, Case
 
@@ -87,21 +88,22 @@ def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
 
 
 class Paced:
-    """A case that takes a step when told to, so that two of them can take turns; it ends when time is up."""
+    """A case that takes a step when told to, so that two of them can take turns.
 
-    def __init__(self, runner: Runner, case: Case, errors: TextIO) -> None:
-        self._case, self._errors = case, errors
+    It is killed when a step takes longer than the runner allows a case.
+    """
+
+    def __init__(self, runner: Runner, case: Case) -> None:
+        self._case, self._timeout_s = case, runner.timeout_s
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            runner.argv(case),
+            runner.argv(replace(case, paced=True)),
             env=runner.environ(case),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=self._errors,
             text=True,
         )
-        self._watchdog = threading.Timer(runner.timeout_s, self._process.kill)
-        self._watchdog.daemon = True
-        self._watchdog.start()
         self._read_step()  # the first, which traces, is taken without being told
 
     def step(self) -> float:
@@ -125,26 +127,28 @@ class Paced:
         lines = self._process.stdout.read().splitlines()
         if self._process.wait() or not lines:
             self._fail()
-        self._watchdog.cancel()
         found: Found = json.loads(lines[-1])
         return found
 
     def kill(self) -> None:
         """End the case at once, if it still runs."""
-        self._watchdog.cancel()
         self._process.kill()
         self._process.wait()
 
     def _read_step(self) -> float:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        watchdog = threading.Timer(self._timeout_s, self._process.kill)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
         if not line:
             self._fail()
         return float(json.loads(line)["step_s"])
 
     def _fail(self) -> None:
         code = self._process.wait()
-        self._watchdog.cancel()
         self._errors.seek(0)
         raise CaseError(f"{told(self._case)} ended with {code} in mid-run:\n{self._errors.read()[-1000:]}")
 
@@ -185,7 +189,7 @@ def largest(attempt: Attempt, guess: int, tolerance: float = 0.06) -> Found:
         CaseError: If not even one unit works.
     """
     good: Found | None = None
-    low, high, units, stride = 0, 0, max(1, guess), tolerance
+    low, high, units, stride = 0, 0, max(1, guess), min(tolerance, 0.5)
     while not high or high - low > max(1, int(low * tolerance)):
         result = attempt(units)
         if result is None:

@@ -125,6 +125,69 @@ def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
     assert entry["without"] is without and all(policy != "off" for policy, _ in machine.cases)
 
 
+class Gpu(Machine):
+    """The same for ``gpu_lms.py``: a GPU whose step takes 1 s a unit, and 0.2 s more with swaps."""
+
+    def run(self, case: Any) -> dict[str, Any] | None:
+        if case.copy_mb:
+            rates = {
+                f"{way}_bytes_per_s": 1e9 * value for way, value in (("out", 10), ("in", 20), ("both", 25))
+            }
+            return rates | {"transport": "device"}
+        found = super().run(case)
+        if found is None or case.policy == "off":
+            return found and found | {"steps_s": [9.0] + [1.0 * case.units] * 3}
+        trace = {"share": 0.75, "steps": 2, "bytes_out": 2**30, "bytes_in": 2**31}
+        swapped = {"bytes_out": int(2e9 * case.units), "bytes_in": int(4e9 * case.units), "trace": trace}
+        return (
+            found
+            | swapped
+            | {"measured_peak_bytes": found["planned_peak_bytes"], "steps_s": [9.0] + [1.2 * case.units] * 3}
+        )
+
+
+def test_the_table_of_a_gpu(bench_path: None) -> None:
+    import gpu_lms
+
+    setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all", "auto"), 4, 256, tolerance=0.03)
+    machine = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
+    document = gpu_lms.measure(setting, Gpu(), machine)
+    (result,) = document["results"]
+    assert 35 <= result["most"]["off"] <= 36 and 350 <= result["most"]["all"] <= 360
+    head, copies, columns, first, *rows, _ = gpu_lms.render(document).splitlines()
+    assert head == "A GPU; limit 400 MiB, TensorFlow 2.21.0"
+    assert copies == "copies (device): 10.0 GB/s out, 20.0 in, 25.0 both at once"
+    assert first.split()[:4] == ["resnet50", "none", str(result["most"]["off"]), "1.0x"] and len(rows) == 4
+    cells = [cell.strip() for cell in rows[0].split("  ") if cell.strip()]
+    twice = 2 * result["most"]["off"]
+    gib = f"{2e9 * twice / 2**30:.2f} / {4e9 * twice / 2**30:.2f}"
+    hidden = "50%"  # 0.4 s of copies a unit, of which 0.2 s show
+    assert cells == [
+        "all at 2x",
+        str(twice),
+        "2.0x",
+        "4.9x",
+        "1.20",
+        "+0.0%",
+        gib,
+        "0.50 / 1.00",
+        "75%",
+        hidden,
+    ]
+    assert columns.split()[:3] == ["model", "policy", "units"]
+
+
+def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
+    import gpu_lms
+
+    setting = gpu_lms.Setting("GPU:0", 41, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
+    document = gpu_lms.measure(setting, Gpu(), {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]})
+    assert document["results"] == [
+        {"model": "resnet50", "error": "resnet50: 4 units do not fit even with LMS; raise --limit-gib"}
+    ]
+    assert "raise --limit-gib" in gpu_lms.render(document)
+
+
 def test_times_need_batches(script: ModuleType) -> None:
     with pytest.raises(script.CaseError, match="--what memory first"):
         script.measure_time({}, script.Bench(Machine(), "resnet50"))
