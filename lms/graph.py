@@ -59,7 +59,6 @@ class Op:
     """Tensor ids."""
     controls: tuple[int, ...] = ()
     """Op ids that must have run before."""
-    device: str = ""
     in_place: tuple[int, ...] = ()
     """Slots whose buffer output 0 may take over when this is the buffer's last use and the sizes agree."""
     workspace_bytes: int = 0
@@ -150,7 +149,6 @@ class GraphBuilder:
         inputs: Sequence[int] = (),
         outputs: Sequence[int | None] = (),
         controls: Iterable[int] = (),
-        device: str = "",
         aliases: Sequence[int | None] | None = None,
         in_place: Sequence[int] | None = None,
         outside: bool | Sequence[bool] | None = None,
@@ -167,7 +165,6 @@ class GraphBuilder:
             inputs: Tensor ids in slot order.
             outputs: Bytes of each output, ``None`` where unknown.
             controls: Op ids of control inputs.
-            device: Device string, for reports.
             aliases: For each output the input slot whose buffer it shares, or ``None``. Default: by type.
             in_place: Slots whose buffer output 0 may take over. Default: by type.
             outside: Whether the outputs live outside the step's device memory. Default: by type.
@@ -215,7 +212,6 @@ class GraphBuilder:
                 inputs,
                 tuple(made),
                 controls,
-                device,
                 tuple(in_place),
                 workspace_bytes,
                 flops,
@@ -241,11 +237,11 @@ class GraphBuilder:
         return Graph(tuple(self._ops), tuple(self._tensors), kept)
 
     def _check(self, name: str, op: int, inputs: Sequence[int], controls: Sequence[int]) -> None:
-        if any(not 0 <= tensor < len(self._tensors) for tensor in inputs):
+        if inputs and not 0 <= min(inputs) <= max(inputs) < len(self._tensors):
             raise GraphError(
                 f"op {name!r} reads a tensor that no earlier op makes; add ops in schedule order"
             )
-        if any(not 0 <= control < op for control in controls):
+        if controls and not 0 <= min(controls) <= max(controls) < op:
             raise GraphError(f"op {name!r} waits for an op that is not earlier; add ops in schedule order")
 
 

@@ -22,6 +22,12 @@ MARK_ATTR = "_lms"
 
 PROTECT_ATTR = "_grappler_do_not_remove"
 
+GRADIENT_ATTR = "_gradient_op_type"
+"""Under which name TensorFlow looks for the gradient of an op that has this attribute."""
+
+MOVED = "LmsMoved"
+"""The name for swaps, whatever ops a transport makes of them: the same values, so the gradient passes."""
+
 
 class RewriteError(LMSError):
     """A plan and a graph do not belong together. The graph was not touched."""
@@ -184,6 +190,8 @@ class _Editor:
         return copy.outputs[0]
 
     def _mark(self, op: Any, purpose: str) -> None:
+        if purpose != "alias":  # an alias is an op of the user's kind, with its own gradient
+            op._set_attr(GRADIENT_ATTR, attr_value_pb2.AttrValue(s=MOVED.encode()))
         op._set_attr(MARK_ATTR, attr_value_pb2.AttrValue(s=purpose.encode()))
         op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
         self.added.append(op)
@@ -195,3 +203,9 @@ class _Editor:
                 self._ordered.add((before.name, op.name))
                 op._add_control_input(before)
                 self.control_edges += 1
+
+
+@tf.RegisterGradient(MOVED)  # type: ignore[untyped-decorator]
+def _moved_gradient(op: Any, gradient: Any) -> Any:
+    """Who differentiates an edited function, later on, gets the gradient of the unedited one."""
+    return gradient

@@ -4,11 +4,14 @@ A copy of the graph is imported with its arguments' shapes pinned; TensorFlow's 
 rest. The graph itself keeps its open dimensions: a smaller last batch runs through the same edited graph.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.framework import c_api_util
 from tensorflow.python.ops import handle_data_util
 
 Dims = tuple[int | None, ...]
@@ -48,63 +51,84 @@ def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
     ]
     if not open_tensors:
         return {}
-    copy = _import_pinned(tf_graph, _Excerpt.around(open_tensors), hints)
-    found = {tensor.name: copy.get_tensor_by_name(tensor.name).shape for tensor in open_tensors}
-    return {name: tuple(shape.as_list()) for name, shape in found.items() if shape.rank is not None}
+    copies = _import_pinned(tf_graph, _Excerpt.around(open_tensors), hints)
+    found = {}
+    for tensor in open_tensors:
+        op, _, index = tensor.name.rpartition(":")
+        shape = copies[op].outputs[int(index)].shape
+        if shape.rank is not None:
+            found[tensor.name] = tuple(shape.as_list())
+    return found
 
 
 @dataclass(frozen=True)
 class _Excerpt:
     """The part of a graph that decides its open shapes; importing less of it is most of the time saved."""
 
-    whole: frozenset[str]
+    whole: Sequence[Any]
     """Ops to take as they are."""
-    leaves: dict[str, Any]
-    """Ops whose only output's shape is known, and whose value decides no shape: taken as arguments."""
+    leaves: Sequence[Any]
+    """Tensors of known shape, each its op's only output, whose value decides no shape: taken as arguments."""
 
     @classmethod
     def around(cls, tensors: Iterable[Any]) -> "_Excerpt":
-        whole: set[str] = set()
-        leaves: dict[str, Any] = {}
+        whole: dict[Any, None] = {}
+        leaves: dict[Any, Any] = {}
         waiting = [tensor.op for tensor in tensors]
         while waiting:
             op = waiting.pop()
-            if op.name in whole:
+            if op in whole:
                 continue
-            whole.add(op.name)
+            whole[op] = None
             for tensor in op.inputs:
                 maker = tensor.op
                 if tensor.dtype.is_floating and len(maker.outputs) == 1 and tensor.shape.is_fully_defined():
-                    leaves[maker.name] = tensor
-                elif maker.name not in whole:
+                    leaves[maker] = tensor
+                elif maker not in whole:
                     waiting.append(maker)
-        return cls(frozenset(whole), {name: leaf for name, leaf in leaves.items() if name not in whole})
+        return cls(tuple(whole), tuple(leaf for maker, leaf in leaves.items() if maker not in whole))
 
 
-def _import_pinned(tf_graph: Any, excerpt: _Excerpt, hints: ShapeHints) -> Any:
-    complete = tf_graph.as_graph_def()
-    definition = type(complete)(versions=complete.versions, library=complete.library)
-    for node in complete.node:
-        if node.name in excerpt.leaves:
-            leaf = excerpt.leaves[node.name]
-            argument = definition.node.add(name=node.name, op="Placeholder")
-            argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
-            argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
-        elif node.name in excerpt.whole:
-            _take(definition.node.add(), node, hints)
+def _import_pinned(tf_graph: Any, excerpt: _Excerpt, hints: ShapeHints) -> dict[str, Any]:
+    """By name the ops of a copy of the excerpt, with pinned arguments."""
+    definition = graph_pb2.GraphDef(versions=tf_graph.graph_def_versions)
+    tf_graph._copy_functions_to_graph_def(definition, 0)
+    for leaf in excerpt.leaves:
+        argument = definition.node.add(name=leaf.op.name, op="Placeholder")
+        argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
+        argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
+    for op in excerpt.whole:
+        _take(definition.node.add(), op, hints)
     copy = tf.Graph()
     with copy.as_default():
-        tf.graph_util.import_graph_def(definition, input_map=_handles(tf_graph, excerpt), name="")
-    return copy
+        handles = _handles(excerpt)
+    return _import_ops(copy, definition, handles)
 
 
-def _take(taken: Any, node: Any, hints: ShapeHints) -> None:
-    taken.CopyFrom(node)
-    taken.attr.pop("_output_shapes", None)
+def _import_ops(copy: Any, definition: Any, handles: Mapping[str, Any]) -> dict[str, Any]:
+    """Import into ``copy`` with TensorFlow's C library alone.
+
+    ``tf.graph_util.import_graph_def`` spends most of its time on devices, colocation and control flow of
+    the new ops, which no shape depends on.
+    """
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    for name, handle in handles.items():
+        op, _, index = name.rpartition(":")
+        c_api.TF_ImportGraphDefOptionsAddInputMapping(options.options, op, int(index), handle._as_tf_output())
+    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options.options, False)
+    with copy._c_graph.get() as c_graph, c_api_util.tf_buffer(definition.SerializeToString()) as data:
+        results = c_api.TF_GraphImportGraphDefWithResults(c_graph, data, options.options)
+        c_api_util.ScopedTFImportGraphDefResults(results)  # frees them
+    made = (tf.Operation._from_c_op(c_op, copy) for c_op in copy.new_operations())
+    return {op.name: op for op in made}
+
+
+def _take(taken: Any, op: Any, hints: ShapeHints) -> None:
+    taken.MergeFromString(op._node_def)
     data = [name for name in taken.input if not name.startswith("^")]
-    del taken.input[:]
-    taken.input.extend(data)
-    taken.attr.pop("_class", None)
+    del taken.input[len(data) :]
+    for attr in ("_output_shapes", "_class"):
+        taken.attr.pop(attr, None)
     if taken.op == "Placeholder" and "shape" in taken.attr:
         _pin(taken.attr["shape"].shape, hints)
     if "output_shapes" in taken.attr and "output_types" in taken.attr:
@@ -120,17 +144,15 @@ def _pin(shape: Any, hints: ShapeHints) -> None:
         dim.size = -1 if size is None else size
 
 
-def _handles(tf_graph: Any, excerpt: _Excerpt) -> dict[str, Any]:
+def _handles(excerpt: _Excerpt) -> dict[str, Any]:
     """Stand-ins for the variables' handles that know what they point to, which a GraphDef forgets."""
     handles: dict[str, Any] = {}
-    for name in sorted(excerpt.whole):
-        op = tf_graph.get_operation_by_name(name)
+    for op in excerpt.whole:
         if op.type in ("Placeholder", "VarHandleOp") and op.outputs[0].dtype == tf.resource:
-            stand_in = tf.compat.v1.placeholder(
-                tf.resource, op.outputs[0].shape, name=f"handle_{len(handles)}"
-            )
-            handle_data_util.copy_handle_data(op.outputs[0], stand_in)
-            handles[op.outputs[0].name] = stand_in
+            handle = op.outputs[0]
+            stand_in = tf.compat.v1.placeholder(tf.resource, handle.shape, name=f"lms/handle_{len(handles)}")
+            handle_data_util.copy_handle_data(handle, stand_in)
+            handles[handle.name] = stand_in
     return handles
 
 

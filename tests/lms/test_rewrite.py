@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
 
 from lms.graph import Use  # noqa: E402
+from lms.op_types import is_backward  # noqa: E402
 from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
@@ -205,3 +207,24 @@ def test_a_while_loop_of_compat_v1_is_refused_with_the_remedy() -> None:
                 tf.compat.v1.enable_control_flow_v2()
     with pytest.raises(LMSError, match="enable_control_flow_v2"):
         read_graph(graph, "CPU")
+
+
+def test_the_gradient_of_an_edited_graph_is_that_of_the_unedited() -> None:
+    graph, view = build(chain)
+    rewrite(graph, view, plan_of(view, (swap_a(view),)), NumpyTransport())
+    value = np.random.RandomState(0).rand(64, 64).astype("f")
+    with graph.as_default(), tf.compat.v1.Session() as session:
+        x, loss = graph.get_tensor_by_name("x:0"), graph.get_tensor_by_name("loss:0")
+        seen = session.run(tf.gradients(loss, x)[0], {x: value})
+    a, slope = np.tanh(value), 1 - np.tanh(value) ** 2
+    c = 1 / (1 + np.exp(-np.exp(a)))
+    np.testing.assert_allclose(seen, slope * (c + a * c * (1 - c) * np.exp(a)), rtol=1e-4)
+
+
+def test_what_a_user_names_gradient_is_no_backward_pass() -> None:
+    assert not is_backward("gradient_clipping/norm", "Square")
+    assert not is_backward("model/stop", "StopGradient")
+    assert is_backward("train/gradients_1/mul", "Mul")
+    assert is_backward("gradient_tape/model/mul", "Mul")
+    assert is_backward("bn", "FusedBatchNormGradV3")
+    assert is_backward("conv", "Conv3DBackpropFilterV2")
