@@ -142,8 +142,8 @@ def _with_plan(step: StepStats) -> StepStats:
 class LMSStatsLogger(EitherKeras):
     """Writes one CSV line a step: ``t`` for training, ``v`` for validation.
 
-    The columns are IBM's. A field is empty where nothing counts it, as ``allocs`` on a stock TensorFlow. On a
-    GPU the swapped tensors and bytes are the plan's.
+    The columns are IBM's. A field is empty where nothing counts it, as ``allocs`` without a compiler for the
+    op that asks the allocator. On a GPU the swapped tensors and bytes are the plan's.
 
     Args:
         logfile: The file; it is written anew. Its folder is made.

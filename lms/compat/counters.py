@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lms.errors import LMSError
+from lms.errors import BuildError, LMSError
 
 if TYPE_CHECKING:
     from lms.device import Device
@@ -65,6 +65,24 @@ def bytes_limit(gpu_id: int, what: str) -> int:
     return device.limit_bytes
 
 
+def _of_allocator(field: str) -> Callable[[int, str], int]:
+    """A figure that the allocator itself counts, asked for by a compiled op."""
+
+    def read(gpu_id: int, what: str) -> int:
+        from lms.allocator import read_allocator
+
+        device = _device(gpu_id, what)
+        try:
+            value: int | None = getattr(read_allocator(device.name, os.environ), field)
+        except BuildError as error:
+            raise NoStatisticError(f"{what}: the op that asks the allocator is missing: {error}") from error
+        if value is None:
+            raise NoStatisticError(f"{what}: the allocator of {device.name} does not count it")
+        return value
+
+    return read
+
+
 def store_stats(what: str) -> "StoreStats":
     """What has been swapped so far; all zero while nothing has been edited.
 
@@ -117,19 +135,18 @@ COUNTED: dict[str, Callable[[int, str], int]] = {
     "peak_bytes_reclaimed": _of_store("peak_bytes"),
     "num_single_reclaims": _of_store("swap_outs"),
     "num_full_reclaims": _never,
+    "num_allocs": _of_allocator("num_allocs"),
+    "largest_alloc_size": _of_allocator("largest_alloc_size"),
+    "bytes_reserved": _of_allocator("pool_bytes"),
+    "peak_bytes_reserved": _of_allocator("peak_pool_bytes"),
+    "bytes_reservable_limit": bytes_limit,
 }
 """Statistics that have a meaning here; called with the GPU's number and the name to use in errors."""
 
-POOL = "a stock allocator does not tell how much of its pool lies idle; get_bytes_in_use is the nearest"
 IDLE = "whether an op is reading a tensor right now is known to IBM's allocator alone; see get_bytes_in_use"
 MOVED = "IBM's allocator moved tensors together; cuda_malloc_async maps pages instead and counts nothing"
 
 NOT_COUNTED: dict[str, str] = {
-    "num_allocs": "a stock allocator does not tell its allocations; profile with tf.profiler.experimental",
-    "largest_alloc_size": "a stock allocator does not tell it; lms.plot() names the largest at the peak",
-    "bytes_reserved": POOL,
-    "peak_bytes_reserved": POOL,
-    "bytes_reservable_limit": "a stock allocator does not tell it; get_bytes_limit is the nearest",
     "bytes_inactive": IDLE,
     "bytes_active": IDLE,
     "peak_bytes_active": IDLE,

@@ -4,11 +4,14 @@
 // the store when the last reader has finished, so that a cancelled or failed step leaks nothing. LmsSwapIn copies
 // such a tensor into an ordinary output. The store has two tiers: private memory up to a limit, then one mmap'ed file,
 // which is unlinked as soon as it is open: nothing of it remains, however the process ends.
+//
+// LmsAllocatorStats tells what the allocator of its device counts, more of it than TensorFlow's Python shows.
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -32,12 +35,9 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Offsets in a mapped file are multiples of it: 4 KiB on x86, 64 KiB on ppc64le and many aarch64.
-const size_t kPage = sysconf(_SC_PAGESIZE);
-
 struct Block {
   size_t capacity;
-  off_t file_offset;  // -1: in memory
+  int file;  // the number of its file; 0: in memory
 };
 
 class Store : public Allocator {
@@ -49,29 +49,31 @@ class Store : public Allocator {
 
   std::string Name() override { return "lms_store"; }
 
-  // Returns 0, or the errno of the file that could not be made.
-  int Configure(int64_t memory_limit, const char* directory) {
+  // Blocks are multiples of `page`, at least the system's: 4 KiB on x86, 64 KiB on ppc64le and many aarch64. Returns 0,
+  // or the errno of the file that could not be made; then nothing has changed.
+  int Configure(int64_t memory_limit, const char* directory, int64_t page) {
     std::lock_guard<std::mutex> lock(mutex_);
+    std::string wanted = directory == nullptr ? "" : directory;
+    if (wanted != directory_) {
+      int fd = wanted.empty() ? -1 : OpenUnlinked(wanted.c_str());
+      if (fd < 0 && !wanted.empty()) return errno;
+      UseFile(fd);
+      directory_ = wanted;
+    }
     memory_limit_ = memory_limit;
-    if (directory == nullptr || directory[0] == 0) return 0;
-    if (directory_ == directory && fd_ >= 0) return 0;
-    int fd = OpenUnlinked(directory);
-    if (fd < 0) return errno;
-    if (file_blocks_ == 0 && fd_ >= 0) close(fd_);  // else blocks of the earlier file are still mapped: keep it open
-    fd_ = fd;
-    file_end_ = 0;
-    directory_ = directory;
+    page_ = std::max<size_t>(page, sysconf(_SC_PAGESIZE));
+    peak_ = in_use_;
     return 0;
   }
 
   void* AllocateRaw(size_t alignment, size_t bytes) override {
-    size_t capacity = (bytes + kPage - 1) / kPage * kPage;
-    if (capacity == 0) capacity = kPage;
     std::lock_guard<std::mutex> lock(mutex_);
+    size_t capacity = std::max<size_t>(1, (bytes + page_ - 1) / page_) * page_;
     void* data = Reuse(capacity);
     if (data == nullptr) data = MapMemory(capacity);
     if (data == nullptr) {
-      ReleaseFree();
+      // File blocks stay: their room on the disk is reserved already.
+      ReleaseFree([](const Block& block) { return block.file == 0; });
       data = MapMemory(capacity);
     }
     if (data == nullptr) data = MapFile(capacity);
@@ -83,9 +85,13 @@ class Store : public Allocator {
 
   void DeallocateRaw(void* data) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    size_t capacity = blocks_[data].capacity;
-    in_use_ -= capacity;
-    free_.emplace(capacity, data);
+    Block block = blocks_[data];
+    in_use_ -= block.capacity;
+    if (block.file != 0 && block.file != file_) {
+      Unmap(data, block);
+    } else {
+      free_.emplace(block.capacity, data);
+    }
   }
 
   void Stats(int64_t* values) {
@@ -117,6 +123,15 @@ class Store : public Allocator {
     return fd;
   }
 
+  // Blocks of the file before stay mapped while they are in use; its room on the disk goes back with the last of them.
+  void UseFile(int fd) {
+    if (fd_ >= 0) close(fd_);
+    fd_ = fd;
+    file_end_ = 0;
+    ++file_;
+    ReleaseFree([](const Block& block) { return block.file != 0; });
+  }
+
   // The smallest free block that is not more than a quarter too large.
   void* Reuse(size_t capacity) {
     auto found = free_.lower_bound(capacity);
@@ -131,7 +146,7 @@ class Store : public Allocator {
     void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return nullptr;
     memory_reserved_ += capacity;
-    blocks_[data] = {capacity, -1};
+    blocks_[data] = {capacity, 0};
     return data;
   }
 
@@ -140,33 +155,39 @@ class Store : public Allocator {
     if (fd_ < 0 || posix_fallocate(fd_, file_end_, capacity) != 0) return nullptr;
     void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, file_end_);
     if (data == MAP_FAILED) return nullptr;
-    blocks_[data] = {capacity, file_end_};
+    blocks_[data] = {capacity, file_};
     file_end_ += capacity;
     file_reserved_ += capacity;
-    ++file_blocks_;
     return data;
   }
 
-  // Gives free memory blocks back to the system. File blocks stay: their room on the disk is reserved already.
-  void ReleaseFree() {
-    for (auto block = free_.begin(); block != free_.end();) {
-      if (blocks_[block->second].file_offset >= 0) {
-        ++block;
+  // Gives free blocks of a kind back to the system.
+  template <typename Kind>
+  void ReleaseFree(Kind is_wanted) {
+    for (auto free = free_.begin(); free != free_.end();) {
+      Block block = blocks_[free->second];
+      if (!is_wanted(block)) {
+        ++free;
         continue;
       }
-      munmap(block->second, block->first);
-      memory_reserved_ -= block->first;
-      blocks_.erase(block->second);
-      block = free_.erase(block);
+      Unmap(free->second, block);
+      free = free_.erase(free);
     }
+  }
+
+  void Unmap(void* data, const Block& block) {
+    munmap(data, block.capacity);
+    (block.file == 0 ? memory_reserved_ : file_reserved_) -= block.capacity;
+    blocks_.erase(data);
   }
 
   std::mutex mutex_;
   std::multimap<size_t, void*> free_;
   std::unordered_map<void*, Block> blocks_;
-  int64_t memory_limit_ = -1, in_use_ = 0, peak_ = 0, memory_reserved_ = 0, file_reserved_ = 0, file_blocks_ = 0;
+  int64_t memory_limit_ = -1, in_use_ = 0, peak_ = 0, memory_reserved_ = 0, file_reserved_ = 0;
+  size_t page_ = sysconf(_SC_PAGESIZE);
   off_t file_end_ = 0;
-  int fd_ = -1;
+  int fd_ = -1, file_ = 0;
   std::string directory_;
 };
 
@@ -216,6 +237,27 @@ class SwapInOp : public OpKernel {
   }
 };
 
+// Figures in the order of lms/allocator.py; -1 where the allocator does not know.
+class AllocatorStatsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({5}), &output));
+    auto stats = context->device()->GetAllocator(tensorflow::AllocatorAttributes())->GetStats();
+    int64_t values[] = {-1, -1, -1, -1, -1};
+    if (stats) {
+      values[0] = stats->num_allocs;
+      values[1] = stats->largest_alloc_size;
+      values[2] = stats->bytes_limit.value_or(-1);
+      values[3] = stats->pool_bytes.value_or(-1);
+      values[4] = stats->peak_pool_bytes.value_or(-1);
+    }
+    std::memcpy(Data(*output), values, sizeof(values));
+  }
+};
+
 REGISTER_OP("LmsSwapOut")
     .Input("input: T")
     .Output("held: T")
@@ -228,14 +270,23 @@ REGISTER_OP("LmsSwapIn")
     .Attr("T: type")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+REGISTER_OP("LmsAllocatorStats")
+    .Output("stats: int64")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
+      context->set_output(0, context->Vector(5));
+      return tensorflow::OkStatus();
+    });
 REGISTER_KERNEL_BUILDER(Name("LmsSwapOut").Device(tensorflow::DEVICE_CPU), SwapOutOp);
 REGISTER_KERNEL_BUILDER(Name("LmsSwapIn").Device(tensorflow::DEVICE_CPU), SwapInOp);
+REGISTER_KERNEL_BUILDER(Name("LmsAllocatorStats").Device(tensorflow::DEVICE_CPU), AllocatorStatsOp);
+REGISTER_KERNEL_BUILDER(Name("LmsAllocatorStats").Device(tensorflow::DEVICE_GPU).HostMemory("stats"), AllocatorStatsOp);
 
 }  // namespace lmsrun
 
 extern "C" {
-int lms_store_configure(int64_t memory_limit, const char* directory) {
-  return lmsrun::Store::Get()->Configure(memory_limit, directory);
+int lms_store_configure(int64_t memory_limit, const char* directory, int64_t page) {
+  return lmsrun::Store::Get()->Configure(memory_limit, directory, page);
 }
 void lms_store_stats(int64_t* values) { lmsrun::Store::Get()->Stats(values); }
 }

@@ -4,16 +4,19 @@ import ctypes
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from lms.errors import BuildError, StoreError
+from lms.errors import StoreError
 from lms.transports.base import StoreStats
-from lms.transports.build import build_library, cache_root
+from lms.transports.library import load_library
 
 _STATS = 10
+_TOTALS = ("swap_outs", "swap_ins", "bytes_out", "bytes_in", "seconds_out", "seconds_in")
+"""Figures that only grow; told since the transport was made."""
 MIB = 1 << 20
 
 
@@ -24,6 +27,8 @@ class HostTransport:
         environ: Where the cache of built ops is looked up.
         store_dir: Directory on a local disk; ``None`` is memory alone.
         memory_limit_bytes: Memory the store may take; ``None`` is no limit, 0 sends everything to the file.
+        page_bytes: Blocks are multiples of it; ``None`` is the system's page. A larger one is for trying
+        what a machine with larger pages does.
 
     Raises:
         BuildError: If the op cannot be compiled or loaded.
@@ -33,31 +38,26 @@ class HostTransport:
     note: str | None = None
 
     def __init__(
-        self, environ: Mapping[str, str], store_dir: Path | None = None, memory_limit_bytes: int | None = None
+        self,
+        environ: Mapping[str, str],
+        store_dir: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        page_bytes: int | None = None,
     ) -> None:
-        path = build_library(
-            tf.__version__,
-            tf.sysconfig.get_compile_flags(),
-            tf.sysconfig.get_link_flags(),
-            cache_root(environ),
-        )
-        try:
-            self._ops = tf.load_op_library(str(path))
-            self._calls = ctypes.CDLL(str(path))
-        except (tf.errors.OpError, OSError, RuntimeError) as error:
-            raise BuildError(
-                f"{path} cannot be loaded ({str(error).splitlines()[0]}); remove it, or set LMS_CACHE to a "
-                "directory whose files may be executed"
-            ) from error
+        library = load_library(environ)
+        self._ops, self._calls = library.ops, library.calls
         self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes
         directory = None if store_dir is None else os.fsencode(store_dir)
-        failed = self._calls.lms_store_configure(ctypes.c_int64(limit), directory)
+        failed = self._calls.lms_store_configure(
+            ctypes.c_int64(limit), directory, ctypes.c_int64(page_bytes or 0)
+        )
         if failed:
             raise StoreError(
                 f"cannot make a file in {store_dir}: {os.strerror(failed)}; set LMS_STORE to another one"
             )
+        self._start = self._read()
 
     def require_room(self, nbytes: int) -> None:
         """See :class:`lms.transports.base.Transport`."""
@@ -84,6 +84,12 @@ class HostTransport:
 
     def stats(self) -> StoreStats:
         """See :class:`lms.transports.base.Transport`."""
+        now, start = self._read(), self._start
+        moved = {name: getattr(now, name) - getattr(start, name) for name in _TOTALS}
+        return replace(now, **moved)
+
+    def _read(self) -> StoreStats:
+        """The store's own figures; it is one for the process, whoever used it before."""
         values = (ctypes.c_int64 * _STATS)()
         self._calls.lms_store_stats(values)
         in_use, peak, memory, file, outs, ins, bytes_out, bytes_in, ns_out, ns_in = values

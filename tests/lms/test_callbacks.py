@@ -29,7 +29,8 @@ def test_a_line_for_each_step(seen: dict[str, Any]) -> None:
         ["v", "1", "0"],
     ]
     tensors, nbytes = seen["report"]
-    assert all(row[4:] == ["", str(tensors), "0", str(nbytes / 2**30)] for row in rows if row[0] == "t")
+    assert all(row[5:] == [str(tensors), "0", str(nbytes / 2**30)] for row in rows if row[0] == "t")
+    assert all(int(row[4]) > tensors for row in rows if row[0] == "t"), "each swap-in allocates"
     assert all(float(row[3]) > 0 for row in rows)
 
 
@@ -39,7 +40,7 @@ def test_tensorboard_gets_the_same_series(seen: dict[str, Any]) -> None:
     assert set(seen["board"]) == {
         f"lms/{kind}/{column}"
         for kind in ("train", "validation")
-        for column in ("duration", "reclaimOnes", "reclaimAlls", "GiB reclaimed")
+        for column in ("duration", "allocs", "reclaimOnes", "reclaimAlls", "GiB reclaimed")
     }
     assert seen["board"]["lms/train/reclaimOnes"] == [tensors] * 8
     durations = [float(line.split(",")[3]) for line in seen["log"][1:] if line.startswith("t")]
@@ -65,8 +66,12 @@ def test_statistics_are_the_allocators_and_the_stores(seen: dict[str, Any]) -> N
     assert (values["get_num_single_reclaims"], values["get_bytes_reclaimed"]) == (8 * tensors, 8 * nbytes)
     assert (values["get_peak_bytes_reclaimed"], values["get_current_bytes_reclaimed"]) == (nbytes, 0)
     assert values["get_gpu_host_peak_bytes_in_use"] == nbytes
-    kind, text = values["get_num_allocs"]
-    assert (kind, text.partition(":")[0]) == ("NoStatisticError", "get_num_allocs")
+    assert values["get_num_allocs"] > 8 * tensors
+    assert 0 < values["get_largest_alloc_size"] <= values["get_peak_bytes_in_use"]
+    reserved, most = values["get_bytes_reserved"], values["get_peak_bytes_reserved"]
+    assert values["get_peak_bytes_in_use"] <= reserved <= most <= values["get_bytes_reservable_limit"]
+    kind, text = values["get_bytes_defragged"]
+    assert (kind, text.partition(":")[0]) == ("NoStatisticError", "get_bytes_defragged")
     assert "gpu_id is 3; this process sees 0 GPU(s)" in seen["other gpu"][1]
     assert "numa_node is 8; a process has one pool" in seen["other node"][1]
 

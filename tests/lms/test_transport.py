@@ -48,7 +48,15 @@ assert file.stats().file_bytes >= 3 * 4_000_000 - 4_100_000, file.stats()
 assert os.listdir(directory) == [], "the file has no name"
 assert any(directory in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
            if os.path.islink(f"/proc/self/fd/{fd}"))
+in_file = file.stats().file_bytes
+memory = choose_transport(LMSConfig(), "CPU", os.environ)  # the file's blocks are still in use
+fresh = [memory.swap_out(value, 1, "out") for _ in range(3)]
+assert memory.stats().file_bytes == in_file, "without a directory nothing more goes to the file"
 assert all(bool(tf.reduce_all(file.swap_in(one, value, "", "in") == value)) for one in held)
+del held
+assert memory.stats().file_bytes == 0, "the last block takes the file with it"
+assert not any(directory in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+               if os.path.islink(f"/proc/self/fd/{fd}"))
 
 small = choose_transport(LMSConfig(host_mem_limit_mb=8), "CPU", os.environ)
 try:
@@ -57,6 +65,7 @@ except Exception as error:
     assert "host_mem_limit_mb" in str(error) and "9 MiB" in str(error), error
 else:
     raise AssertionError("9 MiB fit into 8")
+assert (small.stats().swap_outs, small.stats().bytes_out) == (0, 0), "counted from its own start"
 both = choose_transport(LMSConfig(host_mem_limit_mb=8, store_dir=directory), "CPU", os.environ)
 both.require_room(100 << 20)
 print("good")
@@ -115,6 +124,30 @@ print("good")
 """
 
 
+PAGES_CHILD = """
+import os, sys
+import tensorflow as tf
+from pathlib import Path
+from lms.transports.host import HostTransport
+
+PAGE = 65536
+file = HostTransport(os.environ, Path(sys.argv[1]), 0, PAGE)
+values = [tf.random.normal((count,)) for count in (1, 16_384, 16_385, 100_000)]
+held = [file.swap_out(value, 1, "out") for value in values]
+assert file.stats().file_bytes == (1 + 1 + 2 + 7) * PAGE, file.stats()
+maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]
+assert maps and all(int(offset, 16) % PAGE == 0 for _, _, offset, *_ in maps), maps
+assert all(bool(tf.reduce_all(file.swap_in(*pair, "", "in") == pair[1])) for pair in zip(held, values))
+print("good")
+"""
+
+
+@pytest.mark.tensorflow
+def test_pages_of_64_kib_as_on_ppc64le(tmp_path: Path) -> None:
+    done = _python(["-c", PAGES_CHILD, str(tmp_path)])
+    assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
+
+
 @pytest.mark.tensorflow
 def test_without_a_compiler_numpy_takes_over_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
@@ -127,12 +160,12 @@ import os
 import tensorflow as tf
 from pathlib import Path
 from lms.config import LMSConfig
-from lms.transports import host
+from lms.transports import library
 from lms.transports.choose import choose_transport
 
 broken = Path(os.environ["LMS_CACHE"]) / "host_store.so"
 broken.write_bytes(b"")
-host.build_library = lambda *_: broken
+library.build_library = lambda *_: broken
 transport = choose_transport(LMSConfig(), "CPU", os.environ)
 assert transport.name == "numpy" and "cannot be loaded" in transport.note, transport.note
 assert "\\n" not in transport.note
