@@ -140,7 +140,7 @@ def _start(config: LMSConfig) -> State:
     if config.mode == "native":
         found = f"TensorFlow {tensorflow.__version__} has no tf.config.experimental.set_lms_enabled"
         raise LMSError(f"{found}; mode native needs IBM's build; try mode auto or graph")
-    if _is_initialised():
+    if tensorflow_is_initialised():
         warnings.warn(
             "lms.enable() came after TensorFlow's first tensor: functions traced before stay as they are; "
             "call it right after 'import tensorflow'",
@@ -158,7 +158,7 @@ def _start(config: LMSConfig) -> State:
 
 def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
     """Make room for another configuration, if only the environment asked for this and nothing was built."""
-    if applied.state.active and (not applied.from_environment or _is_initialised()):
+    if applied.state.active and (not applied.from_environment or tensorflow_is_initialised()):
         raise LMSError(
             f"LMS is already on with another configuration ({_differences(applied.state.config, wanted)}); "
             "it is applied once: call lms.disable() first, or enable it before the first tensor"
@@ -197,7 +197,7 @@ def _choose_allocator() -> None:
         warnings.warn(f"defrag has no effect: {error}", LMSWarning, stacklevel=4)
 
 
-def _is_initialised() -> bool:
+def tensorflow_is_initialised() -> bool:
     """Whether TensorFlow has made its devices; asking must not make them."""
     context = sys.modules.get("tensorflow.python.eager.context")
     current = getattr(context, "_context", None)

@@ -19,10 +19,11 @@ from tensorflow.python.saved_model import save_context
 from lms.config import LMSConfig
 from lms.costs import costs_of
 from lms.device import Device, pending_variable_bytes, read_device
-from lms.enable import LMSWarning
+from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.errors import LMSError, UnreadableError
 from lms.fetches import keep_fetches_apart
 from lms.fitting import plan_in_pieces, predicted_peak
+from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
@@ -68,6 +69,7 @@ class Engine:
         self.batch_sizes = BatchSizes()
         self.watch = Watch(self)
         self.rescue = Rescue(config)
+        self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
         self.optimizer = OptimizerSettings(bool(config.arithmetic_optimization))
         self.sessions = SessionWatch(self, bool(config.arithmetic_optimization))
         self._device: Device | None = None
@@ -165,7 +167,9 @@ class Engine:
         if self.guest is not None:
             view = replace(view, graph=self.guest.select(view.graph))
         memory = self.device.memory()
-        base = (memory[0] if memory else 0) + pending_variable_bytes(tf_graph)
+        in_use = memory[0] if memory else 0
+        base = in_use + pending_variable_bytes(tf_graph)
+        base += self.fusion.pending_bytes(tf_graph, self.device.type, in_use)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(self.device.type))
@@ -218,6 +222,7 @@ class Engine:
             self.rescue.succeeded()
         finally:
             self.rescue.done()
+        self.fusion.step_done()
         return done
 
     def _tried(self, step: Callable[[], Any], again: Callable[[], Any]) -> Any:

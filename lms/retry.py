@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from lms.config import LMSConfig
 from lms.inline import Call
+from lms.peers import may_reach_peers
 from lms.swap_plan import SwapPlan
-from lms.tf_graph import has_collectives
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
@@ -138,6 +138,6 @@ def _why_not(attempt: _Attempt) -> str:
     if attempt.unknown:
         return "The step is not tried again: it makes variables while it runs, and their start is not known."
     traced = (one for function in attempt.functions for one in function._list_all_concrete_functions())
-    if any(has_collectives(concrete.graph) for concrete in traced):
+    if any(may_reach_peers(concrete.graph) for concrete in traced):
         return "The step is not tried again: other ranks may have received a part of it already."
     return ""

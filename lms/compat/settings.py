@@ -41,9 +41,9 @@ def set_lms_defrag_enabled(enabled: bool) -> None:
     Raises:
         LMSError: If TensorFlow has made its devices already, or the user has chosen another allocator.
     """
-    from lms.enable import _is_initialised
+    from lms.enable import tensorflow_is_initialised
 
-    choose_allocator(enabled, os.environ, initialised=_is_initialised())
+    choose_allocator(enabled, os.environ, initialised=tensorflow_is_initialised())
 
 
 def choose_allocator(enabled: bool, environ: MutableMapping[str, str], *, initialised: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("hvd_swap_job.py")
 
 
-def test_two_ranks_train_the_same_bits_with_and_without_swapping() -> None:
+def run_ranks(*arguments: str, **environ: str) -> list[dict[str, Any]]:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed here (scripts/setup.py builds it)")
     lmsrun = [sys.executable, str(ROOT / "lmsrun" / "__main__.py"), "run", "-np", "2", "--oversubscribe"]
     done = subprocess.run(
-        [*lmsrun, "--no-lms", "--no-tag-output", str(JOB)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        [*lmsrun, "--no-lms", "--no-tag-output", str(JOB), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environ},
         capture_output=True,
         text=True,
         timeout=300,
@@ -30,5 +31,18 @@ def test_two_ranks_train_the_same_bits_with_and_without_swapping() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert sorted(rank["rank"] for rank in ranks) == [0, 1]
+    return ranks
+
+
+def test_two_ranks_train_the_same_bits_with_and_without_swapping() -> None:
+    ranks = run_ranks()
     assert all(rank["tensors"] and min(rank["tensors"]) > 5 for rank in ranks)
     assert len({rank[when] for rank in ranks for when in ("before", "after")}) == 1
+
+
+@pytest.mark.parametrize("mib", [24, 128])
+def test_the_plan_counts_horovods_fusion_buffer(mib: int) -> None:
+    default = {} if mib == 128 else {"HOROVOD_FUSION_THRESHOLD": str(mib << 20)}
+    for rank in run_ranks("peaks", **default):
+        assert all(mib << 20 <= base < mib + 8 << 20 for base in rank["base"]), rank
+        assert rank["planned"] == pytest.approx(rank["measured"], rel=0.1), rank

@@ -1,0 +1,67 @@
+"""Horovod's fusion buffer: device memory that the first exchange of several tensors takes, for good."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from lms.peers import has_peers
+from lms.tf_graph import collectives
+
+THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
+"""Bytes of the buffer; 0 exchanges each tensor by itself."""
+
+DEFAULT_BYTES = 128 << 20
+"""What Horovod takes where the variable is not set: ``SetTensorFusionThresholdBytes`` in its
+``common/operations.cc``. Measured with 0.28.1: two gradients of 4 KB each leave 128.0 MiB in use."""
+
+FUSED_TYPES = ("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodReducescatter")
+"""How the types of ops begin whose tensors may share the buffer; a broadcast never does."""
+
+
+class FusionBuffer:
+    """Knows whether the buffer is still to come.
+
+    Horovod allocates it through TensorFlow, whole, whatever little is exchanged (``FusionBufferManager``).
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, late: bool) -> None:
+        # Late: tensors were made before anybody watched, the buffer perhaps among them.
+        self._environ, self._late = environ, late
+        self._expected = self._taken = False
+
+    def pending_bytes(self, tf_graph: Any, device_type: str, in_use_bytes: int) -> int:
+        """What the first run of ``tf_graph`` will take for the buffer; 0 where none comes, or one is there.
+
+        Args:
+            tf_graph: The graph that is planned.
+            device_type: ``GPU`` or ``CPU``: whose memory is planned.
+            in_use_bytes: What lies on the device now.
+        """
+        nbytes = buffer_bytes(self._environ)
+        self._taken = self._taken or (self._late and in_use_bytes >= nbytes)
+        self._expected = not self._taken and fuses(tf_graph) and _is_on(device_type)
+        return nbytes if self._expected else 0
+
+    def step_done(self) -> None:
+        """A step has run: from now on the allocator counts the buffer."""
+        self._taken = self._taken or self._expected
+
+
+def buffer_bytes(environ: Mapping[str, str]) -> int:
+    """Bytes of the buffer as Horovod reads its variable."""
+    text = environ.get(THRESHOLD, "").strip()
+    return int(text) if text.isdigit() else DEFAULT_BYTES
+
+
+def fuses(tf_graph: Any) -> bool:
+    """Whether a graph exchanges more than one tensor."""
+    exchanged = sum(len(op.inputs) for op in collectives(tf_graph) if op.type.startswith(FUSED_TYPES))
+    return exchanged > 1
+
+
+def _is_on(device_type: str) -> bool:
+    """Whether Horovod's tensors lie on this kind of device, and there is somebody to exchange them with."""
+    if not has_peers():
+        return False
+    horovod = sys.modules["horovod.tensorflow"]
+    return device_type == "CPU" or bool(horovod.cuda_built() or horovod.rocm_built())

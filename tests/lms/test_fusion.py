@@ -1,0 +1,67 @@
+"""When Horovod's fusion buffer is counted, without Horovod: two real ranks are in test_hvd_swaps."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+from lms import fusion
+from lms.fusion import DEFAULT_BYTES, FusionBuffer, buffer_bytes
+
+pytestmark = pytest.mark.tensorflow
+
+
+def graph(*op_types: str) -> Any:
+    ops = [SimpleNamespace(type=kind, inputs=[object()]) for kind in op_types]
+    return SimpleNamespace(get_operations=lambda: ops)
+
+
+TWO = graph("Relu", "HorovodAllreduce", "HorovodAllreduce")
+
+
+@pytest.fixture
+def horovod(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    module = SimpleNamespace(
+        is_initialized=lambda: True, size=lambda: 2, cuda_built=lambda: False, rocm_built=lambda: False
+    )
+    monkeypatch.setitem(fusion.sys.modules, "horovod.tensorflow", module)  # type: ignore[arg-type]
+    return module
+
+
+def test_its_size_is_the_variables() -> None:
+    assert buffer_bytes({}) == DEFAULT_BYTES == 128 << 20
+    assert buffer_bytes({"HOROVOD_FUSION_THRESHOLD": "0"}) == 0
+    assert buffer_bytes({"HOROVOD_FUSION_THRESHOLD": " 1048576 "}) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("tf_graph", "device", "pending"),
+    [
+        (TWO, "CPU", DEFAULT_BYTES),
+        (TWO, "GPU", 0),
+        (graph("HorovodAllreduce"), "CPU", 0),
+        (graph("HorovodBroadcast", "HorovodBroadcast"), "CPU", 0),
+    ],
+)
+def test_where_several_tensors_are_exchanged(
+    horovod: SimpleNamespace, tf_graph: Any, device: str, pending: int
+) -> None:
+    assert FusionBuffer({}, late=False).pending_bytes(tf_graph, device, 1 << 30) == pending
+
+
+def test_not_for_one_rank_alone(horovod: SimpleNamespace) -> None:
+    horovod.size = lambda: 1
+    assert FusionBuffer({}, late=False).pending_bytes(TWO, "CPU", 0) == 0
+
+
+def test_once_it_is_there_the_allocator_counts_it(horovod: SimpleNamespace) -> None:
+    buffer = FusionBuffer({}, late=False)
+    assert [buffer.pending_bytes(TWO, "CPU", 0), buffer.pending_bytes(TWO, "CPU", 0)] == [DEFAULT_BYTES] * 2
+    buffer.step_done()
+    assert buffer.pending_bytes(TWO, "CPU", DEFAULT_BYTES) == 0
+
+
+def test_what_was_done_before_lms_came_is_told_by_the_memory_in_use(horovod: SimpleNamespace) -> None:
+    assert FusionBuffer({}, late=True).pending_bytes(TWO, "CPU", DEFAULT_BYTES - 1) == DEFAULT_BYTES
+    assert FusionBuffer({}, late=True).pending_bytes(TWO, "CPU", DEFAULT_BYTES) == 0
