@@ -11,7 +11,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, timeline
-from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_collective
+from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_backward, is_collective
 from lms.step import is_update, step_ops
 
 MARK = "lms/"
@@ -34,6 +34,9 @@ BODY_ATTRS = {
 
 TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "Size", "Shape", "Rank"})
 """Ops whose outputs are a few numbers, however open their shapes are."""
+
+RESERVING, RESERVE = "FusedBatchNormV3", 5
+"""Batch normalisation and its last output: cuDNN's own note, empty elsewhere, always of open shape."""
 
 TWIN_SLOTS = {"Conv2DBackpropFilter": 2}
 """On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in
@@ -77,22 +80,23 @@ def read_graph(
     in_session = not isinstance(tf_graph, FuncGraph)
     ops = tf_graph.get_operations()
     if in_session:
-        ops = step_ops(ops, is_backward)
-    twins = find_twins(ops) if device_type == "CPU" else {}
+        ops = step_ops(ops, lambda op: is_backward(op.name, op.type))
+    types = {op: op.type for op in ops}
+    twins = find_twins(types) if device_type == "CPU" else {}
     reader = _Reader(tf_graph, device_type, shapes or {}, in_session)
     second = {first: twin for twin, first in twins.items()}
     for op in schedule(ops, twins):
-        reader.add(op, second.get(op))
+        reader.add(op, types[op], second.get(op))
     kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
     graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
     return GraphView(graph, tuple(reader.ops), tuple(reader.tensors), tuple(reader.unknown), reader.twins)
 
 
-def find_twins(ops: Iterable[Any]) -> dict[Any, Any]:
-    """For each op that oneDNN merges into another that other op."""
-    twins = {}
-    for op in ops:
-        slot = TWIN_SLOTS.get(op.type)
+def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
+    """For each op that oneDNN merges into another that other op; ``types`` are those of all ops."""
+    twins: dict[Any, Any] = {}
+    for op, op_type in types.items():
+        slot = TWIN_SLOTS.get(op_type)
         if slot is not None:
             readers = op.inputs[slot].consumers()
             bias = next((one for one in readers if one.type == "BiasAddGrad" and one not in twins), None)
@@ -148,8 +152,8 @@ class _Reader:
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
         self._in_session = in_session
 
-    def add(self, op: Any, twin: Any = None) -> None:
-        op_type, outputs = op.type, list(op.outputs)
+    def add(self, op: Any, op_type: str, twin: Any = None) -> None:
+        outputs = list(op.outputs)
         inputs = [self.ids[id(tensor)] for tensor in op.inputs]
         controls = [self._op_ids[control] for control in op.control_inputs]
         if twin is not None:
@@ -160,21 +164,19 @@ class _Reader:
         if op_type in SHAPE_READERS:
             controls += [self._op_ids[tensor.op] for tensor in op.inputs]
             inputs = []
-        device = op.device
         in_frame = op._get_control_flow_context() is not None
-        elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in device)
+        elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
         made = self.build.add(
             op.name,
             op_type,
             inputs=inputs,
-            outputs=[self._nbytes(tensor, elsewhere) for tensor in outputs],
+            outputs=[self._nbytes(op_type, tensor, elsewhere) for tensor in outputs],
             controls=controls,
-            device=device,
             outside=elsewhere,
             forbidden="control flow"
             if in_frame
             else [self._forbidden(op_type, tensor) for tensor in outputs],
-            workspace_bytes=self._workspace(op),
+            workspace_bytes=self._workspace(op, BODY_ATTRS[op_type]) if op_type in BODY_ATTRS else 0,
             chainable=False if in_frame or (self._in_session and is_update(op_type)) else None,
         )
         self._op_ids[op] = len(self.ops)
@@ -183,9 +185,9 @@ class _Reader:
             self.ids[id(tensor)] = number
             self.tensors.append(tensor)
 
-    def _nbytes(self, tensor: Any, elsewhere: bool) -> int | None:
+    def _nbytes(self, op_type: str, tensor: Any, elsewhere: bool) -> int | None:
         dtype = tensor.dtype
-        if dtype in NOT_PLAIN or tensor.op.type in TINY or _is_reserve(tensor):
+        if dtype in NOT_PLAIN or op_type in TINY or (op_type == RESERVING and tensor.value_index == RESERVE):
             return 0
         size = _elements(tensor.shape)
         if size is None and (better := self._shapes.get(tensor.name)) is not None:
@@ -203,18 +205,13 @@ class _Reader:
             return "not plain memory"
         return UNSWAPPABLE_TYPES.get(op_type)
 
-    def _workspace(self, op: Any) -> int:
+    def _workspace(self, op: Any, attrs: Iterable[str]) -> int:
         peaks = [
             peak_of_body(self._tf_graph, name, self._device_type)
-            for attr in BODY_ATTRS.get(op.type, ())
+            for attr in attrs
             for name in _body_names(op, attr)
         ]
         return max(peaks, default=0)
-
-
-def _is_reserve(tensor: Any) -> bool:
-    """Batch normalisation's last output: cuDNN's own note, empty elsewhere, always of open shape."""
-    return bool(tensor.value_index == 5) and tensor.op.type == "FusedBatchNormV3"
 
 
 def peak_of_body(tf_graph: Any, name: str, device_type: str) -> int:
@@ -251,9 +248,12 @@ def _product(dims: Sequence[int | None]) -> int | None:
     return total
 
 
-def has_backward_pass(ops: Iterable[Any]) -> bool:
-    """Whether a graph trains: it holds a gradient kernel, or an op that a gradient tape made."""
-    return any(is_backward(op) for op in ops)
+def has_backward_pass(ops: Sequence[Any]) -> bool:
+    """Whether a graph trains: it holds a gradient kernel, or an op that a gradient tape made.
+
+    The last ops are looked at first, for that is where they are.
+    """
+    return any(is_backward(op.name, op.type) for op in reversed(ops))
 
 
 def has_collectives(tf_graph: Any) -> bool:
@@ -275,12 +275,3 @@ def all_ops(tf_graph: Any) -> Iterator[Any]:
         body = _function_graph(tf_graph, name)
         if body is not None:
             yield from all_ops(body)
-
-
-def is_backward(op: Any) -> bool:
-    """Whether an op belongs to the backward pass, by its type or its name."""
-    return (
-        op.name.startswith("gradient")
-        or op.type.endswith(("Grad", "Backprop", "BackpropInput", "BackpropFilter"))
-        or "gradient_tape/" in op.name
-    )
