@@ -193,8 +193,16 @@ def open_store(cache: Path, base: Path) -> Store:
     for old in cache.glob("store-????????"):
         with old.with_suffix(".lock").open("w") as handle, contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_store(old)
     return Store(folder, storage_driver(cache))
+
+
+def remove_store(folder: Path) -> None:
+    """Remove a store with what a build that was killed has left mounted in it."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        if Path(place := line.split()[1]).is_relative_to(folder):
+            subprocess.run(["umount", place], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_base(store: Store, archive: Path, log: Path) -> str:
