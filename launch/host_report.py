@@ -33,7 +33,9 @@ _MAX_TEXT = 200
 
 Kind = Literal["own", "gathered", "no-mpi"]
 """``own``: a host's answer by itself; ``gathered``: the same, by MPI; ``no-mpi``: why it could not."""
-_LINE = re.compile(rb"(own|gathered|no-mpi) (\d{1,6}) (\d{1,4})/(\d{1,4}) ([A-Za-z0-9+/=]*)")
+_LINE = re.compile(
+    rb"(own|gathered|no-mpi) (\d{1,6}) (\d{1,4})/(\d{1,4}) ([A-Za-z0-9+/=]{0,%d})" % _PART_CHARS
+)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,15 @@ def parse_answer(host: str, content: bytes) -> HostReport:
             names=tuple(_short(name) for name in answer["names"][:4]),
             finds_itself=answer["finds_itself"] if isinstance(answer["finds_itself"], bool) else None,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        zlib.error,
+    ) as error:
         return HostReport(host, trouble=f"its answer is damaged: {_short(error)}")
     except TopologyError as error:
         return HostReport(host, trouble=f"its topology is damaged: {_short(error)}")
@@ -178,10 +188,18 @@ def _unpack(content: bytes) -> bytes:
 def _read_occupancy(answer: Mapping[str, Any]) -> Occupancy:
     return Occupancy(
         load=None if answer["load"] is None else float(answer["load"]),
-        jobs=int(answer["jobs"]),
-        ranks=int(answer["ranks"]),
-        gpus=tuple(GpuUse(_short(gpu), int(used), int(processes)) for gpu, used, processes in answer["gpus"]),
+        jobs=_count(answer["jobs"]),
+        ranks=_count(answer["ranks"]),
+        gpus=tuple(
+            GpuUse(_short(gpu), _count(used), _count(processes)) for gpu, used, processes in answer["gpus"]
+        ),
     )
+
+
+def _count(value: Any) -> int:
+    if not 0 <= int(value) < 1 << 63:
+        raise ValueError("a count has more than 63 bits")
+    return int(value)
 
 
 def _version(value: object) -> str | None:

@@ -168,9 +168,10 @@ class _Field:
         return TopologyError(f"{self._key} is {str(self._value)[:80]!r}; needed {needed}")
 
     def number(self) -> int:
-        if isinstance(self._value, bool) or not isinstance(self._value, int) or self._value < 0:
-            raise self._wrong("a whole number, 0 or more")
-        return self._value
+        value: object = self._value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+            raise self._wrong("a whole number, 0 or more, of at most 63 bits")
+        return value
 
     def maybe_number(self) -> int | None:
         return None if self._value is None else self.number()

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,6 +75,7 @@ def test_lines_arrive_in_any_order_and_any_pieces_between_anything(chunk: int, c
         NONCE.encode() + b" own 0 0/1 AA;A",
         NONCE.encode() + b" pickle 0 0/1 AAAA",
         NONCE.encode() + b" own 0 0/0 ",
+        NONCE.encode() + b" own 0 0/1 " + b"AAAA" * 1000,
     ],
 )
 def test_what_only_looks_like_an_answer_is_none(line: bytes) -> None:
@@ -122,7 +124,11 @@ def packed(text: str) -> bytes:
         (packed(json.dumps(answer_of(topology={"schema": "x"}))), "topology is damaged"),
         (packed(json.dumps(answer_of(versions=[]))), "damaged"),
         (packed(json.dumps(answer_of(load="high"))), "damaged"),
+        (packed(json.dumps(answer_of(load=10**400))), "damaged"),
+        (packed(json.dumps(answer_of(jobs=float("inf")))), "damaged"),
+        (packed(json.dumps(answer_of(ranks=10**400))), "damaged"),
         (packed(json.dumps(answer_of(gpus=[[1]]))), "damaged"),
+        (packed(json.dumps(answer_of(gpus=[["0000:04:00.0", 10**400, 1]]))), "damaged"),
         (packed(json.dumps(answer_of(names=None))), "damaged"),
         (packed(json.dumps({"trouble": "no CPU\n\x1b[2J" + "!" * 999})), "no CPU??[2J!!"),
     ],
@@ -138,6 +144,16 @@ def test_any_bytes_are_an_answer_or_a_trouble(content: bytes) -> None:
     for data in (content, zlib.compress(content)):
         assert parse_answer("b", data).trouble
     read(MARK + NONCE.encode() + b" own 0 0/1 " + base64.b64encode(content) + b"\n")
+
+
+def test_a_machine_of_more_memory_than_there_can_be_is_damaged() -> None:
+    answer: Any = answer_of()
+    answer["topology"]["numa_nodes"][0]["memory_bytes"] = 10**400
+    report = parse_answer("b", packed(json.dumps(answer)))
+    assert (
+        report.trouble is not None
+        and "its topology is damaged: numa_nodes[0]: memory_bytes is" in report.trouble
+    )
 
 
 def test_hostile_versions_and_names_do_not_reach_a_terminal() -> None:
