@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launch.binding_tools import choose_tools
 from launch.discover import read_machine
-from launch.errors import PlanError
+from launch.errors import PlanError, UsageError
 from launch.idset import format_ids, parse_ids
 from launch.lms_choice import read_lms_config
 from launch.plan import RankPlan
@@ -69,9 +69,15 @@ def plan_again(environ: Mapping[str, str]) -> str:
         environ: The rank's, with its new place in Horovod's variables.
 
     Raises:
-        LmsrunError: As ``plan_this_rank``.
+        LmsrunError: As ``plan_this_rank``, and if nobody wrote down the CPUs of this host's ranks.
     """
-    os.sched_setaffinity(0, parse_ids(json.loads(environ["LMSRUN_REPLAN"])["cpus"]))
+    try:
+        cpus = parse_ids(json.loads(environ.get("LMSRUN_REPLAN", ""))["cpus"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"LMSRUN_REPLAN is missing or damaged ({error}); leave it to lmsrun to set it"
+        ) from error
+    os.sched_setaffinity(0, cpus)
     return plan_this_rank(("true",), environ).env["LMSRUN_EXPECT"]
 
 

@@ -46,6 +46,8 @@ FOREIGN_VARIABLES = frozenset(
     }
 )
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
+_SENT = f"{ENV_PREFIX}SENT_"
+"""Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
 
 OUTPUT = "Output"
 MAX_RANKS = 10**6
@@ -281,7 +283,9 @@ def check_variables(environ: Mapping[str, str]) -> None:
     """
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
     for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name not in known and not _KUBERNETES_SERVICE.search(name):
+        if name.startswith(_SENT) or _KUBERNETES_SERVICE.search(name):
+            continue
+        if name.startswith(ENV_PREFIX) and name not in known:
             word = name.removeprefix(ENV_PREFIX).lower()
             hint = (
                 f"; did you mean {_BY_SHORT_FLAG[word].env_name}?"

@@ -110,6 +110,8 @@ def test_a_binding_that_is_not_there_is_said_and_strict_refuses(show: Path, tmp_
             2,
             "LMSRUN_GPUS names '99', which is not here",
         ),
+        ({}, "--plan", 2, "LMSRUN_REPLAN is missing or damaged"),
+        ({"LMSRUN_REPLAN": '{"cpus": "x"}'}, "--plan", 2, "LMSRUN_REPLAN is missing or damaged"),
     ],
 )
 def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, code: int, word: str) -> None:

@@ -156,6 +156,11 @@ def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None
     assert said in str(caught.value)
 
 
+def test_a_rank_may_start_us_again() -> None:
+    """Where receipts travel as lines, a rank and its children know by variables which ones have been sent."""
+    assert read("a.py", {"LMSRUN_SENT_INIT": "job 0", "LMSRUN_SENT_MOVED_7_1": "job 0"}).program == ("a.py",)
+
+
 def test_what_kubernetes_says_of_a_service_is_no_mistake() -> None:
     """A Service named lmsrun-board puts these into every pod of its namespace."""
     service = "LMSRUN_BOARD"
