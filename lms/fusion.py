@@ -39,8 +39,10 @@ class FusionBuffer:
         """
         nbytes = buffer_bytes(self._environ)
         self._taken = self._taken or (self._late and in_use_bytes >= nbytes)
-        self._expected = not self._taken and fuses(tf_graph) and _is_on(device_type)
-        return nbytes if self._expected else 0
+        comes = not self._taken and fuses(tf_graph) and _is_on(device_type)
+        # A call may trace several graphs; one that exchanges nothing takes nothing back.
+        self._expected = self._expected or comes
+        return nbytes if comes else 0
 
     def step_done(self) -> None:
         """A step has run: from now on the allocator counts the buffer."""

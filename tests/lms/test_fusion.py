@@ -62,6 +62,13 @@ def test_once_it_is_there_the_allocator_counts_it(horovod: SimpleNamespace) -> N
     assert buffer.pending_bytes(TWO, "CPU", DEFAULT_BYTES) == 0
 
 
+def test_a_graph_that_exchanges_nothing_takes_nothing_back(horovod: SimpleNamespace) -> None:
+    buffer = FusionBuffer({}, late=False)
+    assert [buffer.pending_bytes(one, "CPU", 0) for one in (TWO, graph("Relu"))] == [DEFAULT_BYTES, 0]
+    buffer.step_done()
+    assert buffer.pending_bytes(TWO, "CPU", DEFAULT_BYTES) == 0
+
+
 def test_what_was_done_before_lms_came_is_told_by_the_memory_in_use(horovod: SimpleNamespace) -> None:
     assert FusionBuffer({}, late=True).pending_bytes(TWO, "CPU", DEFAULT_BYTES - 1) == DEFAULT_BYTES
     assert FusionBuffer({}, late=True).pending_bytes(TWO, "CPU", DEFAULT_BYTES) == 0
