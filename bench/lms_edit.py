@@ -47,6 +47,8 @@ CASE_TIMEOUT_S = 1800
 def main() -> int:
     """Run one case (a child) or the whole benchmark."""
     options = _parse(sys.argv[1:])
+    if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     if options.case:
         print(json.dumps(run_case(options.case, options.policies[0], options.keras[0], options.repeats)))
         return 0
