@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from lms.transports.build import ALLOCATOR_STATS
 from lms.transports.library import load_library
 
 
@@ -31,7 +32,7 @@ def read_allocator(device: str, environ: Mapping[str, str]) -> AllocatorStats:
     Raises:
         BuildError: If the op cannot be compiled or loaded.
     """
-    read = load_library(environ).ops.lms_allocator_stats
+    read = load_library(ALLOCATOR_STATS, environ).ops.lms_allocator_stats
     with context.eager_mode(), tf.device(device):
         figures = read().numpy().tolist()
     return AllocatorStats(*(None if figure < 0 else figure for figure in figures))

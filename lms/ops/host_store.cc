@@ -5,7 +5,8 @@
 // such a tensor into an ordinary output. The store has two tiers: private memory up to a limit, then one mmap'ed file,
 // which is unlinked as soon as it is open: nothing of it remains, however the process ends.
 //
-// LmsAllocatorStats tells what the allocator of its device counts, more of it than TensorFlow's Python shows.
+// Written against TensorFlow's C API: a rank waits for this to be compiled before its first step, and the headers of the
+// C++ one take ten times as long and 600 MB.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -21,33 +22,27 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
-#include "tensorflow/core/framework/allocator.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/c/kernels.h"
+#include "tensorflow/c/ops.h"
+#include "tensorflow/c/tf_datatype.h"
+#include "tensorflow/c/tf_status.h"
+#include "tensorflow/c/tf_tensor.h"
 
 namespace lmsrun {
-
-using tensorflow::Allocator;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 struct Block {
   size_t capacity;
   int file;  // the number of its file; 0: in memory
 };
 
-class Store : public Allocator {
+class Store {
  public:
   static Store* Get() {
     static Store* store = new Store;  // never destroyed: kernels may still hold buffers at exit
     return store;
   }
-
-  std::string Name() override { return "lms_store"; }
 
   // Blocks are multiples of `page`, at least the system's: 4 KiB on x86, 64 KiB on ppc64le and many aarch64. Returns 0,
   // or the errno of the file that could not be made; then nothing has changed.
@@ -66,7 +61,8 @@ class Store : public Allocator {
     return 0;
   }
 
-  void* AllocateRaw(size_t alignment, size_t bytes) override {
+  // Room for `bytes`, on a page of its own; nullptr where none is left.
+  void* Allocate(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     size_t capacity = std::max<size_t>(1, (bytes + page_ - 1) / page_) * page_;
     void* data = Reuse(capacity);
@@ -83,7 +79,7 @@ class Store : public Allocator {
     return data;
   }
 
-  void DeallocateRaw(void* data) override {
+  void Free(void* data) {
     std::lock_guard<std::mutex> lock(mutex_);
     Block block = blocks_[data];
     in_use_ -= block.capacity;
@@ -191,96 +187,115 @@ class Store : public Allocator {
   std::string directory_;
 };
 
-char* Data(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
+// The C API's objects are freed by hand; these do it at the end of a scope.
+struct Status {
+  TF_Status* const own = TF_NewStatus();
+  ~Status() { TF_DeleteStatus(own); }
+  bool ok() const { return TF_GetCode(own) == TF_OK; }
+};
 
-int64_t CopyTimed(char* to, const char* from, size_t bytes) {
+struct Tensor {
+  TF_Tensor* own = nullptr;
+  ~Tensor() {
+    if (own != nullptr) TF_DeleteTensor(own);
+  }
+  void* data() const { return TF_TensorData(own); }
+  size_t bytes() const { return TF_TensorByteSize(own); }
+  TF_DataType type() const { return TF_TensorType(own); }
+  std::vector<int64_t> dims() const {
+    std::vector<int64_t> dims(TF_NumDims(own));
+    for (size_t i = 0; i < dims.size(); ++i) dims[i] = TF_Dim(own, i);
+    return dims;
+  }
+};
+
+int64_t CopyTimed(void* to, const void* from, size_t bytes) {
   auto start = std::chrono::steady_clock::now();
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
 }
 
-class SwapOutOp : public OpKernel {
- public:
-  explicit SwapOutOp(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES(construction, tensorflow::DataTypeCanUseMemcpy(input_type(0)),
-                tensorflow::errors::InvalidArgument("LMS cannot move tensors of type ",
-                                                    tensorflow::DataTypeString(input_type(0))));
+void GiveBack(void* data, size_t, void*) { Store::Get()->Free(data); }
+
+void FailForRoom(TF_OpKernelContext* context, size_t bytes) {
+  Status status;
+  TF_StringView name = TF_GetOpKernelName(context);
+  std::string text = "LMS store: no room for " + std::to_string(bytes) + " bytes of " +
+                     std::string(name.data, name.len) + "; " + Store::Get()->Describe() +
+                     ". Raise host_mem_limit_mb, or name a directory with free space (LMS_STORE).";
+  TF_SetStatus(status.own, TF_RESOURCE_EXHAUSTED, text.c_str());
+  TF_OpKernelContext_Failure(context, status.own);
+}
+
+void* MakeSwapOut(TF_OpKernelConstruction* construction) {
+  Status status;
+  TF_DataType type;
+  TF_OpKernelConstruction_GetAttrType(construction, "T", &type, status.own);
+  if (status.ok() && TF_DataTypeSize(type) == 0) {
+    TF_SetStatus(status.own, TF_INVALID_ARGUMENT, "LMS cannot move tensors that are no plain memory");
   }
+  if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.own);
+  return nullptr;
+}
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    Store* store = Store::Get();
-    Tensor held(store, input.dtype(), input.shape());
-    OP_REQUIRES(context, held.IsInitialized() || input.NumElements() == 0,
-                tensorflow::errors::ResourceExhausted(
-                    "LMS store: no room for ", input.TotalBytes(), " bytes of ", name(), "; ", store->Describe(),
-                    ". Raise host_mem_limit_mb, or name a directory with free space (LMS_STORE)."));
-    store->ns_out += CopyTimed(Data(held), Data(input), input.TotalBytes());
-    store->bytes_out += input.TotalBytes();
-    ++store->outs;
-    context->set_output(0, held);
-  }
-};
+void SwapOut(void*, TF_OpKernelContext* context) {
+  Status status;
+  Tensor input, held;
+  TF_GetInput(context, 0, &input.own, status.own);
+  if (!status.ok()) return TF_OpKernelContext_Failure(context, status.own);
+  Store* store = Store::Get();
+  void* room = store->Allocate(input.bytes());
+  if (room == nullptr) return FailForRoom(context, input.bytes());
+  store->ns_out += CopyTimed(room, input.data(), input.bytes());
+  store->bytes_out += input.bytes();
+  ++store->outs;
+  std::vector<int64_t> dims = input.dims();
+  held.own = TF_NewTensor(input.type(), dims.data(), dims.size(), room, input.bytes(), GiveBack, nullptr);
+  TF_SetOutput(context, 0, held.own, status.own);
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.own);
+}
 
-class SwapInOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+void SwapIn(void*, TF_OpKernelContext* context) {
+  Status status;
+  Tensor held, output;
+  TF_GetInput(context, 0, &held.own, status.own);
+  if (!status.ok()) return TF_OpKernelContext_Failure(context, status.own);
+  std::vector<int64_t> dims = held.dims();
+  output.own = TF_AllocateOutput(context, 0, held.type(), dims.data(), dims.size(), held.bytes(), status.own);
+  if (!status.ok()) return TF_OpKernelContext_Failure(context, status.own);
+  Store* store = Store::Get();
+  store->ns_in += CopyTimed(output.data(), held.data(), held.bytes());
+  store->bytes_in += held.bytes();
+  ++store->ins;
+}
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& held = context->input(0);
-    Store* store = Store::Get();
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, held.shape(), &output));
-    store->ns_in += CopyTimed(Data(*output), Data(held), held.TotalBytes());
-    store->bytes_in += held.TotalBytes();
-    ++store->ins;
-  }
-};
+void KeepShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* shape = TF_NewShapeHandle();
+  TF_ShapeInferenceContextGetInput(context, 0, shape, status);
+  if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, 0, shape, status);
+  TF_DeleteShapeHandle(shape);
+}
 
-// Figures in the order of lms/allocator.py; -1 where the allocator does not know.
-class AllocatorStatsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+void* MakeNothing(TF_OpKernelConstruction*) { return nullptr; }
+void DeleteNothing(void*) {}
 
-  void Compute(OpKernelContext* context) override {
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({5}), &output));
-    auto stats = context->device()->GetAllocator(tensorflow::AllocatorAttributes())->GetStats();
-    int64_t values[] = {-1, -1, -1, -1, -1};
-    if (stats) {
-      values[0] = stats->num_allocs;
-      values[1] = stats->largest_alloc_size;
-      values[2] = stats->bytes_limit.value_or(-1);
-      values[3] = stats->pool_bytes.value_or(-1);
-      values[4] = stats->peak_pool_bytes.value_or(-1);
-    }
-    std::memcpy(Data(*output), values, sizeof(values));
-  }
-};
+bool Register(const char* op, const char* input, const char* output, void* (*make)(TF_OpKernelConstruction*),
+              void (*compute)(void*, TF_OpKernelContext*)) {
+  Status status;
+  TF_OpDefinitionBuilder* definition = TF_NewOpDefinitionBuilder(op);
+  TF_OpDefinitionBuilderAddInput(definition, input);
+  TF_OpDefinitionBuilderAddOutput(definition, output);
+  TF_OpDefinitionBuilderAddAttr(definition, "T: type");
+  TF_OpDefinitionBuilderSetIsStateful(definition, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, KeepShape);
+  TF_RegisterOpDefinition(definition, status.own);
+  if (!status.ok()) return false;
+  TF_RegisterKernelBuilder(op, TF_NewKernelBuilder(op, "CPU", make, compute, DeleteNothing), status.own);
+  return status.ok();
+}
 
-REGISTER_OP("LmsSwapOut")
-    .Input("input: T")
-    .Output("held: T")
-    .Attr("T: type")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
-REGISTER_OP("LmsSwapIn")
-    .Input("held: T")
-    .Output("output: T")
-    .Attr("T: type")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
-REGISTER_OP("LmsAllocatorStats")
-    .Output("stats: int64")
-    .SetIsStateful()
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
-      context->set_output(0, context->Vector(5));
-      return tensorflow::OkStatus();
-    });
-REGISTER_KERNEL_BUILDER(Name("LmsSwapOut").Device(tensorflow::DEVICE_CPU), SwapOutOp);
-REGISTER_KERNEL_BUILDER(Name("LmsSwapIn").Device(tensorflow::DEVICE_CPU), SwapInOp);
-REGISTER_KERNEL_BUILDER(Name("LmsAllocatorStats").Device(tensorflow::DEVICE_CPU), AllocatorStatsOp);
-REGISTER_KERNEL_BUILDER(Name("LmsAllocatorStats").Device(tensorflow::DEVICE_GPU).HostMemory("stats"), AllocatorStatsOp);
+const bool registered = Register("LmsSwapOut", "input: T", "held: T", MakeSwapOut, SwapOut) &&
+                        Register("LmsSwapIn", "held: T", "output: T", MakeNothing, SwapIn);
 
 }  // namespace lmsrun
 

@@ -1,4 +1,4 @@
-"""Compiles the swap ops, once per TensorFlow version, into the user's cache."""
+"""Compiles the ops, once per TensorFlow version, into the user's cache."""
 
 import fcntl
 import hashlib
@@ -9,13 +9,20 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from lms.errors import BuildError
 
-SOURCE = Path(__file__).resolve().parent.parent / "ops" / "host_store.cc"
-LIBRARY = "host_store.so"
-BUILD_TIMEOUT_S = 300.0
+SOURCES = Path(__file__).resolve().parent.parent / "ops"
+HOST_STORE = SOURCES / "host_store.cc"
+ALLOCATOR_STATS = SOURCES / "allocator_stats.cc"
+
+BUILD_TIMEOUT_S = 900.0
+"""A compiler that still runs then hangs: the store takes 2 s of one core, the statistics 9 s."""
+
+FLAGS = ("-O2", "-fPIC", "-shared")
+PARTIAL = ".so.part"
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
@@ -43,17 +50,20 @@ def library_key(version: str, compile_flags: Sequence[str], source: bytes) -> st
 
 
 def build_library(
+    source: Path,
     version: str,
     compile_flags: Sequence[str],
     link_flags: Sequence[str],
     root: Path,
     run: Callable[..., "subprocess.CompletedProcess[str]"] = subprocess.run,
 ) -> Path:
-    """Return the built library, compiling it when the cache does not hold it (5-20 s).
+    """Return the built library, compiling it when the cache does not hold it.
 
-    Several ranks of one host may ask at once: one compiles, the others wait for it.
+    Several ranks of one host may ask at once: one compiles, the others wait for it. The compiler holds the
+    lock as well, so that one whose rank was killed is waited for before anybody cleans up behind it.
 
     Args:
+        source: One of :data:`HOST_STORE` and :data:`ALLOCATOR_STATS`.
         version: TensorFlow's version.
         compile_flags: ``tf.sysconfig.get_compile_flags()``.
         link_flags: ``tf.sysconfig.get_link_flags()``.
@@ -63,14 +73,17 @@ def build_library(
     Raises:
         BuildError: If there is no compiler, it fails, or the cache is not ours to trust or to write.
     """
-    home = root / library_key(version, compile_flags, SOURCE.read_bytes())
+    home = root / library_key(version, compile_flags, source.read_bytes())
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         _require_own(home)
-        with _locked(home / "lock"):
-            library = home / LIBRARY
+        with _locked(home / "lock") as lock:
+            library = home / f"{source.stem}.so"
             if not library.exists():
-                _compile(library, compile_flags, link_flags, run)
+                _remove_leftovers(home)
+                _compile(
+                    source, library, [*compile_flags, *FLAGS], link_flags, partial(run, pass_fds=(lock,))
+                )
             _require_own(library)
             return library
     except OSError as error:
@@ -87,16 +100,23 @@ def _require_own(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _remove_leftovers(home: Path) -> None:
+    """What a build left that was killed; the lock is ours, so nobody writes to it any more."""
+    for unfinished in home.glob(f"*{PARTIAL}"):
+        unfinished.unlink(missing_ok=True)
+
+
 def _compile(
+    source: Path,
     library: Path,
     compile_flags: Sequence[str],
     link_flags: Sequence[str],
@@ -105,17 +125,17 @@ def _compile(
     compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler found (g++, c++, clang++); install one for the fast transport")
-    descriptor, partial = tempfile.mkstemp(dir=library.parent, suffix=".so.part")
+    descriptor, unfinished = tempfile.mkstemp(dir=library.parent, suffix=PARTIAL)
     os.close(descriptor)
-    argv = [compiler, "-O2", "-fPIC", "-shared", *compile_flags, str(SOURCE), "-o", partial, *link_flags]
+    argv = [compiler, *FLAGS, *compile_flags, str(source), "-o", unfinished, *link_flags]
     try:
         done = run(argv, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
         if done.returncode != 0:
             line = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
-            raise BuildError(f"{Path(compiler).name} could not compile the swap ops: {line.strip()}")
-        os.chmod(partial, 0o700)
-        os.replace(partial, library)
+            raise BuildError(f"{Path(compiler).name} could not compile {source.name}: {line.strip()}")
+        os.chmod(unfinished, 0o700)
+        os.replace(unfinished, library)
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"compiling the swap ops took more than {BUILD_TIMEOUT_S:.0f} s") from error
+        raise BuildError(f"compiling {source.name} took more than {BUILD_TIMEOUT_S:.0f} s") from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        Path(unfinished).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lms.errors import StoreError
 from lms.transports.base import StoreStats
+from lms.transports.build import HOST_STORE
 from lms.transports.library import load_library
 
 _STATS = 10
@@ -44,7 +45,7 @@ class HostTransport:
         memory_limit_bytes: int | None = None,
         page_bytes: int | None = None,
     ) -> None:
-        library = load_library(environ)
+        library = load_library(HOST_STORE, environ)
         self._ops, self._calls = library.ops, library.calls
         self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"

@@ -1,9 +1,10 @@
-"""The compiled ops, loaded once in a process."""
+"""The compiled ops, each library loaded once in a process."""
 
 import ctypes
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from lms.transports.build import build_library, cache_root
 
 @dataclass(frozen=True)
 class Library:
-    """What ``lms/ops/host_store.cc`` holds."""
+    """What one file of ``lms/ops`` holds."""
 
     ops: Any
     """The ops, as functions of Python."""
@@ -22,16 +23,18 @@ class Library:
     """The plain C functions."""
 
 
-def load_library(environ: Mapping[str, str]) -> Library:
+def load_library(source: Path, environ: Mapping[str, str]) -> Library:
     """Compile the ops if the cache does not hold them, and load them.
 
     Args:
+        source: Which of them; see :mod:`lms.transports.build`.
         environ: Where the cache is looked up.
 
     Raises:
         BuildError: If they cannot be compiled or loaded.
     """
     path = build_library(
+        source,
         tf.__version__,
         tf.sysconfig.get_compile_flags(),
         tf.sysconfig.get_link_flags(),

@@ -215,10 +215,67 @@ def test_build_compiles_once_and_leaves_no_partial_file(tmp_path: Path) -> None:
         Path(argv[argv.index("-o") + 1]).write_bytes(b"library")
         return subprocess.CompletedProcess(argv, 0, "", "")
 
-    first = build.build_library("1", ["-DX"], ["-lx"], tmp_path, compiler)
-    assert build.build_library("1", ["-DX"], ["-lx"], tmp_path, compiler) == first
+    first = build.build_library(build.HOST_STORE, "1", ["-DX"], ["-lx"], tmp_path, compiler)
+    assert build.build_library(build.HOST_STORE, "1", ["-DX"], ["-lx"], tmp_path, compiler) == first
     assert len(calls) == 1
-    assert sorted(path.name for path in first.parent.iterdir()) == [build.LIBRARY, "lock"]
+    assert sorted(path.name for path in first.parent.iterdir()) == ["host_store.so", "lock"]
+
+
+KILLED_BUILD = """
+import subprocess, sys
+from pathlib import Path
+from lms.transports import build
+
+def slow(argv, **options):
+    print(argv[argv.index("-o") + 1], flush=True)
+    late = ["sh", "-c", "sleep 2; echo late > $1", "sh", argv[argv.index("-o") + 1]]
+    return subprocess.run(late, **options)
+
+build.build_library(build.HOST_STORE, "1", [], [], Path(sys.argv[1]), slow)
+"""
+
+
+def test_a_killed_build_is_waited_for_and_cleaned_up_behind(tmp_path: Path) -> None:
+    """The compiler outlives its rank, writes its file, and only then the next rank builds."""
+    argv = [sys.executable, "-c", KILLED_BUILD, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        unfinished = Path(rank.stdout.readline().strip())
+        rank.kill()
+    seen: list[str] = []
+
+    def compiler(argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        output = Path(argv[argv.index("-o") + 1])
+        seen.extend(path.name for path in output.parent.iterdir())
+        output.write_bytes(b"library")
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    library = build.build_library(build.HOST_STORE, "1", [], [], tmp_path, compiler)
+    assert unfinished.parent == library.parent and unfinished.name not in seen
+    assert sorted(path.name for path in library.parent.iterdir()) == ["host_store.so", "lock"]
+
+
+RANK = """
+import os, sys
+from lms.transports.build import HOST_STORE, build_library
+from pathlib import Path
+
+def compiler(argv, **_):
+    import subprocess, time
+    time.sleep(0.5)
+    Path(argv[argv.index("-o") + 1]).write_bytes(b"library")
+    print("compiled", flush=True)
+    return subprocess.CompletedProcess(argv, 0, "", "")
+
+build_library(HOST_STORE, "1", [], [], Path(sys.argv[1]), compiler)
+"""
+
+
+def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", RANK, str(tmp_path)]
+    ranks = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sorted(rank.communicate(timeout=120)[0] for rank in ranks) == ["", "", "", "compiled\n"]
+    assert [rank.returncode for rank in ranks] == [0] * 4
 
 
 def test_a_failed_build_says_the_compilers_first_error(tmp_path: Path) -> None:
@@ -226,7 +283,7 @@ def test_a_failed_build_says_the_compilers_first_error(tmp_path: Path) -> None:
         return subprocess.CompletedProcess(argv, 1, "", "note: hello\nx.cc:1: error: no such header\nmore")
 
     with pytest.raises(BuildError, match="x.cc:1: error: no such header"):
-        build.build_library("1", [], [], tmp_path, compiler)
+        build.build_library(build.HOST_STORE, "1", [], [], tmp_path, compiler)
     assert not list(tmp_path.glob("*/*.part"))
 
 
@@ -235,10 +292,10 @@ def test_a_library_that_others_can_write_is_not_loaded(tmp_path: Path) -> None:
         Path(argv[argv.index("-o") + 1]).write_bytes(b"library")
         return subprocess.CompletedProcess(argv, 0, "", "")
 
-    library = build.build_library("1", [], [], tmp_path, compiler)
+    library = build.build_library(build.HOST_STORE, "1", [], [], tmp_path, compiler)
     library.chmod(0o777)
     with pytest.raises(BuildError, match="can be changed by other users"):
-        build.build_library("1", [], [], tmp_path, compiler)
+        build.build_library(build.HOST_STORE, "1", [], [], tmp_path, compiler)
 
 
 @pytest.mark.tensorflow
