@@ -14,6 +14,8 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.framework import c_api_util
 from tensorflow.python.ops import handle_data_util
 
+from lms.errors import UnreadableError
+
 Dims = tuple[int | None, ...]
 
 
@@ -30,10 +32,22 @@ class ShapeHints:
         """``dims`` with what is open filled in: from an argument of the call, else by the batch size."""
         if None not in dims:
             return dims
-        for call in self.calls:
-            if len(call) == len(dims) and all(d is None or d == c for d, c in zip(dims, call, strict=True)):
-                return call
-        return (self.batch_size if dims[0] is None else dims[0], *dims[1:])
+        fitting = next((call for call in self.calls if _fits(call, dims)), None)
+        return fitting or (self.batch_size if dims[0] is None else dims[0], *dims[1:])
+
+    def pin_all(self, arguments: Mapping[str, Dims]) -> dict[str, Dims]:
+        """A graph's arguments, in their order, each pinned to the first of the call that is left for it."""
+        left, pinned = list(self.calls), {}
+        for name, dims in arguments.items():
+            found = next((call for call in left if _fits(call, dims)), None)
+            if found is not None:
+                left.remove(found)
+            pinned[name] = found or self.pin(dims)
+        return pinned
+
+
+def _fits(call: tuple[int, ...], dims: Dims) -> bool:
+    return len(call) == len(dims) and all(d is None or d == c for d, c in zip(dims, call, strict=True))
 
 
 def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
@@ -42,6 +56,9 @@ def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
     Args:
         tf_graph: The traced graph; it is not changed.
         hints: What is known about its arguments.
+
+    Raises:
+        UnreadableError: If the shapes of the call contradict the graph.
     """
     open_tensors = [
         tensor
@@ -97,12 +114,24 @@ def _import_pinned(tf_graph: Any, excerpt: _Excerpt, hints: ShapeHints) -> dict[
         argument = definition.node.add(name=leaf.op.name, op="Placeholder")
         argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
         argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
+    arguments = hints.pin_all(_arguments(tf_graph))
     for op in excerpt.whole:
-        _take(definition.node.add(), op, hints)
+        _take(definition.node.add(), op, hints, arguments)
     copy = tf.Graph()
     with copy.as_default():
         handles = _handles(excerpt)
     return _import_ops(copy, definition, handles)
+
+
+def _arguments(tf_graph: Any) -> dict[str, Dims]:
+    """By name the shapes of a graph's placeholders of plain tensors, in the order in which they were made."""
+    return {
+        op.name: tuple(op.outputs[0].shape.as_list())
+        for op in tf_graph.get_operations()
+        if op.type == "Placeholder"
+        and op.outputs[0].dtype != tf.resource
+        and op.outputs[0].shape.rank is not None
+    }
 
 
 def _import_ops(copy: Any, definition: Any, handles: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,30 +146,35 @@ def _import_ops(copy: Any, definition: Any, handles: Mapping[str, Any]) -> dict[
         c_api.TF_ImportGraphDefOptionsAddInputMapping(options.options, op, int(index), handle._as_tf_output())
     c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options.options, False)
     with copy._c_graph.get() as c_graph, c_api_util.tf_buffer(definition.SerializeToString()) as data:
-        results = c_api.TF_GraphImportGraphDefWithResults(c_graph, data, options.options)
+        try:
+            results = c_api.TF_GraphImportGraphDefWithResults(c_graph, data, options.options)
+        except tf.errors.OpError as error:
+            reason = error.message.partition("\n")[0]
+            raise UnreadableError(
+                f"its open shapes cannot be completed from those of the call ({reason}); "
+                "give its arguments shapes, or set LMS_BATCH_SIZE"
+            ) from error
         c_api_util.ScopedTFImportGraphDefResults(results)  # frees them
     made = (tf.Operation._from_c_op(c_op, copy) for c_op in copy.new_operations())
     return {op.name: op for op in made}
 
 
-def _take(taken: Any, op: Any, hints: ShapeHints) -> None:
+def _take(taken: Any, op: Any, hints: ShapeHints, arguments: Mapping[str, Dims]) -> None:
     taken.MergeFromString(op._node_def)
     data = [name for name in taken.input if not name.startswith("^")]
     del taken.input[len(data) :]
     for attr in ("_output_shapes", "_class"):
         taken.attr.pop(attr, None)
-    if taken.op == "Placeholder" and "shape" in taken.attr:
-        _pin(taken.attr["shape"].shape, hints)
+    if taken.name in arguments and "shape" in taken.attr:
+        _write(taken.attr["shape"].shape, arguments[taken.name])
     if "output_shapes" in taken.attr and "output_types" in taken.attr:
         for shape in taken.attr["output_shapes"].list.shape:
-            _pin(shape, hints)
+            if shape.dim and not shape.unknown_rank:
+                _write(shape, hints.pin(tuple(None if dim.size < 0 else dim.size for dim in shape.dim)))
 
 
-def _pin(shape: Any, hints: ShapeHints) -> None:
-    if shape.unknown_rank or not shape.dim:
-        return
-    dims = tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
-    for dim, size in zip(shape.dim, hints.pin(dims), strict=True):
+def _write(shape: Any, dims: Dims) -> None:
+    for dim, size in zip(shape.dim, dims, strict=True):
         dim.size = -1 if size is None else size
 
 

@@ -9,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from lms.errors import UnreadableError  # noqa: E402
 from lms.graph import Use  # noqa: E402
 from lms.op_types import is_backward  # noqa: E402
 from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
@@ -191,6 +192,20 @@ def test_hints_prefer_the_call_over_the_batch_size() -> None:
     assert hints.pin((None, 5)) == (100, 5)
     assert hints.pin((2, 5)) == (2, 5)
     assert ShapeHints().pin((None, 5)) == (None, 5)
+
+
+def test_arguments_of_one_rank_take_the_shapes_of_the_call_in_turn() -> None:
+    hints = ShapeHints(calls=((8, 3), (3, 5), (8, 5)))
+    arguments = {"x": (None, None), "fixed": (3, 5), "y": (None, 5), "late": (None, 3)}
+    assert hints.pin_all(arguments) == {"x": (8, 3), "fixed": (3, 5), "y": (8, 5), "late": (8, 3)}
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (None, None), name="x")
+        y = tf.compat.v1.placeholder(tf.float32, (None, None), name="y")
+        tf.matmul(x, y, name="product")
+    assert complete_shapes(graph, ShapeHints(calls=((8, 3), (3, 5))))["product:0"] == (8, 5)
+    with pytest.raises(UnreadableError, match="cannot be completed from those of the call .* LMS_BATCH_SIZE"):
+        complete_shapes(graph, ShapeHints(calls=((8, 3), (8, 3))))
 
 
 def test_a_while_loop_of_compat_v1_is_refused_with_the_remedy() -> None:
