@@ -78,8 +78,8 @@ class LMSConfig:
     )
 
     n_tensors: int = _option(-1, "v1: how many tensors to swap; -1: all, 0: none", low=-1)
-    lb: int = _option(1, "v1: swap in at least this many levels before the consumer", low=1)
-    ub: int = _option(10000, "v1: swap in at most this many levels before the consumer", low=1)
+    lb: int = _option(1, "v1: swap in at least this many ops before the consumer", low=1)
+    ub: int = _option(10000, "v1: swap in at most this many ops before the consumer", low=1)
     ctrld_strategy: CtrldStrategy = _option("chain_rule", "v1: how the trigger of a swap-in is found")
     fuse_swapins: bool = _option(False, "v1: close consumers share one swap-in")
     swap_branches: bool = _option(False, "v1: swap along long forward branches too")

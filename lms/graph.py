@@ -77,6 +77,8 @@ class Graph:
     tensors: tuple[Tensor, ...]
     kept: frozenset[int] = frozenset()
     """Tensor ids that are alive at the end (outputs of the function): never freed, never swapped."""
+    backward: frozenset[int] = frozenset()
+    """Op ids that belong to the backward pass although neither name nor type says so."""
 
     @cached_property
     def uses(self) -> tuple[tuple[Use, ...], ...]:

@@ -36,7 +36,7 @@ class Filters:
     starting_op_names: frozenset[str] = frozenset()
     """Only what depends on these ops is swapped."""
     optimizer_scopes: frozenset[str] = frozenset()
-    """Scopes of the backward pass; they are checked, the engine finds the backward pass by itself."""
+    """Scopes of the backward pass, beside the gradient ops that the engine finds by itself."""
 
 
 FILTER_NAMES = tuple(field.name for field in fields(Filters) if "_by_" in field.name)
@@ -44,7 +44,7 @@ FILTER_NAMES = tuple(field.name for field in fields(Filters) if "_by_" in field.
 
 
 def select(graph: Graph, filters: Filters) -> Graph:
-    """``graph`` with a reason at each tensor that ``filters`` keep on the device.
+    """``graph`` with a reason at each tensor that ``filters`` keep on the device, and the optimizer's ops.
 
     Raises:
         LMSArgumentError: If a scope, type or starting op matches no op of the graph.
@@ -60,7 +60,8 @@ def select(graph: Graph, filters: Filters) -> Graph:
         maker = graph.ops[graph.tensors[root].op]
         reason = _why_stays(maker, [graph.ops[op] for op in users[root]], filters, reached)
         tensors.append(replace(tensor, forbidden=tensor.forbidden or reason) if reason else tensor)
-    return replace(graph, tensors=tuple(tensors))
+    backward = frozenset(op.id for op in graph.ops if _in_scopes(op, filters.optimizer_scopes))
+    return replace(graph, tensors=tuple(tensors), backward=backward)
 
 
 def require_matches(ops: Collection[Op], filters: Filters) -> None:

@@ -30,6 +30,9 @@ class Rule:
     """The step behind the trigger waits for the copy back."""
     by_order: bool = False
     """``ahead`` counts steps of the order, not levels (``ctrld_strategy="direct_order"``)."""
+    by_chain: bool = False
+    """``ahead`` counts ops of the forward pass, from the producer on; the copy back starts with the backward
+    op of the op that is so far (``ctrld_strategy="chain_rule"``)."""
     most: int | None = None
     """How many buffers are swapped at most, those made first."""
     forward_gap: int | None = 0
@@ -46,6 +49,7 @@ def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
             ahead=config.lb,
             furthest=config.ub,
             by_order=config.ctrld_strategy == "direct_order",
+            by_chain=config.ctrld_strategy == "chain_rule",
             most=None if config.n_tensors < 0 else config.n_tensors,
             forward_gap=config.branch_threshold if config.swap_branches else None,
         )
@@ -68,29 +72,32 @@ def uses_first_generation(config: LMSConfig) -> bool:
 def plan_threshold(schedule: Schedule, levels: Sequence[int], rule: Rule) -> tuple[Trip, ...]:
     """Every trip that the rule asks for; ``levels`` are by op id."""
     step_levels = [levels[op] for op in schedule.chain]
-    backward = backward_ops(schedule.buffers.graph) if rule.forward_gap != 0 else frozenset()
-    backward_steps = {step for op, step in schedule.step.items() if op in backward}
+    asked = rule.forward_gap != 0 or rule.by_chain
+    backward = backward_ops(schedule.buffers.graph) if asked else frozenset()
+    matching = _Matching(schedule, backward)
     trips: list[Trip] = []
     swapped = 0
     for root, steps in schedule.uses.items():
         if rule.most is not None and swapped >= rule.most:
             break
-        found = _trips(root, steps, step_levels, rule, backward_steps)
+        found = _trips(root, steps, step_levels, rule, matching)
         swapped += bool(found)
         trips += found
     return tuple(trips)
 
 
 def _trips(
-    root: int, steps: Sequence[int], levels: Sequence[int], rule: Rule, backward: Collection[int]
+    root: int, steps: Sequence[int], levels: Sequence[int], rule: Rule, matching: "_Matching"
 ) -> list[Trip]:
     trips: list[Trip] = []
     for left, back in zip(steps, steps[1:], strict=False):
         distance = levels[back] - levels[left]
         limit = rule.groupby if trips else rule.threshold
-        if back - left < 2 or distance <= limit or not _allowed(left, back, distance, rule, backward):
+        if back - left < 2 or distance <= limit or not _allowed(left, back, distance, rule, matching.steps):
             continue
-        trigger = _trigger(left, back, levels, rule)
+        trigger = matching.trigger(root, left, back, rule) if rule.by_chain else None
+        if trigger is None:
+            trigger = _trigger(left, back, levels, rule)
         awaited = trigger + 1 if rule.wait_in and trigger + 1 < back else None
         trips.append(Trip(root, left, back, trigger, left + 1 if rule.wait_out else None, awaited))
     return trips
@@ -116,9 +123,41 @@ def _trigger(left: int, back: int, levels: Sequence[int], rule: Rule) -> int:
     return trigger
 
 
+class _Matching:
+    """Which step of the backward pass belongs to an op of the forward pass: one that reads what it made."""
+
+    def __init__(self, schedule: Schedule, backward: Collection[int]) -> None:
+        self._schedule, self._backward = schedule, backward
+        self.steps = frozenset(step for op, step in schedule.step.items() if op in backward)
+        """The steps of the backward pass."""
+
+    def trigger(self, root: int, left: int, back: int, rule: Rule) -> int | None:
+        """The last backward step before ``back`` of the nearest op that is far enough from the producer.
+
+        None where ``back`` is no step of the backward pass, or no op within ``ub`` has a step there.
+        """
+        if back not in self.steps:
+            return None
+        graph, step = self._schedule.buffers.graph, self._schedule.step
+        ring = seen = frozenset({graph.tensors[root].op})
+        distance = 0
+        while ring and (rule.furthest is None or distance < rule.furthest):
+            after = {later for op in ring for later in graph.successors[op]}
+            ring = frozenset(after.difference(seen, self._backward))
+            seen |= ring
+            distance += 1
+            if distance < rule.ahead:
+                continue
+            readers = {later for op in ring for later in graph.successors[op] if later in self._backward}
+            matching = [step[op] for op in readers if op in step and left < step[op] < back]
+            if matching:
+                return max(matching)
+        return None
+
+
 def backward_ops(graph: Graph) -> frozenset[int]:
     """The ops of the backward pass: gradient ops by name or type, and what depends on them."""
-    backward: set[int] = set()
+    backward = set(graph.backward)
     for op in graph.ops:
         if is_backward(op.name, op.type) or not backward.isdisjoint(graph.predecessors[op.id]):
             backward.add(op.id)

@@ -298,6 +298,47 @@ def test_first_generation_swaps_from_forward_to_backward_only_unless_told():
     assert direct.swap_ins[0].trigger == 5
 
 
+def layers_of_two_backward_ops():
+    """f0 ... f4, then for each layer a ``b`` that reads what its f made, and a ``c`` that goes on from it."""
+    build = GraphBuilder()
+    (value,) = build.add("images", "Placeholder", outputs=[U])
+    made = []
+    for index in range(5):
+        made += [value := build.add(f"f{index}", "Conv2D", inputs=[value], outputs=[4 * U])[0]]
+    (gradient,) = build.add("loss", "Loss", inputs=[value], outputs=[4 * U])
+    for index in reversed(range(5)):
+        (gradient,) = build.add(f"b{index}", "ConvGrad", inputs=[made[index], gradient], outputs=[4 * U])
+        (gradient,) = build.add(f"c{index}", "ReluGrad", inputs=[gradient], outputs=[4 * U])
+    return build.build(kept=[gradient])
+
+
+@pytest.mark.parametrize(
+    ("fields", "trigger"),
+    [
+        ({"lb": 1}, "b1"),
+        ({"lb": 2}, "b2"),
+        ({"lb": 3}, "b3"),
+        ({"lb": 2, "ctrld_strategy": "direct_order"}, "b1"),
+        ({"lb": 9}, "loss"),  # no op of the forward pass is so far: nine levels ahead
+    ],
+)
+def test_chain_rule_takes_the_backward_op_of_an_op_further_on(fields, trigger):
+    graph = layers_of_two_backward_ops()
+    made = threshold(graph, branch_threshold=1, **fields)
+    swap = next(swap for swap in made.swaps if graph.tensor_name(swap.tensor) == "f0:0")
+    assert graph.ops[swap.swap_ins[0].trigger].name == trigger
+
+
+def test_chain_rule_looks_no_further_than_ub():
+    graph = layers_of_two_backward_ops()
+    chain = replace(graph, ops=tuple(replace(op, type="Op") for op in graph.ops))
+    nobody = threshold(chain, lb=1, ub=2, branch_threshold=1)
+    assert nobody.swaps == ()  # nothing says which ops belong to the backward pass
+    told = replace(chain, backward=frozenset(op.id for op in chain.ops if op.name[0] in "bc"))
+    swap = threshold(told, lb=1, ub=1, branch_threshold=1).swaps[0]
+    assert chain.ops[swap.swap_ins[0].trigger].name == "b1"
+
+
 # --- the whole
 # --------------------------------------------------------------------------------------------------------
 
