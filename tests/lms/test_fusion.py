@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 from lms import fusion
-from lms.fusion import DEFAULT_BYTES, FusionBuffer, buffer_bytes
+from lms.fusion import DEFAULT_BYTES, FusionBuffer, buffer_bytes, taken_bytes
 
 pytestmark = pytest.mark.tensorflow
 
@@ -33,6 +33,15 @@ def test_its_size_is_the_variables() -> None:
     assert buffer_bytes({}) == DEFAULT_BYTES == 128 << 20
     assert buffer_bytes({"HOROVOD_FUSION_THRESHOLD": "0"}) == 0
     assert buffer_bytes({"HOROVOD_FUSION_THRESHOLD": " 1048576 "}) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("asked", "grows", "taken"),
+    [(24, True, 32), (32, True, 32), (24, False, 24), (0, True, 0), (300, True, 300)],
+)
+def test_a_pool_that_grows_hands_out_powers_of_two(asked: int, grows: bool, taken: int) -> None:
+    """300 MiB of 512 would waste more than the allocator lets pass."""
+    assert taken_bytes(asked << 20, grows) == taken << 20
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_two_ranks_train_the_same_bits_with_and_without_swapping() -> None:
     assert len({rank[when] for rank in ranks for when in ("before", "after")}) == 1
 
 
-@pytest.mark.parametrize("mib", [24, 128])
-def test_the_plan_counts_horovods_fusion_buffer(mib: int) -> None:
-    default = {} if mib == 128 else {"HOROVOD_FUSION_THRESHOLD": str(mib << 20)}
+@pytest.mark.parametrize(("asked", "mib"), [(24, 32), (None, 128)])
+def test_the_plan_counts_horovods_fusion_buffer(asked: int | None, mib: int) -> None:
+    default = {} if asked is None else {"HOROVOD_FUSION_THRESHOLD": str(asked << 20)}
     for rank in run_ranks("peaks", **default):
         assert all(mib << 20 <= base < mib + 8 << 20 for base in rank["base"]), rank
         assert rank["planned"] == pytest.approx(rank["measured"], rel=0.1), rank
