@@ -302,7 +302,8 @@ def on_horovod(basics: "Any") -> None:
     import functools
 
     def leave(rank_pid: int) -> None:
-        if os.getpid() == rank_pid and os.environ.get("LMSRUN_RECEIPT_DIR"):
+        # Compared by the time of its file, so that a line to a launcher elsewhere would tell nothing.
+        if os.getpid() == rank_pid and os.path.isdir(os.environ.get("LMSRUN_RECEIPT_DIR", "")):
             write_receipt("exit", {}, os.environ)
 
     try:
@@ -318,9 +319,9 @@ def on_horovod(basics: "Any") -> None:
             binding = read_binding()
             binding.update(hvd_rank=self.rank(), hvd_size=self.size())
             write_receipt("init", binding, os.environ)
+            atexit.register(leave, os.getpid())
             if os.environ.get("LMSRUN_REPLAN"):
                 follow_move(self)
-            atexit.register(leave, os.getpid())
         except Exception as error:
             note(f"no receipt after hvd.init(): {_one_line(error)}")
         return result

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch.receipt_lines import ReceiptSieve
 from lms.bootstrap import sitecustomize as bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,6 +321,18 @@ def test_receipts_go_by_line_where_no_folder_leads_to_the_launcher(rank: Rank) -
     front, content = line.split(" ", 4)[:4], json.loads(line.split(" ", 4)[4])
     assert front == ["\x1elmsrun-receipt", "job", "3", "framework"]
     assert content["tensorflow"] == "2.1.0"
+
+
+def test_the_folder_of_another_host_gets_nothing_and_the_terminal_no_more_than_the_launcher_takes(
+    rank: Rank, tmp_path: Path
+) -> None:
+    """A launcher that hands on its whole environment names its own folder to ranks of other hosts, too."""
+    source = "import horovod.tensorflow as hvd; hvd.init()"
+    ways = {"LMSRUN_RECEIPT_DIR": str(tmp_path / "elsewhere"), "LMSRUN_RECEIPT_LINES": "1"}
+    done = rank.run(source, **ways, **HOROVOD)
+    assert done.returncode == 0
+    passed = ReceiptSieve("job", None).feed(done.stderr.encode())
+    assert done.stderr.count("\x1elmsrun-receipt") == 1 and passed == b""
 
 
 def test_without_a_place_for_receipts_a_program_runs_on(rank: Rank) -> None:
