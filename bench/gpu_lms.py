@@ -16,7 +16,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -71,14 +71,19 @@ def main() -> int:
             f"found no GPU (TensorFlow {version}, built {built} CUDA); needed one CUDA GPU that it sees; "
             "try nvidia-smi, pip install 'tensorflow[and-cuda]', or --device cpu --quick"
         )
+    out = Path(options.out) if options.out else None
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(document: Found) -> None:
+        if out is not None:
+            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
     try:
-        document = measure(_setting(options), Runner(timeout_s=options.case_seconds), machine)
+        document = measure(_setting(options), Runner(timeout_s=options.case_seconds), machine, save)
     except CaseError as error:
         return _refuse(str(error))
     print(render(document))
-    if options.out:
-        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -119,17 +124,11 @@ def _setting(options: argparse.Namespace) -> Setting:
     return replace(setting, models=tuple(options.models)) if options.models else setting
 
 
-def measure(setting: Setting, runner: Runner, machine: Found) -> Found:
-    """Everything; what goes wrong with one model is recorded, and the next comes."""
+def measure(setting: Setting, runner: Runner, machine: Found, save: Callable[[Found], None]) -> Found:
+    """Everything, saved after each model; what goes wrong with one is recorded, and the next comes."""
     copies = runner.run(_case(setting, setting.models[0], copy_mb=setting.copy_mb))
-    results = []
-    for name in setting.models:
-        try:
-            results.append(Bench(setting, runner, name).measure(copies))
-        except CaseError as error:
-            say(str(error))
-            results.append({"model": name, "error": str(error)})
-    return {
+    results: list[Found] = []
+    document = {
         "schema": "lmsrun.bench-gpu/1",
         "what": CHECK if setting.device == CPU else ", ".join(machine["gpus"][:1]),
         "machine": machine,
@@ -138,6 +137,14 @@ def measure(setting: Setting, runner: Runner, machine: Found) -> Found:
         "copies": copies,
         "results": results,
     }
+    for name in setting.models:
+        try:
+            results.append(Bench(setting, runner, name).measure(copies))
+        except CaseError as error:
+            say(str(error))
+            results.append({"model": name, "error": str(error)})
+        save(document)
+    return document
 
 
 def _case(setting: Setting, model: str, **more: Any) -> Case:

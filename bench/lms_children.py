@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ class Paced:
         """End the case; returns what it found."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        lines = self._process.stdout.read().splitlines()
+        with self._watched():
+            lines = self._process.stdout.read().splitlines()
         if self._process.wait() or not lines:
             self._fail()
         found: Found = json.loads(lines[-1])
@@ -137,15 +139,21 @@ class Paced:
 
     def _read_step(self) -> float:
         assert self._process.stdout is not None
-        watchdog = threading.Timer(self._timeout_s, self._process.kill)
-        watchdog.start()
-        try:
+        with self._watched():
             line = self._process.stdout.readline()
-        finally:
-            watchdog.cancel()
         if not line:
             self._fail()
         return float(json.loads(line)["step_s"])
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Kill the case when what is done here takes too long."""
+        watchdog = threading.Timer(self._timeout_s, self._process.kill)
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
 
     def _fail(self) -> None:
         code = self._process.wait()

@@ -151,7 +151,9 @@ def test_the_table_of_a_gpu(bench_path: None) -> None:
 
     setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all", "auto"), 4, 256, tolerance=0.03)
     machine = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
-    document = gpu_lms.measure(setting, Gpu(), machine)
+    saved: list[int] = []
+    document = gpu_lms.measure(setting, Gpu(), machine, lambda so_far: saved.append(len(so_far["results"])))
+    assert saved == [1], "after each model: the next one may take hours"
     (result,) = document["results"]
     assert 35 <= result["most"]["off"] <= 36 and 350 <= result["most"]["all"] <= 360
     head, copies, columns, first, *rows, _ = gpu_lms.render(document).splitlines()
@@ -181,7 +183,8 @@ def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
     import gpu_lms
 
     setting = gpu_lms.Setting("GPU:0", 41, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
-    document = gpu_lms.measure(setting, Gpu(), {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]})
+    machine = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
+    document = gpu_lms.measure(setting, Gpu(), machine, lambda so_far: None)
     assert document["results"] == [
         {"model": "resnet50", "error": "resnet50: 4 units do not fit even with LMS; raise --limit-gib"}
     ]
