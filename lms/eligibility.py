@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from lms.liveness import Buffers
 from lms.swap_plan import Rejected
 
+UNKNOWN_SIZE = "size is unknown"
+"""The reason why a tensor stays of which nobody can say what it takes."""
+
 
 @dataclass(frozen=True)
 class Eligibility:
@@ -43,7 +46,7 @@ def _why_not(
     if tensor.outside:
         return "not in the step's device memory"
     if tensor.nbytes is None:
-        return "size is unknown"
+        return UNKNOWN_SIZE
     if tensor.nbytes < min_bytes:
         return "smaller than min_tensor_bytes"
     if buffers.kept[root]:

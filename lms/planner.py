@@ -6,7 +6,7 @@ from functools import cached_property
 
 from lms.config import ConfigError, LMSConfig
 from lms.costs import Costs
-from lms.eligibility import judge
+from lms.eligibility import UNKNOWN_SIZE, judge
 from lms.graph import Graph
 from lms.liveness import Buffers, timeline
 from lms.policies.budget import fit
@@ -103,8 +103,7 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
         unknown = "nothing is edited: the device has no known limit; set budget_bytes"
         return _untouched(config, case, None, unknown)
     if case.peak_before_bytes <= budget:
-        fits = f"nothing is edited: the step fits ({_mib(case.peak_before_bytes)})"
-        return _untouched(config, case, budget, fits)
+        return _untouched(config, case, budget, _why_it_fits(case))
     return _plan_budget(case, budget)
 
 
@@ -239,6 +238,14 @@ def _why_infeasible(case: Case, made: SwapPlan) -> str:
         f"no plan gets below {_mib(made.floor_bytes)}{op}; "
         "a smaller batch or image, margin or min_tensor_bytes would help"
     )
+
+
+def _why_it_fits(case: Case) -> str:
+    known = _mib(case.peak_before_bytes)
+    unknown = sum(rejection.reason == UNKNOWN_SIZE for rejection in case.rejected)
+    if not unknown:
+        return f"nothing is edited: the step fits ({known})"
+    return f"nothing is edited: what is known fits ({known}); the sizes of {unknown} tensors are open"
 
 
 def _untouched(config: LMSConfig, case: Case, budget: int | None, note: str) -> SwapPlan:

@@ -21,6 +21,7 @@ import lms
 from lms.callbacks import EitherKeras
 from lms.compat.filters import FILTER_NAMES, LMSArgumentError, select
 from lms.compat.parameters import names_of, parse_call
+from lms.eligibility import UNKNOWN_SIZE
 from lms.enable import LMSWarning
 from lms.errors import LMSError
 from lms.graph import Graph
@@ -34,7 +35,8 @@ from lms.tf_graph import has_backward_pass
 GIB = 1 << 30
 PLOT_NAME = "lms_autotune.png"
 ASSUMED_BATCH = 32
-"""Batch size where a graph leaves it open and nobody says it: the first generation asked for none."""
+"""Batch size where a graph leaves it open and nobody says it. Only rules that count levels are given it: what
+fits a device is not to be guessed."""
 
 _logger = logging.getLogger("lms.compat")
 
@@ -163,7 +165,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log(note)
         if not stats.edited:
             if self.generation == 2 and stats.budget_bytes is not None:
-                self._log("LMS is not necessary")
+                self._log(_is_it_necessary(stats))
             return
         if self.generation == 1:
             self._log(f"Added {stats.added_ops} ops into the model")
@@ -241,7 +243,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _hints(self, graph: Any) -> ShapeHints:
         size = self._config.batch_size
-        if size is None and _has_open_batch(graph):
+        if size is None and self._config.policy == "threshold" and _has_open_batch(graph):
             size = ASSUMED_BATCH
             self._log(f"the graph leaves the batch size open; sizes are for {size} (LMS_BATCH_SIZE)")
         return ShapeHints(batch_size=size)
@@ -255,6 +257,17 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if _logger.level == logging.NOTSET:
             _logger.setLevel(logging.INFO)
         _logger.info("[LMS][0] %s", text)
+
+
+def _is_it_necessary(stats: GraphStats) -> str:
+    """For a graph that was left as it is."""
+    unknown = dict(stats.rejected).get(UNKNOWN_SIZE, 0)
+    if not unknown:
+        return "LMS is not necessary"
+    return (
+        f"whether LMS is necessary is not known: the sizes of {unknown} tensors are open; set batch_size "
+        "(LMS_BATCH_SIZE)"
+    )
 
 
 def _has_open_batch(graph: Any) -> bool:

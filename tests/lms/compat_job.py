@@ -68,14 +68,14 @@ def build(ref_variables: bool = False) -> tuple[Any, Any, Any, Any]:
 
 
 def trained(net: Any, hooks: Any = ()) -> str:
-    """Train some steps; a digest of the weights, equal only if every bit is."""
+    """Train twenty steps; a digest of the weights, equal only if every bit is."""
     x, y, train, accuracy = net
     rng = np.random.default_rng(0)
     feed = {x: rng.normal(size=(64, 32, 32, 3)).astype("float32"), y: rng.integers(0, 10, 64)}
     config = tf1.ConfigProto()
     config.graph_options.rewrite_options.arithmetic_optimization = 2
     with tf1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
-        for _ in range(3):
+        for _ in range(20):
             session.run(train, feed)
         session.run(accuracy, feed)
         values = session.run([*tf1.trainable_variables(), tf1.train.get_global_step()])
@@ -147,6 +147,16 @@ def sessions() -> dict[str, Any]:
         return said()
 
     found["auto"] = in_new_graph(auto)
+
+    def open_batch() -> list[Any]:
+        build()
+        said()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            added = LMS().run()
+        return [len(added), said(), [str(warning.message) for warning in caught]]
+
+    found["open"] = in_new_graph(open_batch)
 
     def errors() -> dict[str, Any]:
         build()

@@ -36,7 +36,7 @@ def network() -> tuple[Any, Any, Any, Any]:
 
 
 def train(with_hook: LMSSessionRunHook | None = None, feed_first: bool = False) -> tuple[str, int]:
-    """Five steps; the weights as a text, and how many ops LMS added."""
+    """Twenty steps; the weights as a text, and how many ops LMS added."""
     random = np.random.RandomState(0)
     images, labels = random.rand(BATCH, 28, 28, 1).astype("f"), random.randint(0, 10, BATCH)
     options = v1.ConfigProto()
@@ -52,7 +52,7 @@ def train(with_hook: LMSSessionRunHook | None = None, feed_first: bool = False) 
         with session:
             if with_hook is None:
                 session.run(v1.global_variables_initializer(), fed if feed_first else None)
-            for _ in range(5):
+            for _ in range(20):
                 session.run([loss, step], fed)
             values = session.run(v1.trainable_variables())
         added = sum(op.name.startswith("lms/") for op in graph.get_operations())

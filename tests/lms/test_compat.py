@@ -128,6 +128,10 @@ def test_aliases_follow_their_buffer() -> None:
     assert [tensor.forbidden is not None for tensor in chosen.tensors] == [True, True, False]
 
 
+def test_optimizer_scopes_are_the_backward_pass() -> None:
+    assert select(chain(), Filters(optimizer_scopes=frozenset({"b2/"}))).backward == {2}
+
+
 @pytest.mark.parametrize("name", [*FILTER_NAMES, "starting_op_names", "optimizer_scopes", "starting_scope"])
 def test_what_matches_nothing_is_refused(name: str) -> None:
     value: Any = "b3" if name == "starting_scope" else frozenset({"b3"})
@@ -171,7 +175,7 @@ def sessions() -> dict[str, Any]:
 def test_sessions_give_the_same_bits(sessions: dict[str, Any]) -> None:
     assert len({sessions[name] for name in ("plain", "plain_ref", "hook", "hook_ref", "second")}) == 1
     assert sessions["alias"]
-    assert sessions["store"] == 3 * 5
+    assert sessions["store"] == 20 * 5
 
 
 @pytest.mark.tensorflow
@@ -191,6 +195,14 @@ def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
     )
     assert sessions["off"] == [0, ["[LMS][0] LMS is disabled and will not modify the model."]]
     assert sessions["auto"][-1] == "[LMS][0] LMS is not necessary"
+
+
+@pytest.mark.tensorflow
+def test_what_fits_is_not_guessed_where_the_batch_size_is_open(sessions: dict[str, Any]) -> None:
+    added, lines, warned = sessions["open"]
+    assert added == 0 and not any("LMS is not necessary" in line or "32" in line for line in lines)
+    assert lines[-1].startswith("[LMS][0] whether LMS is necessary is not known: the sizes of ")
+    assert any("are open" in text and "LMS_BATCH_SIZE" in text for text in warned)
 
 
 @pytest.mark.tensorflow

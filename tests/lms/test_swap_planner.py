@@ -45,6 +45,14 @@ def test_auto_leaves_a_step_that_fits_alone_and_says_so():
     assert made.notes == ("nothing is edited: the step fits (0.0 MiB)",)
 
 
+def test_what_is_open_is_said_where_the_rest_fits():
+    build = GraphBuilder()
+    (a,) = build.add("a", "Op", outputs=[4 * U])
+    build.add("b", "Op", inputs=[a], outputs=[None])
+    (note,) = plan(build.build(), config(), limit_bytes=18 * U).notes
+    assert "what is known fits" in note and "the sizes of 1 tensors are open" in note
+
+
 def test_auto_without_a_known_limit_edits_nothing_and_says_so():
     made = plan(deep(), config())
     assert made.is_empty and "no known limit" in made.notes[0]
