@@ -101,15 +101,37 @@ def feed_of_a_bypassed_tensor() -> str:
     return "it ran"
 
 
+def train_a_while_loop() -> tuple[str, list[str]]:
+    """A recurrent net with TensorFlow 1's while loop (Enter, Exit, ...): the weights, and what is said."""
+    values = np.random.RandomState(0).rand(BATCH, 64)
+    v1.disable_control_flow_v2()
+    with warnings.catch_warnings(record=True) as caught, tf.Graph().as_default() as graph:
+        warnings.simplefilter("always")
+        x = v1.placeholder(tf.float32, (BATCH, 64))
+        kernel = v1.get_variable("kernel", (64, 64), initializer=v1.glorot_uniform_initializer(seed=1))
+        _, state = tf.while_loop(lambda i, _: i < 5, lambda i, h: (i + 1, tf.tanh(h @ kernel)), (0, x))
+        step = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(state**2))
+        assert any(op.type == "Enter" for op in graph.get_operations())
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(20):
+                session.run(step, {x: values})
+            weights = session.run(kernel).tobytes().hex()
+    v1.enable_control_flow_v2()
+    return weights, [str(one.message) for one in caught]
+
+
 def main() -> dict[str, Any]:
     """All ways."""
     seen: dict[str, Any] = {"off": train()}
     seen["hook"] = train(LMSSessionRunHook(lms.LMSConfig(batch_size=BATCH, policy="all")))
     seen["refusals"] = refusals()
+    seen["while off"] = train_a_while_loop()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lms.enable(policy="all", batch_size=BATCH)
     seen["enabled"] = train()
+    seen["while on"] = train_a_while_loop()
     seen["report"] = str(lms.report())
     seen["too late"] = too_late()
     seen["bypassed"] = feed_of_a_bypassed_tensor()

@@ -48,6 +48,17 @@ def test_what_cannot_be_edited_is_refused(seen: dict[str, Any]) -> None:
     assert "edited once" in twice
 
 
+def test_a_while_loop_of_tensorflow_1_trains_as_it_is_after_a_notice(seen: dict[str, Any]) -> None:
+    (plain, silent), (weights, said) = seen["while off"], seen["while on"]
+    assert weights == plain
+    assert not any("while loop" in text for text in silent)
+    assert any(
+        "stays as it is: the graph holds a while loop of compat.v1; call" in text
+        and "enable_control_flow_v2()" in text
+        for text in said
+    )
+
+
 def test_an_edit_that_would_come_too_late_is_reported(seen: dict[str, Any]) -> None:
     assert any("build the whole graph before the first session.run" in text for text in seen["too late"])
 
