@@ -11,6 +11,8 @@ from lms.stats import GraphStats, Planned, Report
 
 MIB = 1 << 20
 NAMED_TENSORS = 8
+NAME_WIDTH = 34
+"""Characters of a tensor's name beside the picture."""
 
 
 def mib(nbytes: int | None) -> str:
@@ -58,7 +60,7 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
         f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added",
     )
     for reason, count in graph.rejected:
-        yield "  stays", f"{count:,} tensors: {reason}"
+        yield "  stays", f"{count:,} {'tensor' if count == 1 else 'tensors'}: {reason}"
     for note in graph.notes:
         yield "  note", note
 
@@ -127,11 +129,11 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
         axes.axhline(budget, color="#555555", linestyle="--", linewidth=1, label=f"budget {budget:,.0f} MiB")
     axes.set(
         xlabel="progress of the step, % of its changes of memory",
-        ylabel="device memory, MiB",
+        ylabel="tensors on the device, MiB",
         title=planned.name,
+        xlim=(0, 100),
         ylim=0,
     )
-    axes.margins(x=0)
     axes.legend(loc="upper right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     legend.axis("off")
@@ -145,8 +147,9 @@ def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
     """Draw the points at which memory changes; what runs in between takes no room on the axis."""
     values = [(nbytes + base) / MIB for nbytes in line.allocated]
     changes = [now for earlier, now in zip([0.0, *values], values, strict=False) if now != earlier] or [0.0]
-    places = [100 * index / len(changes) for index in range(len(changes))]
+    places = [100 * index / len(changes) for index in range(len(changes) + 1)]
     peak = max(changes)
+    changes.append(changes[-1])  # the last one lasts to the end
     axes.fill_between(places, changes, color=color, alpha=0.18, linewidth=0, step="post")
     axes.step(
         places, changes, color=color, linewidth=1.2, where="post", label=f"{label}: peak {peak:,.0f} MiB"
@@ -155,17 +158,24 @@ def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
 
 
 def _peak_text(planned: Planned) -> str:
-    plan, live = planned.plan, planned.largest_at_peak(NAMED_TENSORS * 3)
+    plan, live = planned.plan, planned.largest_at_peak(len(planned.graph.tensors))
+    named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= MIB // 20]
+    rest = sum(nbytes for _, nbytes in live[len(named) :])
     parts: Sequence[str] = (
         f"{len(plan.swaps)} tensors swapped",
         f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
         "",
         "alive at the peak (after)",
-        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in live if nbytes >= MIB // 20),
+        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in named),
+        *((f"{mib(rest):>13} in {len(live) - len(named):,} smaller ones",) if len(live) > len(named) else ()),
         *((f"{mib(planned.base_bytes):>13} in use before the step",) if planned.base_bytes else ()),
     )
     return "\n".join(parts)
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 34 else "..." + name[-31:]
+    """As many of the last parts of a name as fit, at least one."""
+    if len(name) <= NAME_WIDTH:
+        return name
+    tail = name[-NAME_WIDTH + len(".../") :]
+    return ".../" + (tail.partition("/")[2] or tail)
