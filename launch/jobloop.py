@@ -390,11 +390,17 @@ class JobLoop:
             self._judge_strictly(settled)
         if settled:
             self._show_receipts()
+            if self._is_elastic:
+                self._tell_moves()
 
     @property
     def _watching(self) -> bool:
+        return not self._watch.over or self._is_elastic
+
+    @property
+    def _is_elastic(self) -> bool:
         command = self._options.command
-        return not self._watch.over or (command is not None and command.elastic)
+        return command is not None and command.elastic
 
     def _tell_moves(self) -> None:
         if lines := self._watch.look_for_moves():

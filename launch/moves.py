@@ -34,15 +34,19 @@ class Move:
         return (self.rank, self.local) != (self.was_rank, self.was_local)
 
 
-def read_moves(directory: Path, known: Set[str]) -> list[tuple[str, Move]]:
-    """The moves that have arrived beside those ``known`` by file name, in the order in which they arrived."""
+def read_moves(directory: Path, known: Set[str]) -> list[tuple[str, Move | None]]:
+    """The files of moves that have come beside those ``known`` by name, in the order in which they came.
+
+    None: what is in the file is no move; files arrive whole, so it will not become one.
+    """
     arrived = []
     for path in directory.glob(f"rank-*.{MOVED}.*.json"):
         if path.name in known:
             continue
         content = read_object(path) or {}
-        if (rank := to_number(content.get("rank"))) is not None:
-            arrived.append((path.lstat().st_mtime_ns, path.name, _parse(rank, content)))
+        rank = to_number(content.get("rank"))
+        move = None if rank is None else _parse(rank, content)
+        arrived.append((path.lstat().st_mtime_ns, path.name, move))
     return [(name, move) for _, name, move in sorted(arrived, key=lambda entry: entry[:2])]
 
 

@@ -16,6 +16,10 @@ from launch.receipts import MAX_RECEIPT_BYTES, STAGES
 _MAX_TAG_BYTES = 80
 _TAG = re.compile(rb"(?:\[[\w,.:-]+\](?:<std(?:out|err)>)?:?|\w+:) ?\Z")
 """What launchers put before a line: Open MPI ``[1,0]<stderr>:``, Hydra ``[0]``, srun ``0:``."""
+MAX_MOVES = 1 << 14
+"""Moves that one stream may bring: each look at the folder goes through all of them."""
+MAX_RECEIPTS = 1 << 18
+"""All receipts that one stream may bring; a job of 27,648 ranks has four or five of each."""
 _STAGE = re.compile(rf"{'|'.join((*STAGES, END))}|{MOVED}\.[0-9]{{1,9}}\.[0-9]{{1,6}}")
 
 
@@ -28,6 +32,7 @@ class ReceiptSieve:
     def __init__(self, job_id: str, folder: Path | None) -> None:
         self._job_id, self._folder = job_id.encode(), folder
         self._held = b""
+        self._kept = self._moves = 0
 
     def feed(self, data: bytes) -> bytes:
         """The bytes to pass on; what may be the start of a receipt is held back until its line is whole."""
@@ -61,16 +66,24 @@ class ReceiptSieve:
         is_rank = rank.isascii() and rank.isdigit() and len(rank) < 9
         if not is_rank or not _STAGE.fullmatch(stage):
             return False
-        if self._folder is None:
-            return True
+        if self._folder is not None and self._is_room(stage):
+            self._write(self._folder / f"rank-{int(rank)}.{stage}.json", words[3])
+        return True
+
+    def _is_room(self, stage: str) -> bool:
+        """Whether one more may be kept: a rank must not fill the launcher's disk, or its time."""
+        return self._kept < MAX_RECEIPTS and (self._moves < MAX_MOVES or not stage.startswith(MOVED))
+
+    def _write(self, path: Path, content: bytes) -> None:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(self._folder / f"rank-{int(rank)}.{stage}.json", flags, 0o600)
+            fd = os.open(path, flags, 0o600)
         except OSError:
-            return True
+            return
+        self._kept += 1
+        self._moves += f".{MOVED}." in path.name
         with open(fd, "wb") as file:
-            file.write(words[3])
-        return True
+            file.write(content)
 
 
 def _partial_mark(data: bytes) -> int:

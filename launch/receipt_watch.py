@@ -28,7 +28,8 @@ class ReceiptWatch:
         self.receipts: tuple[RankReceipt, ...] = ()
         self.settled = False
         self.over = False
-        self._moves: dict[str, Move] = {}
+        self._moves: list[Move] = []
+        self._read: set[str] = set()
 
     def look(self, ended: Mapping[int, str], launcher_over: bool) -> None:
         """Read what has arrived.
@@ -60,13 +61,16 @@ class ReceiptWatch:
 
     def look_for_moves(self) -> list[str]:
         """Read which ranks of an elastic job have moved or joined; returns what is to be said of it."""
-        arrived = read_moves(self._files.receipt_dir, self._moves.keys())
-        self._moves.update(arrived)
-        first = {receipt.pid for receipt in self.receipts}
+        arrived = read_moves(self._files.receipt_dir, self._read)
+        self._read.update(name for name, _ in arrived)
+        moves = [move for _, move in arrived if move is not None]
+        self._moves += moves
+        # In containers the first process of every host has the same number.
+        first = {(receipt.host, receipt.pid) for receipt in self.receipts}
         return [
             describe_move(move)
-            for _, move in arrived
-            if (move.is_elsewhere if move.was_local else move.pid not in first)
+            for move in moves
+            if (move.is_elsewhere if move.was_local else (move.host, move.pid) not in first)
         ]
 
     def save(self) -> None:
@@ -80,9 +84,7 @@ class ReceiptWatch:
             return
         path = self._files.output_dir / "receipts.json"
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        document = to_json(
-            self._files.job_id, self.receipts, [to_object(move) for move in self._moves.values()]
-        )
+        document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
         try:
             draft.write_text(json.dumps(document, indent=1) + "\n")
             os.replace(draft, path)

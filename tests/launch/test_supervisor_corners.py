@@ -1,6 +1,7 @@
 """The supervisor where something else is wrong already: few files, no processes, a job that is ending."""
 
 import importlib.util
+import json
 import os
 import resource
 import signal
@@ -23,7 +24,7 @@ from launch.job import JobOptions
 from launch.plan import LaunchPlan, RankPlan
 from launch.supervisor import run_job
 
-def job(argv, command=None, **options):
+def job(argv, command=None, elastic=False, **options):
     ranks = tuple(
         RankPlan(
             rank, rank, "here", None, None, frozenset({rank}), "none", frozenset(), None,
@@ -31,7 +32,7 @@ def job(argv, command=None, **options):
         )
         for rank in range(2)
     )
-    made = None if command is None else Command(tuple(command))
+    made = None if command is None else Command(tuple(command), elastic=elastic)
     plan = LaunchPlan(2, "test", ranks, ())
     return run_job(plan, JobOptions(command=made, **options), lambda receipts: "the table")
 """
@@ -253,3 +254,19 @@ if os.environ["RANK"] == "0":
         "lmsrun: rank 1 on localhost (no GPU) exited with code 0 before hvd.init(), where others wait for it"
     )
     job.assert_nothing_left()
+
+
+def test_what_an_elastic_job_told_at_its_very_end_is_said_and_saved(tmp_path: Path) -> None:
+    source = """cd "$LMSRUN_RECEIPT_DIR"
+printf '{"rank": 1, "host": "there", "pid": 9}' > rank-1.moved.9.0.json
+sleep 0.06  # behind the first look at the receipts, before the next
+"""
+    call = """
+from pathlib import Path
+sys.exit(job((), ["sh", "-c", sys.argv[2]], elastic=True, output_dir=Path(sys.argv[1])))"""
+    (tmp_path / "out").mkdir()
+    done = drive(call, tmp_path, str(tmp_path / "out"), source)
+    assert done.returncode == 0, done.stderr
+    assert "lmsrun: rank 1 on there joined: CPUs unknown" in done.stderr
+    (move,) = json.loads((tmp_path / "out" / "receipts.json").read_text())["moves"]
+    assert (move["rank"], move["pid"]) == (1, 9)
