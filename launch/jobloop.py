@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from launch.causes import describe_rank, describe_status, exit_code_of, signal_name
@@ -90,7 +91,7 @@ class JobLoop:
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()
-        self._rendezvous = Rendezvous(self._plan, self._note_from_thread)
+        self._rendezvous = Rendezvous(self._plan, self._note_from_thread, self._wake)
         self._start_all()
         if not horovod_installed():
             self._note(
@@ -493,7 +494,12 @@ class JobLoop:
 
     def _note_from_thread(self, text: str) -> None:
         self._notes.append(text)
-        os.write(self._alarm, b"\0")
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the loop look around; from any thread."""
+        with suppress(BlockingIOError):  # A full pipe wakes it too.
+            os.write(self._alarm, b"\0")
 
     def _note_if_verbose(self, text: str) -> None:
         if self._options.verbose:

@@ -70,18 +70,30 @@ def _open_tees(environ: Mapping[str, str], rank: int, folder: str) -> "tuple[lis
 def _wait(child: int, tees: "Sequence[Tee]", alarm: int) -> tuple[str, int]:
     """How the program ended, in words and as an exit code; output that could not be kept is a failure too."""
     if not tees:
-        _, status = os.waitpid(child, 0)
+        status = _let_go(child)
         return describe_status(status), exit_code_of(status)
     from launch.rank_output import carry
 
     for tee in tees:
         tee.start()
-    status = carry(child, tees, alarm)
+    carry(child, tees, alarm)
+    status = _let_go(child)
     code, how = exit_code_of(status), describe_status(status)
     for tee in tees:
         if tee.error is not None:
             how, code = (f"could not write {tee.name} ({tee.error.strerror}); it {how}", code or 1)
     return how, code
+
+
+def _let_go(child: int) -> int:
+    """Wait for the program's end; returns its status.
+
+    Its number may be somebody else's from then on, so nothing is passed on any more.
+    """
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    return os.waitpid(child, 0)[1]
 
 
 def _become(

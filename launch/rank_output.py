@@ -4,9 +4,12 @@ That launcher mixes what its ranks print before lmsrun sees it. So the shim, whi
 parent, stands in between: every byte goes on to the launcher's stream and into the rank's file.
 """
 
+import fcntl
 import os
 import select
 import signal
+import sys
+import termios
 from collections.abc import Mapping, Sequence
 
 from launch.errors import UsageError
@@ -38,9 +41,9 @@ class Tee:
         """In the parent: from now on only the program holds the pipe's other end."""
         os.close(self._sink)
 
-    def pump(self) -> bool:
-        """Read once and pass it on; False at the end of the stream."""
-        data = os.read(self.source, _CHUNK)
+    def pump(self, most: int = _CHUNK) -> int:
+        """Read once and pass it on; returns how many bytes, 0 at the end of the stream."""
+        data = os.read(self.source, most)
         self._save(self._sieve.feed(data) if data else self._sieve.finish())
         try:
             _write(self._fd, data)
@@ -49,7 +52,14 @@ class Tee:
             data = b""
         if not data:
             os.close(self.source)
-        return bool(data)
+        return len(data)
+
+    def drain(self) -> None:
+        """Pass on what the pipe holds now; what a daemon of the program writes later is not waited for."""
+        left = _count_waiting(self.source)
+        while left > 0 and (passed := self.pump(min(left, _CHUNK))):
+            left -= passed
+        self._save(self._sieve.finish())
 
     def _save(self, data: bytes) -> None:
         if self.error is not None:
@@ -93,27 +103,43 @@ def watch_children() -> int:
     return reading
 
 
-def carry(child: int, tees: Sequence[Tee], alarm: int) -> int:
-    """Pass output on until the child has ended and nothing of it is left; returns its wait status."""
+def carry(child: int, tees: Sequence[Tee], alarm: int) -> None:
+    """Pass output on until the child has ended, whose status stays to be waited for."""
     open_tees = {tee.source: tee for tee in tees}
     poller = select.poll()
     for fd in (alarm, *open_tees):
         poller.register(fd, select.POLLIN)
-    ended, status = 0, 0
-    while True:
-        # Once the child is gone only what is there already counts: a pipe may be held by a daemon of its.
-        ready = [fd for fd, _ in poller.poll(0 if ended else None)]
-        if not ready:
-            return status
-        for fd in ready:
+    while not _has_ended(child):
+        for fd, _ in poller.poll():
             if fd == alarm:
                 os.read(alarm, 512)
-                ended, status = (ended, status) if ended else os.waitpid(child, os.WNOHANG)
             elif not open_tees[fd].pump():
                 poller.unregister(fd)
+                del open_tees[fd]
+    for tee in open_tees.values():
+        tee.drain()
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _count_waiting(pipe: int) -> int:
+    """How many bytes could be read at once (ioctl_pipe: FIONREAD)."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            # The launcher has made its end of the stream non-blocking, and with it ours.
+            _wait_for_room(fd)
+
+
+def _wait_for_room(fd: int) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    poller.poll()

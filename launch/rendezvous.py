@@ -106,9 +106,16 @@ def free_port() -> int:
 class Rendezvous:
     """A listening socket that becomes Horovod's rendezvous server at the first connection."""
 
-    def __init__(self, plan: LaunchPlan, warn: Callable[[str], None]) -> None:
+    def __init__(self, plan: LaunchPlan, warn: Callable[[str], None], wake: Callable[[], None]) -> None:
+        """Listen.
+
+        Args:
+            plan: The job.
+            warn: Says a line; called from the server's thread.
+            wake: Called from there too, when a rank has ``arrived``.
+        """
         self.slots = plan_slots(plan.ranks)
-        self._warn = warn
+        self._warn, self._wake = warn, wake
         self._socket = socket.socket()
         self._socket.bind((LOOPBACK, 0))
         self._socket.listen(_BACKLOG)
@@ -136,7 +143,7 @@ class Rendezvous:
 
     def _serve(self) -> None:
         try:
-            server = _horovod_server(self._socket, self.arrived)
+            server = _horovod_server(self._socket, self._arrive)
         except Exception as error:  # noqa: BLE001 - whatever it is, ranks must not hang on it
             self._socket.close()
             self._warn(
@@ -148,8 +155,13 @@ class Rendezvous:
         self._server = server
         server.serve_forever(poll_interval=0.1)
 
+    def _arrive(self, rank: int) -> None:
+        if rank not in self.arrived:
+            self.arrived.add(rank)
+            self._wake()
 
-def _horovod_server(listening: socket.socket, arrived: set[int]) -> Any:
+
+def _horovod_server(listening: socket.socket, arrive: Callable[[int], None]) -> Any:
     """Horovod's HTTP server on our socket: without password (CVE-2024-10190), it would bind 0.0.0.0."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -158,7 +170,7 @@ def _horovod_server(listening: socket.socket, arrived: set[int]) -> Any:
             """Keep what a rank tells the others; in this scope its key is its number."""
             super()._put_value(scope, key, value)
             if scope == _ALL_RANKS and key.isascii() and key.isdigit() and len(key) < 9:
-                arrived.add(int(key))
+                arrive(int(key))
 
         def do_HEAD(self) -> None:  # noqa: N802 - http.server's name
             """Refuse: the inherited answer would describe files of the current directory."""
