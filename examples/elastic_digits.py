@@ -3,7 +3,8 @@
     lmsrun -np 2 --min-np 1 --max-np 2 --host-discovery-script ./hosts.sh elastic_digits.py
 
 ``hosts.sh`` prints the hosts of the moment, one ``NAME:SLOTS`` a line. ``--die-at EPOCH`` kills rank 1 once,
-to see the others carry on from the last state that was committed.
+to see the others carry on from the last state that was committed. A rank that joins takes over what rank 0
+has, which Horovod's own ``TensorFlowState`` cannot do under TensorFlow 2.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
+
+from lms.elastic import ElasticState
 
 
 def main() -> None:
@@ -27,10 +30,10 @@ def main() -> None:
     images = (images / 16).astype(np.float32)
     weights = tf.Variable(tf.zeros([64, 10]))
     bias = tf.Variable(tf.zeros([10]))
-    state = hvd.elastic.TensorFlowState([weights, bias], epoch=0)
+    state = ElasticState([weights, bias], epoch=0)
 
     @hvd.elastic.run
-    def train(state: hvd.elastic.TensorFlowState) -> None:
+    def train(state: ElasticState) -> None:
         while state.epoch < options.epochs:
             # Ranks come and go, so what a rank sees is cut anew each epoch.
             mine = slice(hvd.rank(), None, hvd.size())

@@ -78,7 +78,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, so that a script chang
     overriding = (
         _averaging_apply(plain, options) if _is_keras_3(optimizer) else _averaging_apply_2(plain, options)
     )
-    body = {"__module__": plain.__module__, "__doc__": plain.__doc__, "lms_distributed": True, **overriding}
+    # Under its public name the optimizer is saved: tf-keras looks for it in the class itself.
+    names = {name: value for name, value in vars(plain).items() if name.startswith("_keras_api_names")}
+    told = {"__module__": plain.__module__, "__doc__": plain.__doc__, **names}
+    body = {**told, "lms_distributed": True, **overriding}
     # Keras's own __setattr__ would track the class as if it were state.
     object.__setattr__(optimizer, "__class__", type(plain.__name__, (plain,), body))
     return optimizer
@@ -148,7 +151,9 @@ def _averaging_apply_2(plain: type, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reducer(options: dict[str, Any]) -> Callable[[Iterable[Any]], list[Any]]:
-    prefix = f"lms.gradient.{next(_serial)}"
+    # hvd.elastic.run knows the death of a peer by this word in the name of the operation that failed; any
+    # other name it takes for the end of the training.
+    prefix = f"HorovodAllreduce.lms.gradient.{next(_serial)}"
 
     def reduce(gradients: Iterable[Any]) -> list[Any]:
         listed = list(gradients)
@@ -231,7 +236,7 @@ class MetricAverage(_Callback):
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     """Give every rank the root's values of these variables (TensorFlow's, or either Keras's)."""
     hvd = horovod()
-    plain = [_tf_variable(variable) for variable in variables]
+    plain = [tf_variable(variable) for variable in variables]
     if hvd.size() == 1 or not plain:
         return
     check_in_agreement("variables", [f"{tuple(variable.shape)} {variable.dtype.name}" for variable in plain])
@@ -239,7 +244,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
 
     def exchange() -> None:
         for index, variable in enumerate(plain):
-            name = f"lms.broadcast.{serial}.{index}"
+            name = f"HorovodBroadcast.lms.broadcast.{serial}.{index}"
             variable.assign(hvd.broadcast(variable, root_rank, name=name, ignore_name_scope=True))
 
     tf.function(exchange, autograph=False)()  # one graph: Horovod sees all of them at once and fuses them
@@ -260,7 +265,7 @@ def _optimizer_variables(model: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
-def _tf_variable(variable: Any) -> Any:
+def tf_variable(variable: Any) -> Any:
     """TensorFlow's variable behind a Keras 3 variable; tf-keras's are TensorFlow's own."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value
@@ -320,5 +325,5 @@ def _named_variables(model_or_variables: Any, non_trainable: bool) -> list[tuple
     else:
         variables = list(model_or_variables)
     return [
-        (getattr(variable, "path", variable.name), _tf_variable(variable).numpy()) for variable in variables
+        (getattr(variable, "path", variable.name), tf_variable(variable).numpy()) for variable in variables
     ]
