@@ -67,16 +67,16 @@ def build_ssh(host: str, nonce: str, timeout_s: float) -> list[str]:
     return ["ssh", *options, "--", host, shlex.join(build_worker(nonce, timeout_s, "lines"))]
 
 
-def ask_by_ssh(hosts: Sequence[str], timeout_s: float) -> tuple[HostReport, ...]:
-    """Ask all hosts at once; one that does not answer in time is in trouble, and costs only that time."""
-    end, stop = time.monotonic() + timeout_s, threading.Event()
+def ask_by_ssh(hosts: Sequence[str], timeout_s: float, at_once: int = SSH_AT_ONCE) -> tuple[HostReport, ...]:
+    """Ask ``at_once`` hosts at a time; each has the whole of ``timeout_s``, from when it is asked."""
+    stop = threading.Event()
 
     def ask(host: str) -> HostReport:
-        nonce = new_nonce()
+        nonce, end = new_nonce(), time.monotonic() + timeout_s
         talk = _listen(build_ssh(host, nonce, timeout_s), None, AnswerReader(nonce, 1), end, stop)
         return _read_talk(host, talk, timeout_s)
 
-    with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         try:
             return tuple(pool.map(ask, hosts))
         except BaseException:

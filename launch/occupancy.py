@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,8 @@ def _read_gpu_use(nvml: Any) -> tuple[GpuUse, ...]:
     except nvml.NVMLError:
         return ()
     finally:
-        nvml.nvmlShutdown()
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
     return tuple(use for use in uses if use is not None)
 
 

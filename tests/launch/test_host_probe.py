@@ -13,7 +13,7 @@ import pytest
 from launch.errors import UsageError
 from launch.host_answer import main as answer
 from launch.host_answer import read_versions
-from launch.host_probe import ask_by_launcher, assign, build_ssh, build_worker, new_nonce
+from launch.host_probe import ask_by_launcher, ask_by_ssh, assign, build_ssh, build_worker, new_nonce
 from launch.host_report import HostReport
 
 HOSTS = ("a", "b")
@@ -160,6 +160,17 @@ def test_an_interrupt_ends_the_probe_at_once(tmp_path: Path) -> None:
         child.kill()
         child.stdout.close()
     assert time.monotonic() - started < 40
+
+
+def test_a_host_that_waits_for_its_turn_has_as_long_to_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = '#!/bin/sh\nshift 5\n[ $1 = silent ] && exec sleep 1000\nexec sh -c "$2"\n'
+    (tmp_path / "ssh").write_text(script)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    silent, late = ask_by_ssh(["silent", "late"], 10, at_once=1)
+    assert (silent.trouble, late.trouble) == ("no answer in 10 s", None)
 
 
 def test_ssh_gets_no_option_and_no_shell_word_from_a_host() -> None:

@@ -97,3 +97,8 @@ def fail() -> None:
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
 def test_nvml_that_does_not_work_says_nothing(function: str) -> None:
     assert read_occupancy(MemoryTree({}, {}), {}, fake_nvml([], **{function: fail})).gpus == ()
+
+
+def test_nvml_that_cannot_end_has_still_answered() -> None:
+    nvml = fake_nvml([gpu("00000000:04:00.0", 1, 50)], nvmlShutdown=fail)
+    assert read_occupancy(MemoryTree({}, {}), {}, nvml).gpus == (GpuUse("0000:04:00.0", 50, 1),)
