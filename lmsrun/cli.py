@@ -292,7 +292,7 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
     dry = is_plan or options.dry_run
     machine = read_machine(options.topology)
     host_request, names, unset = _host_request(request, environ, machine, place.only_here)
-    probed = probe_hosts(place, options, host_request, machine, environ, names, is_plan)
+    probed = probe_hosts(place, options, host_request, machine, environ, names, is_plan, dry)
     for trouble in probed.troubles:
         _say(trouble)
     refuse_troubles(probed, len(place.hosts))

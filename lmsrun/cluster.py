@@ -268,8 +268,6 @@ def _build_command(
 ) -> Command:
     name = place.choice.name
     program = place.found.get(name)
-    if program is None and not dry:
-        raise missing_launcher(name)
     return _BUILDERS[name](
         _Start(
             program or name,
@@ -285,9 +283,15 @@ def _build_command(
     )
 
 
-def missing_launcher(name: str) -> UsageError:
-    """The error for a launcher that was asked for and is not here."""
-    return UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+def refuse_missing_launcher(place: Place, dry: bool) -> None:
+    """A plan may be for a launcher that is elsewhere, a job may not.
+
+    Raises:
+        UsageError: If the launcher that is to start a job is not here.
+    """
+    name = place.choice.name
+    if not dry and name not in place.found:
+        raise UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
 
 
 def new_files_dir(environ: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from launch.hosts import HostShare, resolve_slots, share_ranks
 from launch.mpi_flavour import read_mpi_flavour
 from launch.planner import HostRequest, plan_slots
 from launch.topology import Machine
-from lmsrun.cluster import Place, is_here, missing_launcher, new_files_dir, written_files
+from lmsrun.cluster import Place, is_here, new_files_dir, refuse_missing_launcher, written_files
 from lmsrun.options import LaunchOptions
 
 ASSUMED = "hosts are assumed to be like this one"
@@ -49,11 +49,12 @@ def probe_hosts(
     environ: Mapping[str, str],
     asked: Sequence[str],
     is_plan: bool,
+    dry: bool,
 ) -> Probed:
     """Ask the hosts what they are like, before anything is started.
 
-    A plan asks only when told to, since it may be for hosts that are elsewhere. A job whose ranks all run on
-    this host has nobody to ask.
+    A plan asks only when told to, since it may be for hosts that are elsewhere; so does a dry run whose
+    launcher is elsewhere. A job whose ranks all run on this host has nobody to ask.
 
     Args:
         place: From ``find_place``.
@@ -63,9 +64,17 @@ def probe_hosts(
         environ: The environment that the launcher inherits.
         asked: Names of variables to hand on.
         is_plan: Whether the command is ``lmsrun plan``.
+        dry: Whether nothing will be started.
+
+    Raises:
+        UsageError: If a job is to be started by a launcher that is not here.
     """
+    refuse_missing_launcher(place, dry)
     if place.only_here or options.topology:
         return Probed({})
+    name = place.choice.name
+    if options.host_probe is None and dry and not is_plan and name not in place.found:
+        return Probed({}, warnings=(f"the hosts were not asked, because {name} is not in PATH; {ASSUMED}",))
     if not (not is_plan if options.host_probe is None else options.host_probe):
         return Probed({}, warnings=(ASSUMED,))
     hosts = _hosts_to_ask(place, options)
@@ -140,8 +149,6 @@ def _ask(
 ) -> Round:
     name, timeout_s = place.choice.name, options.probe_timeout
     program = place.found.get(name)
-    if program is None and not is_plan:
-        raise missing_launcher(name)
     # A plan is shown to root without consent, but mpirun is not started for it.
     unconsented = is_plan and name == "mpirun" and os.geteuid() == 0 and not options.allow_run_as_root
     if name in _BY_SSH or program is None or unconsented:

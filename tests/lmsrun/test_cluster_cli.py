@@ -36,6 +36,14 @@ def test_a_plan_over_hosts_needs_no_launcher_here(dgx: str, capsys: Capture) -> 
     assert found["commands"][0][:3] == ["srun", "--nodes=2", "--ntasks=4"]  # type: ignore[index]
 
 
+def test_a_dry_run_over_hosts_needs_no_launcher_here_either(capsys: Capture) -> None:
+    argv = ["run", "--dry-run", "--json", "--launcher", "srun", "-H", "a:1,b:1", "--", "true"]
+    assert main(argv, {"PATH": "/nowhere"}) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["commands"][0][0] == "srun"
+    assert any("the hosts were not asked, because srun is not in PATH" in line for line in found["warnings"])
+
+
 def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "3"}
     found = plan(capsys, "--topology", dgx, "--launcher", "srun", **slurm)

@@ -47,7 +47,12 @@ def stand_in(tmp_path: Path) -> Path:
 
 
 def ask(
-    launcher: str, given: Allocation | None, stand_in: Path | None, is_plan: bool = False, **options: object
+    launcher: str,
+    given: Allocation | None,
+    stand_in: Path | None,
+    is_plan: bool = False,
+    dry: bool = False,
+    **options: object,
 ) -> Probed:
     found = {launcher: str(stand_in)} if stand_in else {}
     place = Place(LauncherChoice(launcher, "as asked"), HOSTS, False, given, found)
@@ -55,7 +60,7 @@ def ask(
     environ = {"PATH": "/bin:/usr/bin", "TMPDIR": "/tmp", "SECRET_TOKEN": "x", "VERSION": VERSIONS["openmpi"]}
     environ["VERSION"] = VERSIONS.get(str(options.get("mpirun")), VERSIONS["openmpi"])
     request = HostRequest(("train.py",), 1, 1)
-    return probe_hosts(place, settings, request, machine(SPECS["dgx"]), environ, (), is_plan)
+    return probe_hosts(place, settings, request, machine(SPECS["dgx"]), environ, (), is_plan, is_plan or dry)
 
 
 CASES = {
@@ -104,6 +109,17 @@ def test_hosts_that_get_no_rank_are_not_asked(stand_in: Path) -> None:
 def test_a_launcher_that_is_missing_is_said_at_once() -> None:
     with pytest.raises(LmsrunError, match="srun is not in PATH"):
         ask("srun", allocation("slurm"), None)
+    with pytest.raises(LmsrunError, match="srun is not in PATH"):
+        ask("srun", allocation("slurm"), None, host_probe=False)
+
+
+def test_a_dry_run_for_a_launcher_that_is_elsewhere_says_that_nobody_was_asked() -> None:
+    assert ask("srun", allocation("slurm"), None, dry=True) == Probed(
+        {},
+        warnings=(
+            "the hosts were not asked, because srun is not in PATH; hosts are assumed to be like this one",
+        ),
+    )
 
 
 def test_troubles_end_the_job_before_it_starts() -> None:
