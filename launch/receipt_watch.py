@@ -45,7 +45,9 @@ class ReceiptWatch:
                 stages[number].setdefault(END, {"how": how})
         if self._options.command is not None:
             ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
-        self.receipts = judge_all(ranks, stages, self._options.numa)
+        command = self._options.command
+        world_size = None if command is not None and command.elastic else self._plan.world_size
+        self.receipts = judge_all(ranks, stages, self._options.numa, world_size)
         self.settled = launcher_over or all(
             "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
         )

@@ -110,11 +110,20 @@ def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:
     return replace(plan, cpus=cpus, mem_policy=policy, mem_nodes=mem_nodes, numa_node=numa_node)
 
 
-def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
-    """Compare what one rank read back, at its start and after ``hvd.init()``, with what was planned."""
+def judge(plan: RankPlan, stages: Stages, numa: str, world_size: int | None = None) -> RankReceipt:
+    """Compare what one rank read back, at its start and after ``hvd.init()``, with what was planned.
+
+    Args:
+        plan: Of this rank.
+        stages: What has arrived of it.
+        numa: The option; ``off`` judges no binding.
+        world_size: How many ranks Horovod should count; None: they come and go.
+    """
     start, framework, init = (stages.get(stage, {}) for stage in STAGES)
     latest = {**start, **{key: init[key] for key in ("cpus", "mem_policy", "mem_nodes") if key in init}}
     verified, reasons = _verdict(plan, stages, numa)
+    if apart := _describe_apart(stages.get("init", {}), world_size):
+        verified, reasons = False, [apart, *(reasons if verified is not None else [])]
     return RankReceipt(
         rank=plan.rank,
         local_rank=plan.local_rank,
@@ -134,9 +143,11 @@ def judge(plan: RankPlan, stages: Stages, numa: str) -> RankReceipt:
     )
 
 
-def judge_all(ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str) -> tuple[RankReceipt, ...]:
+def judge_all(
+    ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str, world_size: int | None = None
+) -> tuple[RankReceipt, ...]:
     """Judge every rank, in the plan's order."""
-    return tuple(judge(rank, stages.get(rank.rank, {}), numa) for rank in ranks)
+    return tuple(judge(rank, stages.get(rank.rank, {}), numa, world_size) for rank in ranks)
 
 
 def to_json(
@@ -191,6 +202,14 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
     if not plan.cpus and plan.mem_policy == "none":
         return False, reasons or ["nothing was bound; the plan's warnings say why"]
     return not reasons, reasons
+
+
+def _describe_apart(init: Mapping[str, Any], world_size: int | None) -> str | None:
+    """What to say of ranks that have not found each other: under a foreign MPI each is a job of its own."""
+    found = to_number(init.get("hvd_size"))
+    if None in (found, world_size) or found == world_size:
+        return None
+    return f"Horovod counts {found} rank{'s' * (found != 1)} after hvd.init(), started {world_size}"
 
 
 def _lms_text(framework: Mapping[str, Any]) -> str:

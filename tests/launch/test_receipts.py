@@ -137,3 +137,22 @@ JSON = st.recursive(
 def test_any_receipt_can_be_judged_and_shown(fields: dict[str, Any], lms: Any) -> None:
     stages = {"start": fields, "framework": {**fields, "lms": lms}, "init": fields}
     assert render_receipts([judge(PLAN, stages, "auto")]).count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("numa", "counted", "verified", "reasons"),
+    [
+        ("auto", 2, True, ()),
+        ("auto", 1, False, ("Horovod counts 1 rank after hvd.init(), started 2",)),
+        ("off", 1, False, ("Horovod counts 1 rank after hvd.init(), started 2",)),
+        ("off", 2, None, ("binding is off",)),
+        ("auto", "1", True, ()),
+    ],
+)
+def test_ranks_that_have_not_found_each_other(
+    numa: str, counted: object, verified: bool | None, reasons: tuple[str, ...]
+) -> None:
+    stages = {"start": START, "init": {**INIT, "hvd_size": counted}}
+    receipt = judge(PLAN, stages, numa, world_size=2)
+    assert (receipt.verified, receipt.reasons) == (verified, reasons)
+    assert judge(PLAN, stages, "auto").verified, "an elastic job's ranks come and go"
