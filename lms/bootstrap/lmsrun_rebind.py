@@ -16,7 +16,9 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261,
 _MIGRATE_PAGES = {"x86_64": 256, "aarch64": 238, "riscv64": 238, "ppc64le": 258, "ppc64": 258, "s390x": 287}
 _MODES = {"none": 0, "preferred": 1, "bind": 2, "preferred-many": 5}
 _MAX_NODES = 4096
-_ASK_TIMEOUT_S = 60
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_GLOO_TIMEOUT_S = 30
+"""What Horovod waits for a peer unless HOROVOD_GLOO_TIMEOUT_SECONDS says otherwise."""
 _ROUNDS = 20
 _PLACE = (
     ("rank", "RANK", "HOROVOD_RANK"),
@@ -62,7 +64,7 @@ def rebind(
         expected = dict(before, rank=place["rank"], local_rank=place["local_rank"])
         reasons.append("the planner gave no answer, the binding stays (" + " ".join(str(error).split()) + ")")
     else:
-        reasons += apply(before, expected, environ, notes)
+        reasons += apply(before, expected, environ, notes, Kernel())
         if expected["gpu"] != before["gpu"]:
             notes.append("its GPU stays: CUDA cannot change it once it runs")
     environ["LMSRUN_EXPECT"] = json.dumps(dict(expected, gpu=before["gpu"]))
@@ -80,14 +82,14 @@ def ask_planner(place: "dict[str, int]", environ: "Mapping[str, str]") -> "dict[
         ValueError: If it has no answer.
     """
     told = json.loads(environ["LMSRUN_REPLAN"])
-    asking = dict(environ, **{theirs: str(place[key]) for key, _, theirs in _PLACE})
+    asking = dict(planner_environ(environ), **{theirs: str(place[key]) for key, _, theirs in _PLACE})
     done = subprocess.run(  # noqa: UP022 - Python 3.6 has no capture_output
         told["ask"],
         env=asking,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        timeout=_ASK_TIMEOUT_S,
+        timeout=ask_timeout_s(environ),
         check=False,
     )
     if done.returncode:
@@ -96,46 +98,84 @@ def ask_planner(place: "dict[str, int]", environ: "Mapping[str, str]") -> "dict[
     return {key: answer[key] for key in json.loads(environ["LMSRUN_EXPECT"])}
 
 
+def planner_environ(environ: "Mapping[str, str]") -> "dict[str, str]":
+    """The planner is not a rank: it needs none of what is put in front of the user's interpreter."""
+    entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(entry for entry in entries if entry and os.path.realpath(entry) != _HERE)
+    kept = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")}
+    return dict(kept, PYTHONPATH=path) if path else kept
+
+
+def ask_timeout_s(environ: "Mapping[str, str]") -> float:
+    """Half of what the rank's peers wait for it before they give up."""
+    text = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "")
+    return (int(text) if text.isdigit() and len(text) < 7 else _GLOO_TIMEOUT_S) / 2
+
+
+class Kernel:
+    """Moves this process."""
+
+    def bind_threads(self, cpus: "set[int]") -> None:
+        """Bind all threads, also those that are started meanwhile by one that is not bound yet.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        for _ in range(_ROUNDS):
+            astray = [tid for tid, mask in read_threads().items() if mask != cpus]
+            if not astray:
+                return
+            for tid in astray:
+                try:
+                    os.sched_setaffinity(tid, cpus)
+                except ProcessLookupError:
+                    continue
+
+    def set_policy(self, policy: str, nodes: "set[int]") -> None:
+        """Set this thread's memory policy.
+
+        Raises:
+            OSError: If the kernel refuses, or the call is not known on this machine.
+        """
+        _call(_SET_MEMPOLICY, ctypes.c_int(_MODES[policy]), _mask(nodes), ctypes.c_ulong(_MAX_NODES + 1))
+
+    def migrate(self, old: "set[int]", new: "set[int]") -> str:
+        """Move this process's pages; returns what to say of it."""
+        try:
+            bits = ctypes.c_ulong(_MAX_NODES + 1)
+            left = _call(_MIGRATE_PAGES, ctypes.c_int(0), bits, _mask(old), _mask(new))
+        except OSError as error:
+            return f"its pages stay where they are: {error.strerror}"
+        return "its pages were moved" + (f", all but {left}" if left else "")
+
+
 def apply(
-    before: "dict[str, Any]", expected: "dict[str, Any]", environ: "Mapping[str, str]", notes: "list[str]"
+    before: "dict[str, Any]",
+    expected: "dict[str, Any]",
+    environ: "Mapping[str, str]",
+    notes: "list[str]",
+    kernel: "Kernel",
 ) -> "list[str]":
     """Put every thread on the new CPUs, this one under the new policy, and pages on the new nodes."""
     reasons = []
     # A rank that is to be unbound gets what the ranks of this host have together.
     cpus = expected["cpus"] or json.loads(environ["LMSRUN_REPLAN"])["cpus"]
     try:
-        bind_threads(parse_ids(cpus))
+        kernel.bind_threads(parse_ids(cpus))
     except OSError as error:
         reasons.append(f"CPUs {cpus} cannot be had: {error.strerror}")
     old, new = parse_ids(before["mem_nodes"]), parse_ids(expected["mem_nodes"])
     if (old, before["mem_policy"]) == (new, expected["mem_policy"]):
         return reasons
     try:
-        set_policy(expected["mem_policy"], new)
+        kernel.set_policy(expected["mem_policy"], new)
     except OSError as error:
         reasons.append(f"memory policy {expected['mem_policy']} cannot be had: {error.strerror}")
         return reasons
     notes.append("threads that ran before keep their memory policy")
     if new and old - new:
-        notes.append(migrate(old - new, new))
+        notes.append(kernel.migrate(old - new, new))
     return reasons
-
-
-def bind_threads(cpus: "set[int]") -> None:
-    """Bind all threads, also those that are started meanwhile by one that is not bound yet.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
-    for _ in range(_ROUNDS):
-        astray = [tid for tid, mask in read_threads().items() if mask != cpus]
-        if not astray:
-            return
-        for tid in astray:
-            try:
-                os.sched_setaffinity(tid, cpus)
-            except ProcessLookupError:
-                continue
 
 
 def read_threads() -> "dict[int, set[int]]":
@@ -147,24 +187,6 @@ def read_threads() -> "dict[int, set[int]]":
         except ProcessLookupError:
             continue
     return masks
-
-
-def set_policy(policy: str, nodes: "set[int]") -> None:
-    """Set this thread's memory policy.
-
-    Raises:
-        OSError: If the kernel refuses, or the call is not known on this machine.
-    """
-    _call(_SET_MEMPOLICY, ctypes.c_int(_MODES[policy]), _mask(nodes), ctypes.c_ulong(_MAX_NODES + 1))
-
-
-def migrate(old: "set[int]", new: "set[int]") -> str:
-    """Move this process's pages; returns what to say of it."""
-    try:
-        left = _call(_MIGRATE_PAGES, ctypes.c_int(0), ctypes.c_ulong(_MAX_NODES + 1), _mask(old), _mask(new))
-    except OSError as error:
-        return f"its pages stay where they are: {error.strerror}"
-    return "its pages were moved" + (f", all but {left}" if left else "")
 
 
 def compare(

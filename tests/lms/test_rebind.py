@@ -35,11 +35,13 @@ for place in map(str.split, sys.argv[1:]):
     look()
 stop.set()
 """
+SHOW_ENVIRON = """
+import json, os
+print(json.dumps({name: os.environ.get(name) for name in ("PYTHONPATH", "LD_PRELOAD", "HOROVOD_RANK")}))
+"""
 
 
-def start(
-    folder: Path, *places: str, front: "tuple[str, ...]" = (), **environ: str
-) -> "list[dict[str, Any]]":
+def start(folder: Path, *places: str) -> "list[dict[str, Any]]":
     """Run the program as rank 1 of 2 on this host, then in other places; what it saw in each."""
     (folder / "train.py").write_text(PROGRAM)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LMS", "HOROVOD"))}
@@ -95,16 +97,51 @@ def test_a_planner_without_an_answer_leaves_the_binding_and_says_so(tmp_path: Pa
     assert "needed a rank below the size" in moved["reasons"][0]
 
 
-def test_pages_and_policy_follow_to_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of system calls, for this machine may have one node only: policy first, then the pages."""
-    calls = []
-    monkeypatch.setattr(rebind, "bind_threads", lambda cpus: calls.append(("cpus", cpus)))
-    monkeypatch.setattr(rebind, "set_policy", lambda policy, nodes: calls.append((policy, nodes)))
-    monkeypatch.setattr(rebind, "migrate", lambda old, new: calls.append((old, new)) or "moved")
+class Recorder(rebind.Kernel):
+    """Notes what it is told, for this machine may have one node only."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def bind_threads(self, cpus: set[int]) -> None:
+        self.calls.append(("cpus", cpus))
+
+    def set_policy(self, policy: str, nodes: set[int]) -> None:
+        self.calls.append((policy, nodes))
+
+    def migrate(self, old: set[int], new: set[int]) -> str:
+        self.calls.append((old, new))
+        return "moved"
+
+
+def test_pages_and_policy_follow_to_another_node() -> None:
+    """Policy first, then the pages."""
+    kernel = Recorder()
     notes: list[str] = []
     before = {"mem_policy": "bind", "mem_nodes": "0"}
     after = {"cpus": "", "mem_policy": "preferred", "mem_nodes": "8"}
     told = {"LMSRUN_REPLAN": json.dumps({"ask": [], "cpus": "0-3"})}
-    assert rebind.apply(before, after, told, notes) == []
-    assert calls == [("cpus", {0, 1, 2, 3}), ("preferred", {8}), ({0}, {8})]
+    assert rebind.apply(before, after, told, notes, kernel) == []
+    assert kernel.calls == [("cpus", {0, 1, 2, 3}), ("preferred", {8}), ({0}, {8})]
     assert notes == ["threads that ran before keep their memory policy", "moved"]
+
+
+def test_the_planner_is_no_rank() -> None:
+    """Nothing that is put before the user's interpreter is put before lmsrun's."""
+    told = json.dumps({"ask": [sys.executable, "-c", SHOW_ENVIRON], "cpus": "0"})
+    environ = {
+        "PATH": os.environ["PATH"],
+        "LMSRUN_REPLAN": told,
+        "LMSRUN_EXPECT": json.dumps({"PYTHONPATH": "", "LD_PRELOAD": "", "HOROVOD_RANK": ""}),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "lms" / "bootstrap"), "/users/own"]),
+        "LD_PRELOAD": "libprofile-of-the-user.so",
+    }
+    place = {"rank": 3, "size": 4, "local_rank": 1, "local_size": 2}
+    seen = rebind.ask_planner(place, environ)
+    assert seen == {"PYTHONPATH": "/users/own", "LD_PRELOAD": None, "HOROVOD_RANK": "3"}
+
+
+@pytest.mark.parametrize(("gloo", "limit_s"), [(None, 15), ("8", 4), ("soon", 15), ("9" * 50, 15)])
+def test_a_planner_is_waited_for_half_as_long_as_peers_wait(gloo: "str | None", limit_s: float) -> None:
+    environ = {"HOROVOD_GLOO_TIMEOUT_SECONDS": gloo} if gloo else {}
+    assert rebind.ask_timeout_s(environ) == limit_s
