@@ -63,7 +63,10 @@ def main() -> int:
     options = _parse(sys.argv[1:])
     if options.device == "cpu" and not options.quick:
         return _refuse("found --device cpu; models of full size need a GPU; try --device cpu --quick")
-    machine = read_machine(sys.executable)
+    try:
+        machine = read_machine(sys.executable)
+    except CaseError as error:
+        return _refuse(str(error))
     if options.device == "gpu" and not machine["gpus"]:
         built = "with" if machine["cuda"] else "without"
         version = machine["tensorflow"]
@@ -106,8 +109,17 @@ def _refuse(why: str) -> int:
 
 
 def read_machine(python: str) -> Found:
-    """TensorFlow's version and the names of the GPUs that it sees, asked in another process."""
-    done = subprocess.run([python, "-c", GPU_NAMES], capture_output=True, text=True, check=True)
+    """TensorFlow's version and the names of the GPUs that it sees, asked in another process.
+
+    Raises:
+        CaseError: If that Python has no TensorFlow that can be imported.
+    """
+    done = subprocess.run([python, "-c", GPU_NAMES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise CaseError(
+            f"{python} cannot say what TensorFlow sees ({why}); try pip install 'tensorflow[and-cuda]'"
+        )
     machine: Found = json.loads(done.stdout.splitlines()[-1])
     return machine
 

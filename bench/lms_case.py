@@ -98,7 +98,7 @@ def _fit(model: Any, data: Any, steps: int) -> None:
 def _limit_gpu(tf: Any, case: Case) -> None:
     """A GPU gets its limit here; that of the CPU device is in the environment."""
     if case.device == GPU:
-        (gpu, *others) = tf.config.list_physical_devices("GPU")
+        gpu, *_ = tf.config.list_physical_devices("GPU")
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=case.limit_mb)
         tf.config.set_logical_device_configuration(gpu, [limit])
         tf.config.set_visible_devices(gpu, "GPU")

@@ -113,9 +113,7 @@ def read_rank(environ: Mapping[str, str]) -> RankIdentity:
     Raises:
         UsageError: If no launcher is recognised, a value is missing, or values contradict each other.
     """
-    started = [row for row in ROWS if _first(environ, row.rank) is not None]
-    complete = [row for row in started if _first(environ, row.local_rank) is not None]
-    for row in complete or started:
+    for row in _likely_rows(environ):
         return _checked(_identify(row, environ))
     looked = ", ".join(row.rank[0] for row in ROWS)
     raise UsageError(
@@ -125,10 +123,16 @@ def read_rank(environ: Mapping[str, str]) -> RankIdentity:
 
 
 def find_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank's number, where anything says it; for messages."""
-    names = ("RANK", *(name for row in ROWS for name in row.rank))
-    texts = (environ.get(name, "").strip() for name in names)
+    """The rank's number by the row that ``read_rank`` takes, or by another that has one; for messages."""
+    names = (_first(environ, row.rank) for row in _likely_rows(environ))
+    texts = (environ[name].strip() for name in names if name is not None)
     return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
+
+
+def _likely_rows(environ: Mapping[str, str]) -> list[RankRow]:
+    """The rows of which a rank is set; first those whose local rank is set too."""
+    started = [row for row in ROWS if _first(environ, row.rank) is not None]
+    return sorted(started, key=lambda row: _first(environ, row.local_rank) is None)
 
 
 def _identify(row: RankRow, environ: Mapping[str, str]) -> RankIdentity:

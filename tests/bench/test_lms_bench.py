@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -347,3 +348,17 @@ def test_a_case_that_does_not_fit_is_no_error(children: ModuleType) -> None:
     assert children.Runner().run(case) is None
     with pytest.raises(children.CaseError, match="tiny off 400 ended with"):
         children.Paced(children.Runner(), case)
+
+
+def test_a_python_without_tensorflow_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no TensorFlow in here')")
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "gpu_lms.py")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "cannot say what TensorFlow sees (ImportError: no TensorFlow in here); try pip install" in line

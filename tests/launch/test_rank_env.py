@@ -3,7 +3,7 @@
 import pytest
 
 from launch.errors import UsageError
-from launch.rank_env import ROWS, read_rank, read_slurm_cpus
+from launch.rank_env import ROWS, find_rank, read_rank, read_slurm_cpus
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -42,6 +42,23 @@ def test_a_launcher_inside_a_batch_job_wins_over_the_batch_script(inner: dict[st
 def test_slurm_counts_tasks_on_this_node(node: str, local: int) -> None:
     environ = {"SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS": "11", "SLURM_NODEID": node}
     assert read_rank({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}).local_world_size == local
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({**SLURM_BATCH, "SLURM_PROCID": "3", "RANK": "5"}, 3),
+        ({**SLURM_BATCH, **OPEN_MPI, "RANK": "7"}, 5),
+        ({"RANK": "5"}, 5),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x", "SLURM_PROCID": "2"}, 2),
+        ({"RANK": "x"}, None),
+        ({}, None),
+    ],
+)
+def test_a_stale_rank_of_the_users_is_not_named_in_messages(
+    environ: dict[str, str], rank: int | None
+) -> None:
+    assert find_rank(environ) == rank
 
 
 def test_a_missing_local_rank_may_be_exported_by_hand() -> None:
