@@ -160,8 +160,9 @@ class Engine:
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None, outputs: Any
     ) -> Edits | None:
         started = time.perf_counter()
-        shapes = complete_shapes(tf_graph, hints)
-        view = read_graph(tf_graph, self.device.type, shapes, outputs)
+        device_type = self.device.type
+        with _readable_or_left_alone(self.config.debug):
+            view = read_graph(tf_graph, device_type, complete_shapes(tf_graph, hints), outputs)
         if view.unknown:
             self._warn_open_sizes(name, view)
         if self.guest is not None:
@@ -169,14 +170,15 @@ class Engine:
         memory = self.device.memory()
         in_use = memory[0] if memory else 0
         base = in_use + pending_variable_bytes(tf_graph)
-        base += self.fusion.pending_bytes(tf_graph, self.device.type, in_use)
+        base += self.fusion.pending_bytes(tf_graph, device_type, in_use)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
-        made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(self.device.type))
-        if not isinstance(tf_graph, FuncGraph):
-            made = keep_fetches_apart(view.graph, made)
-        plan_s = time.perf_counter() - planned_at
-        peak = base + predicted_peak(view.graph, made, limit)
+        with _readable_or_left_alone(self.config.debug):
+            made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(device_type))
+            if not isinstance(tf_graph, FuncGraph):
+                made = keep_fetches_apart(view.graph, made)
+            plan_s = time.perf_counter() - planned_at
+            peak = base + predicted_peak(view.graph, made, limit)
         edits = None
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
@@ -291,6 +293,25 @@ class Engine:
             logger.debug("%s: out after %s, back after %s", name, after, back)
         for rejected in made.rejected:
             logger.debug("%s: stays: %s", graph.tensor_name(rejected.tensor), rejected.reason)
+
+
+@contextmanager
+def _readable_or_left_alone(debug: bool) -> Iterator[None]:
+    """While nothing has been edited yet a fault of ours need not end what trains without us.
+
+    Raises:
+        UnreadableError: In place of any exception that is not meant for the user; not when debugging.
+    """
+    try:
+        yield
+    except (LMSError, GraphError):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"LMS has a fault here ({fault}); debug=True (LMS_DEBUG=1) shows where"
+        raise UnreadableError(text) from error
 
 
 @contextmanager

@@ -247,6 +247,31 @@ def a_graph_that_cannot_be_read_trains_as_it_is() -> None:
     assert any("enable_control_flow_v2" in text and "as it is" in text for text in texts), texts
 
 
+def a_fault_of_our_own_trains_as_it_is() -> None:
+    """What planning stumbles over is a warning with its type, and in a debug run the fault itself."""
+
+    def stumble(*_: Any) -> Any:
+        raise KeyError("conv_7")
+
+    original = hook.plan_in_pieces
+    hook.plan_in_pieces = stumble
+    try:
+        with enabled(policy="all") as texts:
+            tf.function(train)(BATCH)
+            assert not lms.report().edited
+        with enabled(policy="all", debug=True):
+            try:
+                tf.function(train)(BATCH)
+                raise AssertionError("the fault is hidden")
+            except KeyError:
+                pass
+    finally:
+        hook.plan_in_pieces = original
+        logging.getLogger("lms").setLevel(logging.NOTSET)
+    said = "stays as it is: LMS has a fault here (KeyError: 'conv_7'); debug=True (LMS_DEBUG=1) shows where"
+    assert any(said in text for text in texts), texts
+
+
 def a_second_try_starts_from_what_kernels_had_written_too() -> None:
     """Momentum and counters are only written by handle, and are put back like what is read."""
     momentum = tf.Variable(tf.ones((128, 128)), trainable=False)
@@ -442,6 +467,7 @@ CASES = (
     a_first_step_out_of_memory_is_planned_again,
     a_scope_called_lms_is_no_edit,
     a_graph_that_cannot_be_read_trains_as_it_is,
+    a_fault_of_our_own_trains_as_it_is,
     a_second_try_starts_from_what_kernels_had_written_too,
     the_last_try_is_policy_all,
     a_later_step_out_of_memory_is_not_repeated,
