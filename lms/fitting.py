@@ -1,6 +1,6 @@
 """Plans until the buffers of the planned step find room in the device's memory one beside the other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lms.arena import peak_in_pieces
@@ -14,6 +14,10 @@ from lms.serialize import executor_order
 from lms.swap_plan import SwapPlan
 
 TRIES = 9
+MOST_OPS = 60_000
+"""How many ops all further tries together may plan: each costs 1 to 9 s for 30,000 ops, and a limit of time
+would give another plan on another machine. The least plans come after them in any case. And the most ops of
+which the plans that do not fit are searched for the least bad one: that costs ten simulations of each."""
 TIGHTER = 0.9
 """Each further try plans for this fraction of the bytes of the one before, at most."""
 WIDE = 2
@@ -44,15 +48,22 @@ def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, cos
         if _peak(case.buffers, made, room) is not None:
             return _told(made, first)
         tried.append(made)
-    return _told(min(tried, key=lambda made: _need(case.buffers, made, room)), first)
+    return _told(_least_bad(case.buffers, tried, room), first)
+
+
+def _least_bad(buffers: Buffers, tried: Sequence[SwapPlan], room: int) -> SwapPlan:
+    """The plan that lacks least; of a very large graph by one look at each, and not by a search."""
+    is_large = len(tried) * len(buffers.graph.ops) > MOST_OPS
+    measure = _pieces if is_large else _need
+    return min(tried, key=lambda made: measure(buffers, made, room))
 
 
 def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
     """Plans for less and less memory, and in the end those for the least, leanest first."""
     yield first
     made = first
-    for _ in range(TRIES if first.feasible else 0):
-        pieces = _peak(case.buffers, made, WIDE * room) or WIDE * room
+    for _ in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
+        pieces = _pieces(case.buffers, made, room)
         allowed = max(1, int(made.peak_bytes * min(TIGHTER, room / pieces)))
         tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
         made = plan_case(case, tighter, None)
@@ -60,6 +71,11 @@ def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> It
         if not made.feasible:
             break
     yield from sorted(least_plans(case, first.budget_bytes), key=lambda made: made.bytes_out + made.bytes_in)
+
+
+def tries_for(ops: int) -> int:
+    """How often a graph of so many ops is planned again before the least plans are tried."""
+    return min(TRIES, max(1, MOST_OPS // max(1, ops)))
 
 
 def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
@@ -87,6 +103,11 @@ def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
     while (peak := _peak(buffers, made, size)) is None:
         size = int(size * LARGER) + 1
     return peak
+
+
+def _pieces(buffers: Buffers, made: SwapPlan, room: int) -> int:
+    """The peak where there is plenty of room."""
+    return _peak(buffers, made, WIDE * room) or WIDE * room
 
 
 def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int | None:

@@ -1,13 +1,15 @@
 """The simulated allocator, and plans that are made for its pieces."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lms import fitting
 from lms.arena import LARGEST_WASTE_BYTES, Arena, peak_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.demand import Demand, Update
-from lms.fitting import plan_in_pieces, predicted_peak
+from lms.fitting import plan_in_pieces, predicted_peak, tries_for
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, Residency
 from lms.serialize import executor_order
@@ -149,6 +151,29 @@ def test_a_plan_is_made_tighter_until_its_buffers_find_room() -> None:
         peak = peak_in_pieces(Demand.of(Buffers.of(graph), order, made.swaps), limit_bytes)
         assert peak is not None, f"{limit} MiB"
         assert predicted_peak(graph, made, limit_bytes) == max(peak, made.peak_bytes) <= limit_bytes
+
+
+@pytest.mark.parametrize(("ops", "tries"), [(0, 9), (300, 9), (6_666, 9), (30_000, 2), (1_000_000, 1)])
+def test_a_large_graph_is_planned_again_less_often(ops: int, tries: int) -> None:
+    assert tries_for(ops) == tries
+
+
+def test_a_single_try_still_ends_in_a_plan_that_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = layers(30, 1 << 20)
+    monkeypatch.setattr(fitting, "MOST_OPS", 1)
+    for limit in range(14, 60, 3):
+        made = plan_in_pieces(graph, LMSConfig(margin=0.0), limit << 20, Costs())
+        assert predicted_peak(graph, made, limit << 20) <= limit << 20, f"{limit} MiB"
+
+
+def test_a_large_step_that_fits_nowhere_gets_the_least_bad_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = layers(30, 1 << 20)
+    searched = plan_in_pieces(graph, LMSConfig(margin=0.0), 4 << 20, Costs())
+    monkeypatch.setattr(fitting, "MOST_OPS", 1)
+    looked_at = plan_in_pieces(graph, LMSConfig(margin=0.0), 4 << 20, Costs())
+    assert not looked_at.feasible
+    needs = [predicted_peak(graph, made, 4 << 20) for made in (searched, looked_at)]
+    assert needs[1] <= 1.05 * needs[0]
 
 
 def test_without_a_limit_the_plan_is_taken_as_it_is() -> None:
