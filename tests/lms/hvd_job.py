@@ -19,8 +19,8 @@ import lms.hvd as glue
 from lms.errors import LMSError
 
 keras = tf.keras
-KERAS_3 = not os.environ.get("TF_USE_LEGACY_KERAS")
-found: dict[str, object] = {"keras": keras.Model.__module__.partition(".")[0]}
+KERAS_3 = hasattr(keras, "ops")
+found: dict[str, object] = {"keras": keras.Model.__module__.partition(".")[0], "keras 3": KERAS_3}
 
 
 def data(rank: "int | None" = None) -> "tuple[np.ndarray, np.ndarray]":
