@@ -18,6 +18,7 @@ from launch.discover.saved import from_json, to_json
 from launch.errors import TopologyError
 from launch.occupancy import GpuUse, Occupancy
 from launch.printable import printable
+from launch.receipt_file import MAX_LINE_BYTES, PART_CHARS
 from launch.topology import Machine
 
 PACKAGES = ("Python", "lmsrun", "TensorFlow", "Horovod")
@@ -26,15 +27,12 @@ MARK = b"\x1elmsrun-host "
 MAX_ANSWER_BYTES = 4 << 20
 """The largest answer of one host, unpacked; that of a large machine has 30 KB."""
 _MAX_PARTS = 1024
-_PART_CHARS = 640
-"""srun carries at most 1,024 bytes of a task's output in one piece, and only such pieces stay whole."""
-_MAX_LINE_BYTES = 1000
 _MAX_TEXT = 200
 
 Kind = Literal["own", "gathered", "no-mpi"]
 """``own``: a host's answer by itself; ``gathered``: the same, by MPI; ``no-mpi``: why it could not."""
 _LINE = re.compile(
-    rb"(own|gathered|no-mpi) (\d{1,6}) (\d{1,4})/(\d{1,4}) ([A-Za-z0-9+/=]{0,%d})" % _PART_CHARS
+    rb"(own|gathered|no-mpi) (\d{1,6}) (\d{1,4})/(\d{1,4}) ([A-Za-z0-9+/=]{0,%d})" % PART_CHARS
 )
 
 
@@ -61,7 +59,7 @@ def pack_answer(answer: Mapping[str, Any]) -> bytes:
 def write_lines(nonce: str, kind: Kind, rank: int, content: bytes) -> bytes:
     """The lines that carry ``content``, to be written at once or one by one."""
     text = base64.b64encode(content)
-    parts = [text[start : start + _PART_CHARS] for start in range(0, len(text), _PART_CHARS)] or [b""]
+    parts = [text[start : start + PART_CHARS] for start in range(0, len(text), PART_CHARS)] or [b""]
     head = MARK + f"{nonce} {kind} {rank} ".encode()
     return b"".join(
         head + f"{number}/{len(parts)} ".encode() + part + b"\n" for number, part in enumerate(parts)
@@ -83,7 +81,7 @@ class AnswerReader:
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._read_line(line)
-        self._rest = rest[-_MAX_LINE_BYTES:]
+        self._rest = rest[-MAX_LINE_BYTES:]
 
     def packed(self) -> dict[int, bytes]:
         """The answers that are whole, by the number of the process; what MPI brought comes first."""

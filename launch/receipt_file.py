@@ -15,7 +15,12 @@ END = "end"
 MOVED = "moved"
 """Begins a stage's name in an elastic job: ``moved.PID.0`` at the start, higher when bound anew."""
 MARK = b"\x1elmsrun-receipt "
-"""Starts a receipt that travels as a line of stderr, for want of a folder that leads to the launcher."""
+"""Starts a receipt that travels as lines of stderr, for want of a folder that leads to the launcher."""
+PART_CHARS = 640
+"""Of what a marked line carries. srun takes at most 1,024 bytes of a task's output in one piece, and only
+such pieces stay whole among those of other tasks."""
+MAX_LINE_BYTES = 1000
+"""The longest marked line."""
 
 
 def write_receipt(
@@ -34,7 +39,7 @@ def write_receipt(
 
 
 def send_receipt(environ: Mapping[str, str], rank: int, stage: str, content: Mapping[str, object]) -> bool:
-    """Send a receipt the way that leads to the launcher: its folder, or a marked line of stderr.
+    """Send a receipt the way that leads to the launcher: its folder, or marked lines of stderr.
 
     Returns:
         Whether anybody waits for it.
@@ -47,13 +52,18 @@ def send_receipt(environ: Mapping[str, str], rank: int, stage: str, content: Map
     if folder and not (lines and not os.path.isdir(folder)):
         write_receipt(folder, rank, stage, content)
     elif lines:
-        os.write(2, format_line(environ.get("LMSRUN_JOB_ID", ""), rank, stage, content))
+        text = format_lines(environ.get("LMSRUN_JOB_ID", ""), rank, stage, content)
+        for line in text.splitlines(keepends=True):
+            os.write(2, line)
     return bool(folder or lines)
 
 
-def format_line(job_id: str, rank: int, stage: str, content: Mapping[str, object]) -> bytes:
-    """The line that carries one receipt; the job's random id in it is known to this job's ranks only."""
-    return MARK + f"{job_id} {rank} {stage} {json.dumps(dict(content))}\n".encode()
+def format_lines(job_id: str, rank: int, stage: str, content: Mapping[str, object]) -> bytes:
+    """The lines that carry one receipt; the job's random id in them is known to this job's ranks only."""
+    text = json.dumps(dict(content))
+    parts = [text[start : start + PART_CHARS] for start in range(0, len(text), PART_CHARS)]
+    head = MARK + f"{job_id} {rank} {stage} ".encode()
+    return b"".join(head + f"{number}/{len(parts)} {part}\n".encode() for number, part in enumerate(parts))
 
 
 def compare_binding(

@@ -431,14 +431,20 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
         pass
 
 
+_PART_CHARS = 640  # as launch/receipt_file.py has it: what a launcher carries in one piece
+
+
 def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
-    """Where no folder leads to the launcher: a marked line, which it takes out of our stderr again."""
+    """Where no folder leads to the launcher: marked lines, which it takes out of our stderr again."""
     mark = f"LMSRUN_SENT_{stage.upper()}".replace(".", "_")
     if os.environ.get(mark) == f"{job} {rank}":  # by this process or the one that started it
         return
     os.environ[mark] = f"{job} {rank}"
+    parts = [text[start : start + _PART_CHARS] for start in range(0, len(text), _PART_CHARS)]
+    head = f"\x1elmsrun-receipt {job} {rank} {stage} "
     try:
-        os.write(2, f"\x1elmsrun-receipt {job} {rank} {stage} {text}\n".encode())
+        for number, part in enumerate(parts):
+            os.write(2, f"{head}{number}/{len(parts)} {part}\n".encode())
     except OSError:
         pass
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from launch.job import JobFiles, JobOptions
 from launch.moves import describe_move, read_moves, to_object
 from launch.plan import LaunchPlan, RankPlan
-from launch.receipt_file import format_line, write_receipt
+from launch.receipt_file import format_lines, write_receipt
 from launch.receipt_lines import MAX_MOVES, ReceiptSieve
 from launch.receipt_watch import ReceiptWatch
 
@@ -31,8 +31,8 @@ MOVED = {
 def test_a_move_arrives_as_a_file_or_as_a_line_and_is_told_once(tmp_path: Path) -> None:
     write_receipt(tmp_path, 1, "moved.7.1", MOVED)
     sieve = ReceiptSieve("job", tmp_path)
-    lines = format_line("job", 3, "moved.8.0", {"rank": 3, "host": "b", "pid": 8})
-    lines += format_line("job", 3, "moved.8.0/../x", {"rank": 3}) + format_line("job", 3, "moved.-1.0", {})
+    lines = format_lines("job", 3, "moved.8.0", {"rank": 3, "host": "b", "pid": 8})
+    lines += format_lines("job", 3, "moved.8.0/../x", {"rank": 3}) + format_lines("job", 3, "moved.-1.0", {})
     assert sieve.feed(lines).count(b"\n") == 2, "what is no stage stays output"
     (first, moved), (second, joined) = read_moves(tmp_path, set())
     assert moved is not None and joined is not None
@@ -75,6 +75,6 @@ def test_a_joining_rank_may_have_the_process_number_of_a_first_one_elsewhere(tmp
 def test_a_rank_cannot_fill_the_folder_with_moves(tmp_path: Path) -> None:
     sieve = ReceiptSieve("job", tmp_path)
     for number in range(MAX_MOVES + 5):
-        sieve.feed(format_line("job", 0, f"moved.1.{number}", {}))
-    assert sieve.feed(format_line("job", 0, "init", {"rank": 0})) == b""
+        sieve.feed(format_lines("job", 0, f"moved.1.{number}", {}))
+    assert sieve.feed(format_lines("job", 0, "init", {"rank": 0})) == b""
     assert len(list(tmp_path.iterdir())) == MAX_MOVES + 1, "what is no move still arrives"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import LMSRUN, wait_until
 
-from launch.receipt_file import format_line
+from launch.receipt_file import format_lines
 
 MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -54,7 +54,7 @@ print("env", [name for name in os.environ if "RANK_OUTPUT" in name])
 
 
 def test_receipts_on_their_way_home_are_no_output(tmp_path: Path) -> None:
-    line = format_line("job", 3, "init", {"rank": 3}).decode()
+    line = format_lines("job", 3, "init", {"rank": 3}).decode()
     source = f"import sys; sys.stderr.write('before' + {line!r} + 'after'); sys.exit(7)"
     done = work(tmp_path, source, LMSRUN_RECEIPT_LINES="1", LMSRUN_JOB_ID="job")
     assert done.returncode == 7

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.receipt_file import MARK, format_line
+from launch.receipt_file import MARK, MAX_LINE_BYTES, format_lines
 from launch.receipt_lines import ReceiptSieve
-from launch.receipts import MAX_RECEIPT_BYTES, read_first_failure, read_receipts
+from launch.receipts import read_first_failure, read_receipts
 
 JOB = "0123456789abcdef"
 
@@ -21,7 +21,7 @@ def sift(folder: Path, *chunks: bytes) -> bytes:
 
 @pytest.mark.parametrize("tag", [b"", b"[1,0]<stderr>:", b"[0] ", b"0: ", b"[0]<stderr>:"])
 def test_a_receipt_is_taken_out_with_its_tag(tmp_path: Path, tag: bytes) -> None:
-    line = tag + format_line(JOB, 3, "start", {"rank": 3, "cpus": "0-3"})
+    line = tag + format_lines(JOB, 3, "start", {"rank": 3, "cpus": "0-3"})
     assert sift(tmp_path, b"before\n" + line + b"after\n") == b"before\nafter\n"
     assert read_receipts(tmp_path, [3])[3]["start"] == {"rank": 3, "cpus": "0-3"}
 
@@ -32,9 +32,9 @@ def test_chunks_do_not_matter(tmp_path_factory: pytest.TempPathFactory, cuts: li
     folder = tmp_path_factory.mktemp("receipts")
     stream = (
         b"one\r50%\r"
-        + format_line(JOB, 0, "init", {"rank": 0})
+        + format_lines(JOB, 0, "init", {"rank": 0})
         + b"\x1etwo\n"
-        + format_line(JOB, 1, "init", {})
+        + format_lines(JOB, 1, "init", {})
     )
     chunks, rest = [], stream
     for cut in cuts:
@@ -47,13 +47,15 @@ def test_chunks_do_not_matter(tmp_path_factory: pytest.TempPathFactory, cuts: li
 @pytest.mark.parametrize(
     "line",
     [
-        format_line("ffffffffffffffff", 0, "start", {}),
-        MARK + f"{JOB} 0 ../../x {{}}\n".encode(),
-        MARK + f"{JOB} -1 start {{}}\n".encode(),
-        MARK + f"{JOB} 999999999999 start {{}}\n".encode(),
-        MARK + f"{JOB} 0 start\n".encode(),
+        format_lines("ffffffffffffffff", 0, "start", {}),
+        MARK + f"{JOB} 0 ../../x 0/1 {{}}\n".encode(),
+        MARK + f"{JOB} -1 start 0/1 {{}}\n".encode(),
+        MARK + f"{JOB} 999999999999 start 0/1 {{}}\n".encode(),
+        MARK + f"{JOB} 0 start 0/1\n".encode(),
+        MARK + f"{JOB} 0 start -1/1 {{}}\n".encode(),
+        MARK + f"{JOB} 0 start {{}} {{}}\n".encode(),
         MARK + b"\n",
-        MARK + f"{JOB} 0 start ".encode() + b"x" * (MAX_RECEIPT_BYTES + 1) + b"\n",
+        MARK + f"{JOB} 0 start 0/1 ".encode() + b"x" * MAX_LINE_BYTES + b"\n",
         MARK + b"no end of line",
     ],
 )
@@ -62,8 +64,25 @@ def test_what_is_no_receipt_of_this_job_is_output(tmp_path: Path, line: bytes) -
     assert not list(tmp_path.iterdir())
 
 
+def test_long_receipts_of_several_ranks_arrive_in_mixed_parts(tmp_path: Path) -> None:
+    texts = ["".join(map(str, range(rank, 900))) for rank in (0, 1)]
+    lines = [format_lines(JOB, rank, "start", {"text": texts[rank]}).splitlines(True) for rank in (0, 1)]
+    assert len(lines[0]) == len(lines[1]) == 5
+    stream = b"".join(first + b"output\n" + b"[1] " + second for first, second in zip(*lines, strict=True))
+    assert sift(tmp_path, stream) == b"output\n" * 5
+    found = read_receipts(tmp_path, [0, 1])
+    assert [found[rank]["start"]["text"] for rank in (0, 1)] == texts
+
+
+@pytest.mark.parametrize("place", ["1/1", "0/0", "0/999999", "7/3", "0/2"])
+def test_parts_that_never_become_a_receipt_are_dropped(tmp_path: Path, place: str) -> None:
+    line = MARK + f"{JOB} 0 start {place} {{}}\n".encode()
+    assert sift(tmp_path, line * 3) == b""
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_first_of_a_rank_and_stage_wins(tmp_path: Path) -> None:
-    first, second = (format_line(JOB, 0, "start", {"n": number}) for number in (1, 2))
+    first, second = (format_lines(JOB, 0, "start", {"n": number}) for number in (1, 2))
     assert sift(tmp_path, first, second) == b""
     assert read_receipts(tmp_path, [0])[0]["start"] == {"n": 1}
 
@@ -72,7 +91,7 @@ def test_the_first_failure_is_the_one_that_arrived_first(tmp_path: Path) -> None
     assert read_first_failure(tmp_path) is None
     for rank, code, how in ((5, 7, "exited with code 7"), (1, 143, "was killed by SIGTERM (signal 15)")):
         content = {"rank": rank, "host": "h\x1b[31m", "code": code, "how": how}
-        assert sift(tmp_path, format_line(JOB, rank, "end", content)) == b""
+        assert sift(tmp_path, format_lines(JOB, rank, "end", content)) == b""
     (tmp_path / "rank-0.end.json").write_text(json.dumps({"rank": 0, "code": 999}))
     failure = read_first_failure(tmp_path)
     assert failure is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch.receipt_file import MAX_LINE_BYTES, PART_CHARS
 from launch.receipt_lines import ReceiptSieve
 from lms.bootstrap import sitecustomize as bootstrap
 
@@ -318,9 +319,25 @@ def test_receipts_go_by_line_where_no_folder_leads_to_the_launcher(rank: Rank) -
     source = "import subprocess, sys, tensorflow; subprocess.run([sys.executable, '-c', 'import tensorflow'])"
     done = rank.run(source, LMSRUN_RECEIPT_DIR="", LMSRUN_RECEIPT_LINES="1")
     (line,) = done.stderr[:-1].split("\n")
-    front, content = line.split(" ", 4)[:4], json.loads(line.split(" ", 4)[4])
-    assert front == ["\x1elmsrun-receipt", "job", "3", "framework"]
-    assert content["tensorflow"] == "2.1.0"
+    *front, content = line.split(" ", 5)
+    assert front == ["\x1elmsrun-receipt", "job", "3", "framework", "0/1"]
+    assert json.loads(content)["tensorflow"] == "2.1.0"
+
+
+def test_a_long_receipt_goes_in_lines_that_every_launcher_keeps_whole(rank: Rank, tmp_path: Path) -> None:
+    source = """
+import os, sys
+bootstrap = sys.modules["_lmsrun_bootstrap"]
+bootstrap.write_receipt("init", {"reasons": ["x" * 3000]}, os.environ)
+"""
+    done = rank.run(source, LMSRUN_RECEIPT_DIR="", LMSRUN_RECEIPT_LINES="1")
+    lines = done.stderr.encode().splitlines(keepends=True)
+    assert len(lines) == 5 and max(map(len, lines)) <= MAX_LINE_BYTES
+    assert bootstrap._PART_CHARS == PART_CHARS
+    sieve = ReceiptSieve("job", tmp_path)
+    assert [sieve.feed(line) for line in lines] == [b""] * 5
+    content = json.loads((tmp_path / "rank-3.init.json").read_text())
+    assert content["reasons"] == ["x" * 3000]
 
 
 def test_the_folder_of_another_host_gets_nothing_and_the_terminal_no_more_than_the_launcher_takes(
