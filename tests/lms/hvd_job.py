@@ -80,6 +80,7 @@ def broadcast_and_average() -> None:
         path = os.path.join(tempfile.mkdtemp(), "model.keras")
         model.save(path)
         loaded = keras.models.load_model(path)
+        found["loaded as"] = type(loaded).__module__.partition(".")[0]
         found["loaded optimizer"] = [
             type(loaded.optimizer).__name__,
             hasattr(loaded.optimizer, "lms_distributed"),

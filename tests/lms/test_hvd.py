@@ -86,6 +86,8 @@ def test_the_broadcast_makes_different_starts_equal(found: dict[str, Any]) -> No
 
 
 def test_a_saved_model_needs_no_horovod(found: dict[str, Any]) -> None:
+    if (found["keras"], found["loaded as"]) == ("tf_keras", "keras"):
+        pytest.skip("Keras 2.15 and tf_keras 2.15 register the same names: the wrong one loads")
     assert found["loaded optimizer"] == ["Adam", False]
     assert found["same predictions"]
 
