@@ -16,18 +16,17 @@ from launch.job import (
     launcher_process,
     rank_environ,
 )
+from launch.ladder import Ladder
 from launch.memory_kills import explain_memory, read_memory_counters
 from launch.plan import LaunchPlan, RankPlan
 from launch.rank_process import become_rank, fork_process
-from launch.receipt_watch import ReceiptWatch
+from launch.receipt_desk import ReceiptDesk
 from launch.receipts import RankReceipt, read_first_failure, read_leaving_before, read_receipts
 from launch.rendezvous import Rendezvous, free_port, horovod_installed
 from launch.streams import Console, RankStream, TaggedStream, open_consoles, poll
 from launch.warden import signal_group, sweep
 
-_RECEIPT_POLL_S = 0.1
 _SWEEP_LIMIT_S = 5.0
-_UNKILLABLE_AFTER_S = 10.0
 _SUSPECTS_HAVE_S = 3.0
 """How long a rank that began to exit before the one that failed may take to say its own exit code."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -48,14 +47,6 @@ class Ending:
     line: str
 
 
-def plan_ladder(first: int, grace_s: float) -> list[tuple[float, int]]:
-    """The signals that end a job, with delays in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
-    steps = [(0.0, first)]
-    if first != signal.SIGTERM:
-        steps.append((grace_s / 2, signal.SIGTERM))
-    return [*steps, (grace_s, signal.SIGKILL)]
-
-
 class JobLoop:
     """Runs one job inside the supervisor process. Use once."""
 
@@ -69,7 +60,6 @@ class JobLoop:
         passed: set[signal.Signals],
     ) -> None:
         self._plan, self._options, self._files = plan, options, files
-        self._render_receipts = render_receipts
         self._front, self._handled = front, {*passed, signal.SIGTERM, signal.SIGCHLD}
         self._running: dict[int, RankPlan] = {}
         self._statuses: dict[int, int] = {}
@@ -79,12 +69,9 @@ class JobLoop:
         self._launcher_ending: Ending | None = None
         self._signalled: int | None = None
         self._interrupts = 0
-        self._steps: list[tuple[float, int]] = []
-        self._hurried = False
-        self._receipts_lost = False
+        self._ladder = Ladder(options.grace_period_s, self._end_ranks)
         self._suspects: frozenset[int] = frozenset()
-        self._next_look = 0.0
-        self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
+        self._receipts = ReceiptDesk(plan, options, files, render_receipts, self._err)
         self._memory = read_memory_counters()
         self._notes: list[str] = []
 
@@ -98,7 +85,7 @@ class JobLoop:
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
         gc.enable()
-        while self._running and not self._given_up():
+        while self._running and not self._ladder.given_up:
             self._turn(wakeup)
         return self._finish(wakeup)
 
@@ -183,7 +170,7 @@ class JobLoop:
             self._note(self._notes.pop(0))
         self._look_at_receipts()
         self._end_waiting_in_vain()
-        self._climb()
+        self._ladder.climb()
 
     def _readable(self, wakeup: int) -> list[int]:
         fds = [stream.fd for stream in self._streams if stream.open and not stream.console.sink.full]
@@ -198,9 +185,7 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        due = [self._steps[0][0]] if self._steps else []
-        if self._watching:
-            due.append(self._next_look)
+        due = [when for when in (self._ladder.due, self._receipts.due) if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -233,7 +218,7 @@ class JobLoop:
             elif number in _ENDING:
                 self._take_ending_signal(number)
         if os.getppid() != self._front:
-            self._hurry()
+            self._ladder.hurry()
         self._reap()
 
     def _take_ending_signal(self, number: int) -> None:
@@ -242,7 +227,7 @@ class JobLoop:
         self._suspects = frozenset()
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            self._hurry()
+            self._ladder.hurry()
         elif self._signalled is None:
             self._signalled = number
             self._begin_to_end(number)
@@ -250,7 +235,7 @@ class JobLoop:
             self._signal_ranks(number)
 
     def _begin_to_end(self, number: int) -> None:
-        if self._steps:
+        if self._ladder.is_set:
             # A ladder that is being climbed keeps its deadline.
             self._note(f"{signal_name(number)}: passed on to the ranks, which are being ended already")
             self._signal_ranks(number)
@@ -258,7 +243,7 @@ class JobLoop:
         self._note(
             f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
         )
-        self._set_ladder(number)
+        self._ladder.set(number)
 
     def _reap(self) -> None:
         while True:
@@ -293,6 +278,11 @@ class JobLoop:
         self._suspects = self._leaving_before(rank.rank, {other.rank for other in self._running.values()})
         self._end(ending, signal.SIGTERM, _SUSPECTS_HAVE_S if self._suspects else 0)
 
+    def _look_at_receipts(self, late: bool = False) -> None:
+        refusal = self._receipts.look(self._statuses, late)
+        if refusal is not None and self._ending is None and self._signalled is None:
+            self._end(Ending(1, refusal), signal.SIGTERM)
+
     def _end_waiting_in_vain(self) -> None:
         """End ranks that wait in hvd.init() for one that is gone, long before Horovod's 30 s are over."""
         waiting = sorted(self._rendezvous.arrived - self._statuses.keys())
@@ -311,7 +301,7 @@ class JobLoop:
         others = self._suspects - {rank}
         self._suspects = others if status == 0 else self._leaving_before(rank, others)
         if not self._suspects:
-            self._set_ladder(signal.SIGTERM)
+            self._ladder.set(signal.SIGTERM)
         return True
 
     def _leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
@@ -335,95 +325,18 @@ class JobLoop:
         """End the job for this reason, unless it is ending already."""
         if self._ending is None:
             self._ending = ending
-        if not self._steps:
-            self._set_ladder(first_signal, delay_s)
+        if not self._ladder.is_set:
+            self._ladder.set(first_signal, delay_s)
 
-    def _set_ladder(self, first: int, delay_s: float = 0) -> None:
-        now = time.monotonic() + delay_s
-        self._steps = [
-            (now + delay, step) for delay, step in plan_ladder(first, self._options.grace_period_s)
-        ]
-        self._climb()
-
-    def _climb(self) -> None:
-        """Send the signals of the ladder that are due."""
-        while self._steps and self._steps[0][0] <= time.monotonic() and not self._given_up():
-            _, number = self._steps.pop(0)
-            self._suspects = frozenset()  # From here on a rank's end is our doing.
-            self._signal_ranks(number)
-            if number == signal.SIGKILL:
-                self._steps = [(time.monotonic() + _UNKILLABLE_AFTER_S, 0)]
-
-    def _hurry(self) -> None:
-        """Kill at once: the user insists, or nobody is left to wait for."""
-        if not self._hurried:
-            self._hurried = True
-            self._steps = [(time.monotonic(), signal.SIGKILL)]
-            self._climb()
-
-    def _given_up(self) -> bool:
-        """Whether ranks have outlasted SIGKILL, stuck in the kernel."""
-        return bool(self._steps) and self._steps[0][1] == 0 and self._steps[0][0] <= time.monotonic()
+    def _end_ranks(self, number: int) -> None:
+        self._suspects = frozenset()  # From here on a rank's end is our doing.
+        self._signal_ranks(number)
 
     def _signal_ranks(self, number: int) -> None:
         for pid in self._running:
             signal_group(pid, number)
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal_group(pid, signal.SIGCONT)
-
-    # Receipts
-
-    def _look_at_receipts(self, late: bool = False) -> None:
-        """Show the table and judge strictly, when there is something to show or to judge."""
-        now = time.monotonic()
-        if not self._watching or (now < self._next_look and not late):
-            return
-        # Each look opens three files a rank, so the ranks' output must not set the pace.
-        self._next_look = now + _RECEIPT_POLL_S
-        if self._watch.over:
-            self._tell_moves()
-            return
-        launcher_over = self._options.command is not None and bool(self._statuses)
-        ended = {rank: describe_status(status) for rank, status in self._statuses.items()}
-        self._watch.look(ended, launcher_over)
-        settled = self._watch.settled or late or now >= self._watch.due
-        if settled or self._options.numa == "strict":
-            self._judge_strictly(settled)
-        if settled:
-            self._show_receipts()
-            if self._is_elastic:
-                self._tell_moves()
-
-    @property
-    def _watching(self) -> bool:
-        return not self._watch.over or self._is_elastic
-
-    @property
-    def _is_elastic(self) -> bool:
-        command = self._options.command
-        return command is not None and command.elastic
-
-    def _tell_moves(self) -> None:
-        if lines := self._watch.look_for_moves():
-            for line in lines:
-                self._note(line)
-            self._save_receipts()
-
-    def _judge_strictly(self, settled: bool) -> None:
-        if self._ending is None and self._signalled is None and (line := self._watch.refusal(settled)):
-            self._end(Ending(1, line), signal.SIGTERM)
-
-    def _show_receipts(self) -> None:
-        table = self._render_receipts(self._watch.receipts)
-        self._err.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
-        self._save_receipts()
-
-    def _save_receipts(self) -> None:
-        try:
-            self._watch.save()
-        except OSError as error:
-            self._receipts_lost = True
-            self._note(f"error: cannot write {error.filename}: {error.strerror}")
 
     # The end
 
@@ -450,7 +363,7 @@ class JobLoop:
         if self._signalled is not None:
             self._note(f"ended by {signal_name(self._signalled)}")
             return 0
-        lost = self._receipts_lost or any(stream.file_error is not None for stream in self._streams)
+        lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
         return 1 if lost else 0
 
     def _ask_for_first_failure(self) -> None:
@@ -481,12 +394,12 @@ class JobLoop:
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
         while console.sink.waiting:
-            ready = poll([wakeup], [console.sink.fd], 0 if self._hurried else None)
+            ready = poll([wakeup], [console.sink.fd], 0 if self._ladder.hurried else None)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
             if console.sink.fd in ready:
                 self._pump_sinks({console.sink.fd})
-            elif self._hurried:
+            elif self._ladder.hurried:
                 return
 
     def _note(self, text: str) -> None:

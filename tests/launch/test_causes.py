@@ -7,7 +7,7 @@ import pytest
 
 from launch.causes import describe_rank, describe_status, exit_code_of
 from launch.discover.tree import DirTree
-from launch.jobloop import plan_ladder
+from launch.ladder import plan_ladder
 from launch.memory_kills import MemoryCounters, explain_memory, read_memory_counters
 from launch.plan import RankPlan
 from launch.topology import Gpu
