@@ -96,6 +96,7 @@ def test_every_option_that_the_pages_name_exists() -> None:
             mentioned = set(re.findall(r"(?<![\w-])--[a-z-]+[a-z]", line)) - {
                 "--epochs",
                 "--cap-add",
+                "--mca",
                 "--ntasks-per-node",
             }
             assert mentioned <= names, f"{page.name} names {sorted(mentioned - names)}"
