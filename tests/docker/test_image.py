@@ -139,8 +139,10 @@ def test_nothing_of_the_build_s_secrets_stays(containers: Containers) -> None:
     told = containers.podman("history", "--no-trunc", containers.image)
     told += containers.podman("inspect", containers.image)
     assert not [word for word in words if "://" in word and word in told]
-    root = ["--user=0", "--entrypoint=ls"]
-    assert containers.run("-A", "/etc/pip.conf", "/root/.cache", "/src", "/wheels", options=root).stdout == ""
+    # Where a build mounts a cache, an empty folder stays.
+    places = ("/etc/passwd", "/etc/pip.conf", "/root/.cache", "/src", "/wheels")
+    found = containers.run(*places, "-type", "f", options=["--user=0", "--entrypoint=find"])
+    assert found.stdout.split() == ["/etc/passwd"], found.stderr
     certificates = container_image.find_certificates(os.environ)
     if certificates:
         inside = containers.run("sh", "-c", f"cat {container_image.CERTIFICATES} 2>/dev/null; true").stdout
@@ -193,5 +195,5 @@ def test_two_hosts_of_the_compose_file_train_together(containers: Containers) ->
             other.communicate(timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks hold the same weights" in done.stdout
-    places = [line.split()[1] for line in done.stderr.splitlines() if line.endswith(" yes")]
+    places = [line.split()[1] for line in done.stderr.splitlines() if "  yes" in line]
     assert len(set(places)) == 2, done.stderr
