@@ -22,10 +22,26 @@ CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
 ENV_PREFIX = "LMS_"
+LARGEST_FILE_BYTES = 16 << 20
+"""A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
 
 class ConfigError(ValueError):
     """A field has a value it cannot have; the text says which, and what was needed."""
+
+
+def read_text_file(path: "Path") -> str:
+    """The text of a file or pipe.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is larger than ``LARGEST_FILE_BYTES``, or no UTF-8.
+    """
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE_BYTES + 1)
+    if len(data) > LARGEST_FILE_BYTES:
+        raise ValueError(f"larger than {LARGEST_FILE_BYTES >> 20} MiB; needed a small text file")
+    return data.decode("utf-8")
 
 
 def _option(default: Any, text: str, *, low: float | None = None, env: str | None = None) -> Any:
@@ -144,9 +160,11 @@ class LMSConfig:
         """
         toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            table = toml.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+            text = read_text_file(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        try:
+            table = toml.loads(text)
         except ValueError as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
         inner = table.get("lms", table)

@@ -101,10 +101,10 @@ class Report:
 
     @property
     def peak_error(self) -> float | None:
-        """(measured - planned) / measured; ``None`` without both."""
-        if not self.measured_peak_bytes or self.planned_peak_bytes is None:
+        """(measured - planned) / planned; ``None`` without both."""
+        if not self.measured_peak_bytes or not self.planned_peak_bytes:
             return None
-        return (self.measured_peak_bytes - self.planned_peak_bytes) / self.measured_peak_bytes
+        return (self.measured_peak_bytes - self.planned_peak_bytes) / self.planned_peak_bytes
 
     def __str__(self) -> str:
         from lms.report import render_report

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -37,6 +38,7 @@ from launch.mpi_flavour import MpiFlavour, read_mpi_flavour
 from launch.plan import LaunchPlan, RankPlan
 from launch.planner import HostRequest, plan_slots
 from launch.topology import Machine
+from lms.config import read_text_file
 from lmsrun.options import LaunchOptions
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -70,8 +72,24 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     only_here = all(is_here(host.name) for host in hosts)
     found = _find_launchers(options, environ)
     elastic = any((options.min_np, options.max_np, options.host_discovery_script))
+    if elastic:
+        _check_elastic(options, len(hosts))
     around = Surroundings(len(hosts), only_here, allocation, found, elastic)
     return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found)
+
+
+def _check_elastic(options: LaunchOptions, hosts: int) -> None:
+    """Refuse what Horovod would refuse only once it runs."""
+    counts = {"--min-np": options.min_np, "-np": options.num_proc, "--max-np": options.max_np}
+    given = [(name, count) for name, count in counts.items() if isinstance(count, int)]
+    for (low, fewer), (high, more) in pairwise(given):
+        if fewer > more:
+            raise UsageError(f"{low} {fewer} is more than {high} {more}; needed --min-np <= -np <= --max-np")
+    if options.host_discovery_script is None and hosts < 2:
+        raise UsageError(
+            "elastic ranks need hosts that can come and go, found one; "
+            "give --host-discovery-script, or at least two hosts (-H)"
+        )
 
 
 def plan_cluster(
@@ -209,8 +227,8 @@ def _read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[
 
 def _read_text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text_file(Path(path))
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
 

@@ -25,6 +25,7 @@ from launch.settings import (
     switch,
     whole_number,
 )
+from lms.config import read_text_file
 
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
@@ -312,8 +313,8 @@ def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     if found is None:
         return "", {}
     try:
-        text = found.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text_file(found)
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
     is_project = found.name == "pyproject.toml"
     if is_project and not _MAY_NAME_US.search(text):

@@ -133,3 +133,26 @@ def test_a_folder_that_is_there_already_is_not_trusted(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot make"), written_files(command):
         raise AssertionError("the job must not start")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-np", "2", "--min-np", "3"), "--min-np 3 is more than -np 2"),
+        (("-np", "2", "--max-np", "1"), "-np 2 is more than --max-np 1"),
+        (("--min-np", "2", "--max-np", "1"), "--min-np 2 is more than --max-np 1"),
+        (
+            ("-np", "2", "--min-np", "1", "--max-np", "2"),
+            "give --host-discovery-script, or at least",
+        ),
+        (("--hostfile", "/dev/zero"), "cannot read the hostfile /dev/zero: larger than 16 MiB"),
+        (("--config", "/dev/zero"), "cannot read /dev/zero: larger than 16 MiB"),
+        (("--lms-config", "/dev/zero"), "cannot read /dev/zero: larger than 16 MiB"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words, "train.py"], {"PATH": "/nowhere"}) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1
