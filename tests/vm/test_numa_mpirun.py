@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from numa_guest import BOOT_AND_RUN_S, CACHE, REPOSITORY, RIG
+from numa_guest import CACHE, REPOSITORY, RIG, boot
 
 from launch.idset import parse_ids
 
@@ -34,15 +33,7 @@ def test_ranks_of_mpirun_sit_where_lmsrun_plans(profile: str, tmp_path: Path) ->
         "plan": (*LMSRUN, "plan", "--json", "-np", "2", *options, "rank_report.py"),
         "ranks": (*MPIRUN, "-x", "LMSRUN_GPU_MEMORY=64M", *LMSRUN, "worker", "--", "rank_report.py"),
     }
-    (tmp_path / "steps.json").write_text(json.dumps(steps))
-    boot = [str(RIG), "--profile", profile, "--packages", "openmpi-bin", "--share", str(tmp_path)]
-    done = subprocess.run(
-        [*boot, "--timeout", str(BOOT_AND_RUN_S), "--", "python3", "steps.py", "steps.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BOOT_AND_RUN_S + 60,
-    )
+    done = boot(profile, steps, tmp_path, "--packages", "openmpi-bin")
     if done.returncode == 125:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-2000:]

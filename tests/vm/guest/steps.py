@@ -8,6 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    print("numa-guest: up", file=sys.stderr, flush=True)
     results = {}
     for name, argv in json.loads(Path(sys.argv[1]).read_text()).items():
         began = time.monotonic()
