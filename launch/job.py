@@ -14,6 +14,8 @@ from launch.rendezvous import Slot, free_port, slot_env
 if TYPE_CHECKING:
     from launch.cluster_job import Command
 
+RECEIPTS = "receipts.json"
+"""Its name in the output folder."""
 _STREAMS = ("stdout", "stderr")
 _OTHER_FILES = 32
 """Descriptors beside those of the ranks, generously."""
@@ -138,9 +140,26 @@ def _raise_file_limit(needed: int) -> tuple[int, int]:
     return before
 
 
-def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str], int]:
+def check_output_folder(folder: Path) -> None:
+    """Look, without writing, whether a job's output could stand there; the folder itself may be missing.
+
+    Raises:
+        UsageError: If it could not, also for ``receipts.json``, which is written only at the end.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"the output folder {folder} is no folder; choose another --output-dir")
+    if (folder / RECEIPTS).is_dir():
+        raise UsageError(
+            f"{folder / RECEIPTS} is a folder, and the receipts are to be written there; "
+            "remove it, or choose another --output-dir"
+        )
+    base = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not (os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)):
+        raise UsageError(f"nothing can be written into {base}; choose another --output-dir")
+
+
+def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str], int]:
+    check_output_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return {
@@ -154,5 +173,5 @@ def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str
         }
     except OSError as error:
         raise UsageError(
-            f"cannot write to the output folder {folder}: {error.strerror}; choose another --output-dir"
+            f"cannot write {error.filename or folder}: {error.strerror}; choose another --output-dir"
         ) from error

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 
 from launch.causes import describe_rank
-from launch.job import JobFiles, JobOptions
+from launch.job import RECEIPTS, JobFiles, JobOptions
 from launch.moves import Move, describe_move, read_moves, to_object
 from launch.plan import LaunchPlan
 from launch.receipt_file import END
@@ -84,7 +84,7 @@ class ReceiptWatch:
         self.over = True
         if self._files.output_dir is None:
             return
-        path = self._files.output_dir / "receipts.json"
+        path = self._files.output_dir / RECEIPTS
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
         try:

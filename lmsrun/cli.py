@@ -16,6 +16,7 @@ from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
 from launch.program_path import find_program
+from lmsrun.named_files import check_named_files
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
@@ -202,6 +203,7 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
         )
     if options.print_script:
         return _print_script(request, parsed, environ)
+    check_named_files(request, environ, dry)
     place, request = _find_place(request, environ)
     _check_program(request.program, dry or (place is not None and not place.only_here), environ)
     if place is not None:

@@ -286,9 +286,10 @@ def _build_command(
 ) -> Command:
     name = place.choice.name
     program = place.found.get(name)
+    elsewhere = options.mpirun if name == "mpirun" else name
     return _BUILDERS[name](
         _Start(
-            program or name,
+            program or elsewhere,
             program is not None,
             place.only_here,
             options,

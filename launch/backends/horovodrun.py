@@ -1,5 +1,6 @@
 """horovodrun: Horovod's own launcher, over Gloo or MPI, for ssh hosts and for elastic jobs."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,7 +61,8 @@ def _hosts(job: ClusterJob, options: HorovodOptions) -> tuple[str, ...]:
         *_given("--max-np", options.max_ranks),
     )
     if options.discovery_script is not None:
-        return (*elastic, "--host-discovery-script", options.discovery_script)
+        # Horovod has a shell run this text.
+        return (*elastic, "--host-discovery-script", shlex.quote(options.discovery_script))
     return (*elastic, "-H", ",".join(f"{share.host}:{share.ranks}" for share in job.shares))
 
 

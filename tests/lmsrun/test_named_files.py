@@ -1,0 +1,86 @@
+"""Files and programs that options name: what is missing is said in one line, before anything is started."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lmsrun.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program that leaves a trace, and files that are not what an option needs."""
+    (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
+    (tmp_path / "plain").write_text("#!/bin/sh\necho localhost:1\n")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    (tmp_path / "old" / "receipts.json").mkdir(parents=True)
+    for name in ("horovodrun", "mpirun"):
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\n")
+        tool.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--host-discovery-script ./gone", "--host-discovery-script ./gone is not there; needed an exec"),
+        ("--host-discovery-script ./plain", "--host-discovery-script ./plain cannot be executed; needed"),
+        ("--host-discovery-script hosts.sh", "hosts.sh is not in PATH; try ./hosts.sh"),
+        ("--host-discovery-script ./old", "./old is not there"),
+        ("--mpirun ./gone", "--mpirun ./gone is not there, or cannot be executed; check its path"),
+        ("--mpirun ./gone -H a:1,b:1", "--mpirun ./gone is not there"),
+        ("--mpirun mpirun.gone --launcher mpirun", "--mpirun mpirun.gone is not there"),
+        ("--timeline gone/t.json --launcher horovodrun", "--timeline gone/t.json: there is no folder gone"),
+        ("--timeline old --launcher horovodrun", "--timeline old is a folder; needed the name of a file"),
+        ("--rankfile-out gone/ranks --launcher mpirun", "--rankfile-out gone/ranks: there is no folder gone"),
+        ("--output-dir old", "old/receipts.json is a folder, and the receipts are to be written there"),
+        ("--output-dir old --launcher mpirun", "old/receipts.json is a folder"),
+        ("--output-dir plain", "the output folder plain is no folder"),
+        ("--output-dir plain/out", "plain; choose another --output-dir"),
+    ],
+)
+def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, argv: str, said: str) -> None:
+    environ = {"PATH": f"{here / 'bin'}:{os.defpath}"}
+    assert main(["run", "-np", "1", *argv.split(), "train.py"], environ) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err
+    assert not (here / "started").exists()
+
+
+def test_the_option_is_named_as_it_was_written(here: Path, capsys: Capture) -> None:
+    assert main(["-np", "1", "train.py"], {"LMSRUN_MPIRUN": "./gone"}) == 2
+    (here / "lmsrun.toml").write_text('host-discovery-script = "./gone"\n')
+    assert main(["-np", "1", "train.py"], {}) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("lmsrun: LMSRUN_MPIRUN ./gone is not there")
+    assert second.startswith("lmsrun: lmsrun.toml: host-discovery-script ./gone is not there")
+
+
+def test_an_mpirun_that_the_launcher_does_not_need_is_not_looked_for(here: Path) -> None:
+    """A project's file may name the cluster's."""
+    (here / "lmsrun.toml").write_text('mpirun = "/opt/site/bin/mpirun"\n')
+    assert main(["plan", "--launcher", "local", "-np", "1", "train.py"], {}) == 0
+
+
+def test_a_plan_is_for_machines_that_have_what_it_names(here: Path, capsys: Capture) -> None:
+    elsewhere = "--launcher mpirun --mpirun /opt/site/bin/mpirun -H a:1,b:1 --output-dir /proc/none"
+    assert main(["plan", "--json", *elsewhere.split(), "train.py"], {"PATH": "/nowhere"}) == 0
+    assert json.loads(capsys.readouterr().out)["commands"][0][0] == "/opt/site/bin/mpirun"
+
+
+def test_a_script_that_is_there_is_taken_whatever_its_name(here: Path, capsys: Capture) -> None:
+    (here / "hosts.sh").rename(here / "the hosts; $(id).sh")
+    script = "./the hosts; $(id).sh"
+    argv = ["plan", "--json", "-np", "1", "--host-discovery-script", script, "train.py"]
+    assert main(argv, {"PATH": str(here / "bin")}) == 0
+    command = json.loads(capsys.readouterr().out)["commands"][0]
+    # Horovod has a shell run the text.
+    assert command[command.index("--host-discovery-script") + 1] == f"'{script}'"
