@@ -5,7 +5,16 @@ class LMSError(RuntimeError):
     """LMS cannot do what was asked; the text says what was found, what was needed and what to try."""
 
 
-class StoreError(LMSError):
+class PlaceError(LMSError):
+    """A file, folder or device that the configuration names cannot be used.
+
+    Whoever names one wants it: a rank that cannot have it ends before it trains, instead of training without.
+    """
+
+    ends_rank = True
+
+
+class StoreError(PlaceError):
     """The place that swapped bytes were to go to cannot take them."""
 
 

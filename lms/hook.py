@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -28,7 +29,7 @@ from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
-from lms.report import explain_out_of_memory, plot_memory
+from lms.report import explain_out_of_memory, plot_memory, require_drawable
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
 from lms.session import SessionWatch
@@ -38,7 +39,7 @@ from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
 from lms.transports.base import StoreStats, Transport
-from lms.transports.choose import choose_transport
+from lms.transports.choose import choose_transport, require_store
 
 logger = logging.getLogger("lms")
 
@@ -61,9 +62,18 @@ class Guest(Protocol):
 
 
 class Engine:
-    """LMS in this process: reads, plans and edits each graph, and keeps the books."""
+    """LMS in this process: reads, plans and edits each graph, and keeps the books.
+
+    Args:
+        config: What to do.
+        environ: The process's variables.
+
+    Raises:
+        PlaceError: If a file, folder or device that ``config`` names cannot be used.
+    """
 
     def __init__(self, config: LMSConfig, environ: Mapping[str, str]) -> None:
+        require_store(config)
         self.config, self._environ = config, environ
         self.collector = Collector()
         self.batch_sizes = BatchSizes()
@@ -415,6 +425,7 @@ def plot(path: str | os.PathLike[str]) -> None:
     Raises:
         LMSError: If nothing has been planned yet, or the file cannot be drawn.
     """
+    require_drawable(Path(path))
     planned = engine().collector.planned
     if not planned:
         raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lms.errors import LMSError
+from lms.errors import LMSError, PlaceError
 from lms.liveness import Timeline
+from lms.places import require_file
 from lms.stats import GraphStats, Planned, Report
 
 MIB = 1 << 20
+PICTURES = (".png", ".svg")
 NAMED_TENSORS = 8
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
@@ -110,11 +112,9 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
         path: File to write; its ending says PNG or SVG.
 
     Raises:
-        LMSError: If matplotlib is missing or the ending is another one.
+        LMSError: If the file cannot be written, its ending is another one, or matplotlib is missing.
     """
-    kind = Path(path).suffix.lower()
-    if kind not in (".png", ".svg"):
-        raise LMSError(f"cannot draw into {os.fspath(path)!r}; needed a name that ends in .png or .svg")
+    require_drawable(Path(path))
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -140,7 +140,21 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
     legend.text(
         0, 1, _peak_text(planned), va="top", family="monospace", fontsize=7.5, transform=legend.transAxes
     )
-    figure.savefig(path, dpi=130)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise PlaceError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+
+
+def require_drawable(path: Path) -> None:
+    """Check that a picture can be written at ``path``.
+
+    Raises:
+        PlaceError: If it cannot; the text says why and what to give.
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise PlaceError(f"cannot draw into {os.fspath(path)!r}; needed a name that ends in .png or .svg")
+    require_file(path, "lms.plot()")
 
 
 def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:

@@ -1,14 +1,13 @@
 """``LMS_STATS_FILE``: a CSV line for each training step, whoever runs it: Keras, a loop or a session."""
 
 import csv
-import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lms.errors import LMSError
+from lms.places import require_file
 from lms.transports.base import StoreStats
 
 COLUMNS = ("step", "name", "duration_s", "swap_outs", "swap_ins", "bytes_out", "bytes_in", "peak_bytes")
@@ -26,7 +25,7 @@ class StepLog:
         counters: Asked before and after each step.
 
     Raises:
-        LMSError: If the file cannot be written.
+        PlaceError: If the file cannot be written.
     """
 
     def __init__(self, path: str, environ: Mapping[str, str], counters: Counters) -> None:
@@ -34,11 +33,7 @@ class StepLog:
         self._counters = counters
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._steps = 0
-        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
-            raise LMSError(
-                f"cannot write {os.fspath(self.path)!r}; needed in stats_file (LMS_STATS_FILE): a file in a "
-                "folder that exists and can be written to"
-            )
+        require_file(self.path, "stats_file (LMS_STATS_FILE)")
 
     def planned(self, owner: Any) -> None:
         """``owner``, a function or a session's graph, holds a training step."""

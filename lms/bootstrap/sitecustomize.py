@@ -106,7 +106,10 @@ def on_tensorflow(tensorflow: "Any") -> None:
     except Exception as error:
         lms["why"] = _one_line(error)
     version = getattr(tensorflow, "__version__", None)
+    ends_rank = lms.pop("ends_rank", False)
     write_receipt("framework", {"tensorflow": version, "visible_gpus": visible, "lms": lms}, os.environ)
+    if ends_rank:
+        sys.exit(f"lmsrun: Large Model Support cannot be switched on: {lms['why']}")
 
 
 def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]":
@@ -165,7 +168,10 @@ def choose_gpu(
 
 
 def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str, Any]":
-    """Switch Large Model Support on as ``LMS_*`` asks; returns the receipt's account of it."""
+    """Switch Large Model Support on as ``LMS_*`` asks; returns the receipt's account of it.
+
+    ``ends_rank`` is in it where something that the job names (a folder for tensors, a file) cannot be had.
+    """
     enabled = environ.get("LMS_ENABLED", "").strip().lower() in _TRUE
     requested = (environ.get("LMS_MODE", "").strip() or "auto") if enabled else "off"
     account = {"requested": requested, "active": False, "mode": "off", "why": "not asked for"}  # type: dict[str, Any]
@@ -186,7 +192,10 @@ def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str,
             state = load_lms(os.path.dirname(_HERE)).enable()
             account.update(active=state.active, mode=state.mode, why=state.why)
     except Exception as error:
-        account["why"] = _one_line(error)
+        if getattr(error, "ends_rank", False):
+            account.update(ends_rank=True, why=str(error))
+        else:
+            account["why"] = _one_line(error)
     return account
 
 

@@ -3,12 +3,31 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import tensorflow as tf
+
 from lms.config import LMSConfig
-from lms.errors import BuildError, LMSError
+from lms.errors import BuildError, PlaceError
+from lms.places import require_folder
 from lms.transports.base import Transport
 from lms.transports.device import DeviceTransport
 from lms.transports.host import MIB, HostTransport
 from lms.transports.pyfunc import NumpyTransport
+
+NO_GPU = "transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'"
+
+
+def require_store(config: LMSConfig) -> None:
+    """Check what ``config`` says about where swapped bytes go, as far as that is known without a device.
+
+    Raises:
+        PlaceError: If ``transport`` and ``store_dir`` cannot be had.
+    """
+    if config.store_dir:
+        require_folder(Path(config.store_dir), "store_dir (LMS_STORE)")
+    if config.transport == "file" and not config.store_dir:
+        raise PlaceError("transport is 'file' without store_dir; set LMS_STORE to a folder on a local disk")
+    if config.transport == "device" and not tf.config.list_physical_devices("GPU"):
+        raise PlaceError(NO_GPU)
 
 
 def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, str]) -> Transport:
@@ -18,19 +37,16 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
     without a limit, or with ``transport="file"``, everything does.
 
     Raises:
-        LMSError: If the transport does not fit the device, or its store cannot be made.
+        PlaceError: If the transport does not fit the device, or its store cannot be made.
     """
     kind = config.transport
     if kind == "auto":
         kind = "device" if device_type == "GPU" else "file" if config.store_dir else "host"
     if kind == "device":
         if device_type != "GPU":
-            raise LMSError(
-                "transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'"
-            )
+            raise PlaceError(NO_GPU)
         return DeviceTransport()
-    if kind == "file" and not config.store_dir:
-        raise LMSError("transport is 'file' without store_dir; set LMS_STORE to a directory on a local disk")
+    require_store(config)
     if kind == "numpy":
         return NumpyTransport()
     memory = None if config.host_mem_limit_mb is None else config.host_mem_limit_mb * MIB

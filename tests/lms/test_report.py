@@ -9,7 +9,7 @@ from lms.config import LMSConfig
 from lms.errors import LMSError
 from lms.graph import GraphBuilder
 from lms.planner import plan
-from lms.report import plot_memory
+from lms.report import plot_memory, require_drawable
 from lms.stats import Planned
 
 MIB = 1 << 20
@@ -47,3 +47,29 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
 def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LMSError, match="ends in .png or .svg"):
         plot_memory(planned(), tmp_path / "memory.pdf")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/memory.png", "there is no folder"),
+        ("folder.svg", "it is a folder"),
+        ("file/a.png", "is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_drawn_into_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(LMSError, match=f"cannot write '.*': .*{why}.*; needed in lms.plot"):
+        require_drawable(tmp_path / name)
+
+
+def test_a_disk_without_room_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", full)
+    with pytest.raises(LMSError, match="memory.png': No space left on device"):
+        plot_memory(planned(), tmp_path / "memory.png")
