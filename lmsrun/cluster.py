@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import gettempdir
 
-from launch.allocation import Allocation, read_allocation, refuse_inside_step
+from launch.allocation import Allocation, BatchSystem, read_allocation, refuse_inside_step
 from launch.backends.ddlrun import build_ddlrun
 from launch.backends.horovodrun import HorovodOptions, build_horovodrun
 from launch.backends.jsrun import build_jsrun, render_erf
@@ -302,15 +302,50 @@ def _build_command(
     )
 
 
-def refuse_missing_launcher(place: Place, dry: bool) -> None:
+def find_obstacle(place: Place) -> str | None:
+    """What keeps the chosen launcher from starting a job from here, or None."""
+    name = place.choice.name
+    if name not in place.found:
+        return f"{name} is not in PATH"
+    inside = _INSIDE.get(name)
+    if inside is not None and (place.allocation is None or place.allocation.system != inside.system):
+        return f"this is not inside {inside.title}"
+    return None
+
+
+def refuse_obstacle(place: Place, dry: bool) -> None:
     """A plan may be for a launcher that is elsewhere, a job may not.
 
     Raises:
-        UsageError: If the launcher that is to start a job is not here.
+        UsageError: If the launcher that is to start a job cannot do so from here.
     """
+    obstacle = find_obstacle(place)
+    if obstacle is None or dry:
+        return
     name = place.choice.name
-    if not dry and name not in place.found:
-        raise UsageError(f"--launcher {name}: {name} is not in PATH; try --launcher auto, or load its module")
+    remedy = _INSIDE[name].remedy if name in place.found else "try --launcher auto, or load its module"
+    raise UsageError(f"--launcher {name}: {obstacle}; {remedy}")
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """The allocation without which a launcher cannot start anything."""
+
+    system: BatchSystem
+    title: str
+    remedy: str
+
+
+_INSIDE: Mapping[str, _Inside] = {
+    "srun": _Inside(
+        "slurm",
+        "a Slurm allocation",
+        "try salloc or sbatch (--print-script slurm writes a script), or --launcher auto",
+    ),
+    "jsrun": _Inside(
+        "lsf", "an LSF allocation", "try bsub (--print-script lsf writes a script), or --launcher auto"
+    ),
+}
 
 
 def new_files_dir(environ: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from launch.hosts import HostShare, resolve_slots, share_ranks
 from launch.mpi_flavour import read_mpi_flavour
 from launch.planner import HostRequest, plan_slots
 from launch.topology import Machine
-from lmsrun.cluster import Place, is_here, new_files_dir, refuse_missing_launcher, written_files
+from lmsrun.cluster import Place, find_obstacle, is_here, new_files_dir, refuse_obstacle, written_files
 from lmsrun.options import LaunchOptions
 
 ASSUMED = "hosts are assumed to be like this one"
@@ -67,14 +67,14 @@ def probe_hosts(
         dry: Whether nothing will be started.
 
     Raises:
-        UsageError: If a job is to be started by a launcher that is not here.
+        UsageError: If a job is to be started by a launcher that cannot do so from here.
     """
-    refuse_missing_launcher(place, dry)
+    refuse_obstacle(place, dry)
     if place.only_here or options.topology:
         return Probed({})
-    name = place.choice.name
-    if options.host_probe is None and dry and not is_plan and name not in place.found:
-        return Probed({}, warnings=(f"the hosts were not asked, because {name} is not in PATH; {ASSUMED}",))
+    obstacle = find_obstacle(place)
+    if options.host_probe is None and dry and not is_plan and obstacle:
+        return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
     if not (not is_plan if options.host_probe is None else options.host_probe):
         return Probed({}, warnings=(ASSUMED,))
     hosts = _hosts_to_ask(place, options)

@@ -44,6 +44,33 @@ def test_a_dry_run_over_hosts_needs_no_launcher_here_either(capsys: Capture) -> 
     assert any("the hosts were not asked, because srun is not in PATH" in line for line in found["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("launcher", "environ", "said"),
+    [
+        ("srun", {}, "this is not inside a Slurm allocation; try salloc or sbatch (--print-script slurm"),
+        ("jsrun", {}, "this is not inside an LSF allocation; try bsub (--print-script lsf"),
+        ("srun", {"LSB_JOBID": "7", "LSB_HOSTS": "a b"}, "this is not inside a Slurm allocation"),
+    ],
+)
+def test_a_batch_systems_launcher_is_not_started_outside_of_it(
+    tmp_path: Path, dgx: str, capsys: Capture, launcher: str, environ: dict[str, str], said: str
+) -> None:
+    tool = tmp_path / launcher
+    tool.write_text(f"#!/bin/sh\necho none >> '{tmp_path}/started'\n")
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", **environ}
+    words = ("--launcher", launcher, "-np", "1", "--", "true")
+    assert main(["run", *words], environ) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"lmsrun: --launcher {launcher}: ") and err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "started").exists()
+    assert main(["plan", "--topology", dgx, "--json", *words], environ) == 0
+    hosts = ("-H", "a:1,b:1")
+    assert main(["run", "--dry-run", "--json", *hosts, *words], environ) == 0
+    assert "the hosts were not asked, because this is not inside a" in capsys.readouterr().out
+
+
 def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "3"}
     found = plan(capsys, "--topology", dgx, "--launcher", "srun", **slurm)
