@@ -9,7 +9,7 @@ import importlib
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,12 +22,22 @@ CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
 ENV_PREFIX = "LMS_"
+CACHE_VARIABLE = "LMS_CACHE"
+"""Where built ops are kept, on every machine its own: no field, for no job decides it."""
 LARGEST_FILE_BYTES = 16 << 20
 """A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
 
 class ConfigError(ValueError):
     """A field has a value it cannot have; the text says which, and what was needed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` where a known name is near, else nothing."""
+    from difflib import get_close_matches  # Only a mistake pays for it.
+
+    near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def read_text_file(path: "Path") -> str:
@@ -144,8 +154,7 @@ class LMSConfig:
         names = [declared.name for declared in fields(cls)]
         for key in table:
             if key not in names:
-                near = importlib.import_module("difflib").get_close_matches(key, names, 1)
-                raise ConfigError(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                raise ConfigError(f"unknown key {key!r}{nearest(key, names)}")
         given: dict[str, Any] = {
             key: tuple(map(str, value)) if isinstance(value, list) else value for key, value in table.items()
         }
@@ -196,6 +205,16 @@ class LMSConfig:
 def env_name(declared: "dataclasses.Field[Any]") -> str:
     """The environment variable of a field of LMSConfig."""
     return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
+
+
+def unknown_variables(environ: Iterable[str]) -> dict[str, str]:
+    """Names that begin as ours and are none of ours: mistyped, or another program's; each with its hint."""
+    known = {env_name(declared) for declared in fields(LMSConfig)} | {CACHE_VARIABLE}
+    return {
+        name: nearest(name, known)
+        for name in sorted(environ)
+        if name.startswith(ENV_PREFIX) and name not in known
+    }
 
 
 _HINTS: dict[str, Any] = {}

@@ -16,13 +16,14 @@ from launch.cluster_settings import has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
 from launch.program_path import find_program
+from lms.config import nearest
 from lmsrun.named_files import check_named_files
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
     Request,
     check_variables,
-    nearest,
+    doubtful_variables,
     parse_argv,
     read_request,
 )
@@ -293,14 +294,14 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
     options = request.options
     dry = is_plan or options.dry_run
     machine = read_machine(options.topology)
-    host_request, names, unset = _host_request(request, environ, machine, place.only_here)
+    host_request, names, warnings = _host_request(request, environ, machine, place.only_here)
     probed = probe_hosts(place, options, host_request, machine, environ, names, is_plan, dry)
     for trouble in probed.troubles:
         _say(trouble)
     refuse_troubles(probed, len(place.hosts))
     machine_of = {host.name: probed.machines.get(host.name, machine) for host in place.hosts}.__getitem__
     plan, command = plan_cluster(place, options, host_request, machine_of, environ, names, dry)
-    plan = _with_warnings(plan, [*probed.warnings, *unset])
+    plan = _with_warnings(plan, [*probed.warnings, *warnings])
     if options.launcher == "auto" or options.verbose:
         _say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
@@ -321,12 +322,12 @@ def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Ma
     from launch.planner import plan_local_job, plan_slots
 
     machine = read_machine(request.options.topology)
-    host_request, _, unset = _host_request(request, environ, machine, only_here=True)
+    host_request, _, warnings = _host_request(request, environ, machine, only_here=True)
     ranks = request.options.num_proc or plan_slots(machine, request.options, host_request.environ)
     if ranks == 0:
         raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
     plan = plan_local_job(machine, replace(host_request, local_world_size=ranks, world_size=ranks))
-    return _with_warnings(plan, unset), machine
+    return _with_warnings(plan, warnings), machine
 
 
 def _host_request(
@@ -357,7 +358,7 @@ def _host_request(
         environ=users,
         given=given,
     )
-    return host_request, names, unset
+    return host_request, names, [*unset, *doubtful_variables({*environ, *given})]
 
 
 def _with_warnings(plan: "LaunchPlan", warnings: Sequence[str]) -> "LaunchPlan":

@@ -6,7 +6,7 @@ Parser, TOML file, environment, help and docs derive from the declarations here 
 import importlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from launch.settings import (
     switch,
     whole_number,
 )
-from lms.config import read_text_file
+from lms.config import nearest, read_text_file, unknown_variables
 
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
@@ -296,6 +296,19 @@ def check_variables(environ: Mapping[str, str]) -> None:
             raise UsageError(f"unknown variable {name}{hint}; unset it")
 
 
+def doubtful_variables(environ: Iterable[str]) -> list[str]:
+    """A warning for each ``LMS_*`` variable that LMS does not know: others may own such names, so no more.
+
+    Args:
+        environ: Names of the environment, and of what ``-x`` adds to it.
+    """
+    return [
+        f"{name} is no variable of Large Model Support{hint or '; it has no effect here'}"
+        for name, hint in unknown_variables(environ).items()
+        if not _KUBERNETES_SERVICE.search(name)
+    ]
+
+
 def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
     """Read the options' TOML table.
 
@@ -407,11 +420,3 @@ def render_argv(parsed: Parsed, leave_out: frozenset[str]) -> list[str]:
                 flag = declared.long_flag
                 words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return [*words, "--", *parsed.program]
-
-
-def nearest(name: str, known: "Mapping[str, Any] | frozenset[str] | set[str]") -> str:
-    """``; did you mean X?`` where a known name is near, else nothing."""
-    from difflib import get_close_matches  # Only a mistake pays for it.
-
-    near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from lms.config import CACHE_VARIABLE
 from lms.errors import BuildError
 
 SOURCES = Path(__file__).resolve().parent.parent / "ops"
@@ -31,7 +32,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     Raises:
         BuildError: If the user has no home.
     """
-    if own := environ.get("LMS_CACHE"):
+    if own := environ.get(CACHE_VARIABLE):
         return Path(own)
     if base := environ.get("XDG_CACHE_HOME"):
         return Path(base) / "lmsrun" / "ops"

@@ -129,7 +129,7 @@ def test_wrong_variables_are_named(environ: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "text"),
     [
-        ("swapin_ahed = 3", "unknown key 'swapin_ahed'; did you mean 'swapin_ahead'?"),
+        ("swapin_ahed = 3", "unknown key 'swapin_ahed'; did you mean swapin_ahead?"),
         ("zzz = 3", "unknown key 'zzz'"),
         ("lb = true", "lb is True; needed a whole number"),
         ("enabled = 1", "enabled is 1; needed true or false"),

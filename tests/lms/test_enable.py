@@ -193,7 +193,7 @@ def test_report_before_enable() -> None:
 
 
 def test_a_misspelt_override() -> None:
-    with pytest.raises(lms.ConfigError, match="did you mean 'policy'"):
+    with pytest.raises(lms.ConfigError, match="did you mean policy"):
         lms.enable(polcy="all")
 
 

@@ -14,6 +14,8 @@ from launch.planner import SHIM
 from lmsrun import __version__
 from lmsrun.cli import main
 
+Capture = pytest.CaptureFixture[str]
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -139,6 +141,20 @@ def test_a_misspelt_variable_or_key_starts_nothing(here: Path, capsys: pytest.Ca
     assert main(["-np", "1", "train.py"], {}) == 2
     assert "did you mean host-mem-limit?" in capsys.readouterr().err
     assert not (here / "started").exists()
+
+
+def test_a_variable_of_lms_that_is_none_is_one_warning_for_all_ranks(here: Path, capfd: Capture) -> None:
+    (here / "quiet.sh").write_text("#!/bin/sh\n")
+    (here / "quiet.sh").chmod(0o755)
+    argv = ["-np", "2", "--oversubscribe", "--numa", "off", "-x", "LMS_MARGN=0.2", "./quiet.sh"]
+    assert main(argv, {**os.environ, "LMS_BATCHSIZE": "8"}) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "LMS_" in line]
+    assert lines == [
+        "lmsrun: warning: LMS_BATCHSIZE is no variable of Large Model Support; did you mean LMS_BATCH_SIZE?",
+        "lmsrun: warning: LMS_MARGN is no variable of Large Model Support; did you mean LMS_MARGIN?",
+    ]
+    assert main(["plan", "--json", "-np", "1", "x.py"], {"LMS_BATCHSIZE": "8"}) == 0
+    assert "did you mean LMS_BATCH_SIZE?" in json.loads(capfd.readouterr().out)["warnings"][0]
 
 
 def test_a_program_named_like_a_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from launch.errors import UsageError
 from launch.settings import parse_size
-from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
+from lms.config import LMSConfig
+from lmsrun.options import OPTIONS, Request, doubtful_variables, parse_argv, read_request, render_argv
 from lmsrun.usage import render_help, render_reference
 
 
@@ -225,3 +226,23 @@ def test_help_names_every_option() -> None:
 
 def test_the_page_of_options_is_current(golden: Callable[[str, str], None]) -> None:
     golden("../../docs/options.md", render_reference())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LMS_ENABELD", "LMS_ENABELD is no variable of Large Model Support; did you mean LMS_ENABLED?"),
+        ("LMS_SWAP_AHEAD", "did you mean LMS_SWAPIN_AHEAD?"),
+        ("LMS_COURSE_CATALOGUE_URL", "Large Model Support"),
+    ],
+)
+def test_a_variable_that_lms_does_not_know_is_doubted(name: str, said: str) -> None:
+    (warning,) = doubtful_variables({name, "PATH", "LMSRUN_NUMA"})
+    assert said in warning
+
+
+def test_what_lms_or_kubernetes_sets_is_not_doubted() -> None:
+    config = LMSConfig(enabled=True, store_dir="/scratch", host_mem_limit_mb=3, serialization=("1",))
+    known = {*config.to_env(), "LMS_CACHE", "LMS_SERVICE_HOST", "LMS_PORT_80_TCP"}
+    assert doubtful_variables(known) == []
+    assert "LMS_STORE" in known
