@@ -95,9 +95,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         from launch.host_answer import main as answer
 
         return answer(argv, environ)
-    if command == "ddlrun":
-        command, argv = "run", _read_ddlrun(argv)
-    parsed = parse_argv("run" if command == "plan" else command, argv)
+    parsed = _parse(command, argv)
     if parsed.wish == "version":
         from lmsrun import __version__
 
@@ -148,6 +146,17 @@ def _folder() -> Path:
         return Path.cwd()
     except OSError as error:
         raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
+
+
+def _parse(command: str, argv: Sequence[str]) -> Parsed:
+    """What the command line says; ``ddlrun`` may follow options of ours (after ``--`` it is a program)."""
+    if command == "ddlrun":
+        return parse_argv("run", _read_ddlrun(argv))
+    parsed = parse_argv("run" if command == "plan" else command, argv)
+    own = argv[: len(argv) - len(parsed.program)]
+    if command in ("run", "plan") and parsed.program[:1] == ("ddlrun",) and own[-1:] != ["--"]:
+        return parse_argv("run", [*own, *_read_ddlrun(parsed.program[1:])])
+    return parsed
 
 
 def _read_ddlrun(argv: Sequence[str]) -> list[str]:

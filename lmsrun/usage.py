@@ -11,11 +11,14 @@ _GROUPS = (JOB, CLUSTER, PLACEMENT, MEMORY, LMS, OUTPUT)
 _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 """Listed behind the command line's own options, which people look for first."""
 _HEADS = {
-    "run": "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n       lmsrun plan|topo|check|worker --help",
+    "run": "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
+    "       lmsrun plan|topo|check|worker|ddlrun --help",
     "plan": "lmsrun plan -np N [options] [--] PROGRAM [ARGS]",
     "topo": "lmsrun topo [options]",
     "check": "lmsrun check [--json]",
     "worker": "lmsrun worker -- PROGRAM ARGS",
+    "ddlrun": "lmsrun [options] ddlrun [ddlrun's options] PROGRAM [ARGS]\n"
+    "       lmsrun plan [options] ddlrun ...",
 }
 _ABOUT = {
     "run": "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
@@ -26,6 +29,8 @@ _ABOUT = {
     "worker": "Bind this rank on its own machine, verify it, and become the program. Which rank it is, say\n"
     "the variables of the launcher that started it: Horovod, Open MPI, Spectrum MPI, MPICH, Intel MPI,\n"
     "jsrun, Slurm or torchrun. Options come as LMSRUN_... variables: see lmsrun --help.",
+    "ddlrun": "IBM's command line as it was typed, with one dash or two, started by lmsrun. Options of\n"
+    "lmsrun go in front, or come as LMSRUN_... variables: see lmsrun --help.",
 }
 _EXAMPLES = {
     "run": (
@@ -34,6 +39,10 @@ _EXAMPLES = {
         ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
     ),
     "topo": (("lmsrun topo --save node.json", "for --topology node.json elsewhere"),),
+    "ddlrun": (
+        ("lmsrun ddlrun -H h1,h2 --accelerators 4 train.py", "four ranks on each of two hosts"),
+        ("lmsrun plan ddlrun -H h1,h2 train.py", "what would be started"),
+    ),
 }
 
 
@@ -58,6 +67,10 @@ def render_help(command: str) -> str:
 
 
 def _render_options(command: str) -> list[str]:
+    if command == "ddlrun":
+        from launch.backends.ddlrun import describe_flags
+
+        return ["Options:\n" + "\n".join(_render_entry(f"  {left}", text) for left, text in describe_flags())]
     groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
     for field, declared in sorted(OPTIONS.items(), key=lambda entry: entry[0] in _PLAN_FIELDS):
         if command in declared.commands:
@@ -70,7 +83,11 @@ def _render_option(field: str, declared: Option) -> str:
     left = "  " + ", ".join((*declared.flags, flag)) + (f" {declared.metavar}" if declared.metavar else "")
     default = getattr(LaunchOptions, field)
     shown = "" if default in (None, False, ()) else f" (default {default})"
-    lines = textwrap.wrap(declared.help + shown, _WIDTH - _INDENT)
+    return _render_entry(left, declared.help + shown)
+
+
+def _render_entry(left: str, text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - _INDENT)
     if len(left) > _INDENT - 2:
         lines.insert(0, "")
     first, *more = lines

@@ -12,38 +12,51 @@ from typing import Literal
 from launch.cluster_job import ClusterJob, Command
 from launch.errors import UsageError
 
-Meaning = Literal["hosts", "hostfile", "rankfile", "accelerators", "mpiarg", "env", "verbose", "tcp", "none"]
+Meaning = Literal[
+    "hosts", "hostfile", "rankfile", "accelerators", "mpiarg", "env", "verbose", "tcp", "own", "none"
+]
+_NOTED = frozenset({"rankfile", "none"})
+"""Whatever was asked for, it is not done."""
 
 
 @dataclass(frozen=True)
 class _Flag:
     names: tuple[str, ...]
     meaning: Meaning
-    takes_value: bool
-    note: str = ""
+    metavar: str
+    """Empty: it takes no value."""
+    text: str
+
+    @property
+    def spelling(self) -> str:
+        """For people; IBM's documentation writes one dash before a letter."""
+        return ", ".join(f"{'-' if len(name) == 1 else '--'}{name}" for name in self.names)
 
 
 _FLAGS = (
-    _Flag(("H", "host"), "hosts", True),
-    _Flag(("hostfile",), "hostfile", True),
-    _Flag(("accelerators",), "accelerators", True),
-    _Flag(("mpiarg",), "mpiarg", True),
-    _Flag(("x",), "env", True),
-    _Flag(("v", "verbose"), "verbose", False),
-    _Flag(("tcp",), "tcp", False),
-    _Flag(("rf", "rankfile"), "rankfile", True, "lmsrun places ranks itself; the rank file is not read"),
-    _Flag(("m", "mode"), "none", True, "DDL's reduction mode has no meaning without DDL"),
-    _Flag(("ddlarg", "ddloption"), "none", True, "DDL's arguments have no meaning without DDL"),
-    _Flag(("no_ddloptions",), "none", False, "DDL_OPTIONS is never set"),
-    _Flag(("aisles",), "none", True, "the network's aisles were for DDL's reduction"),
-    _Flag(("racks",), "none", True, "the network's racks were for DDL's reduction"),
-    _Flag(("nodes",), "none", True, "the hosts of a rack were for DDL's reduction"),
-    _Flag(("cores",), "none", True, "cores are read from the machine"),
-    _Flag(("sockets",), "none", True, "sockets are read from the machine"),
-    _Flag(("skipchecks",), "none", False, "hosts are checked anyway"),
-    _Flag(("t", "timestamp"), "none", False, "timestamps of the output have no counterpart"),
+    _Flag(("H", "host"), "hosts", "H1,H2", "hosts of the job"),
+    _Flag(("hostfile",), "hostfile", "FILE", "file of hosts"),
+    _Flag(("accelerators",), "accelerators", "N", "ranks, and so GPUs, a host"),
+    _Flag(("mpiarg",), "mpiarg", "WORDS", "further words for mpirun"),
+    _Flag(("x",), "env", "NAME[=VALUE]", "hand a variable on to every rank; may repeat"),
+    _Flag(("tcp",), "tcp", "", "-tcp for Spectrum MPI"),
+    _Flag(("v", "verbose"), "verbose", "", "say more of what is done"),
+    _Flag(("dry-run",), "own", "", "print the plan and start nothing"),
+    _Flag(("allow-run-as-root",), "own", "", "consent that Open MPI starts ranks as root"),
+    _Flag(("rf", "rankfile"), "rankfile", "FILE", "lmsrun places ranks itself; the rank file is not read"),
+    _Flag(("m", "mode"), "none", "MODE", "DDL's reduction mode has no meaning without DDL"),
+    _Flag(("ddlarg", "ddloption"), "none", "WORDS", "DDL's arguments have no meaning without DDL"),
+    _Flag(("no_ddloptions",), "none", "", "DDL_OPTIONS is never set"),
+    _Flag(("aisles",), "none", "N", "the network's aisles were for DDL's reduction"),
+    _Flag(("racks",), "none", "N", "the network's racks were for DDL's reduction"),
+    _Flag(("nodes",), "none", "N", "the hosts of a rack were for DDL's reduction"),
+    _Flag(("cores",), "none", "N", "cores are read from the machine"),
+    _Flag(("sockets",), "none", "N", "sockets are read from the machine"),
+    _Flag(("skipchecks",), "none", "", "hosts are checked anyway"),
+    _Flag(("t", "timestamp"), "none", "", "timestamps of the output have no counterpart"),
 )
 _BY_NAME = {dashes + name: flag for flag in _FLAGS for name in flag.names for dashes in ("-", "--")}
+_HELP = frozenset({"-h", "-help", "--help"})
 
 
 @dataclass(frozen=True)
@@ -68,18 +81,20 @@ def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
     position = 0
     while position < len(argv) and argv[position].startswith("-"):
         word = argv[position]
+        if word in _HELP:
+            return DdlRequest(("--help",), (), ())
         flag = _BY_NAME.get(word)
         if flag is None:
             raise UsageError(
                 f"ddlrun has no option {word!r}; needed one of {', '.join(_known())}, then the program"
             )
-        if flag.takes_value and position + 1 >= len(argv):
-            raise UsageError(f"ddlrun's {word} needs a value")
-        value = argv[position + 1] if flag.takes_value else ""
-        given.setdefault(flag.meaning, []).append(value)
-        if flag.note:
-            notes.append(f"ddlrun {f'{word} {value}'.strip()}: {flag.note}")
-        position += 1 + flag.takes_value
+        if flag.metavar and position + 1 >= len(argv):
+            raise UsageError(f"ddlrun's {word} needs a value: {word} {flag.metavar}")
+        typed = argv[position : position + (2 if flag.metavar else 1)]
+        given.setdefault(flag.meaning, []).append(typed[1] if flag.metavar else flag.names[0])
+        if flag.meaning in _NOTED:
+            notes.append(f"ddlrun {' '.join(typed)}: {flag.text}")
+        position += len(typed)
     if position == len(argv):
         raise UsageError("ddlrun names no program; needed something like 'ddlrun -H h1,h2 python train.py'")
     return DdlRequest(_options(given), tuple(argv[position:]), tuple(notes))
@@ -108,7 +123,7 @@ def build_ddlrun(job: ClusterJob, extra: tuple[str, ...] = (), ddlrun: str = "dd
 def _options(given: dict[Meaning, list[str]]) -> tuple[str, ...]:
     words: list[str] = []
     slots = given.get("accelerators", [""])[-1]
-    if slots and not (slots.isascii() and slots.isdigit() and int(slots)):
+    if "accelerators" in given and not (slots.isascii() and slots.isdigit() and int(slots)):
         raise UsageError(f"ddlrun's --accelerators is {slots!r}; needed a whole number of GPUs a host")
     if "hosts" in given:
         names = [name.strip() for name in given["hosts"][-1].split(",")]
@@ -124,6 +139,7 @@ def _options(given: dict[Meaning, list[str]]) -> tuple[str, ...]:
         mpi_args.append("-tcp")
     if mpi_args:
         words.append(f"--mpi-args={shlex.join(mpi_args)}")
+    words += [f"--{name}" for name in given.get("own", ())]
     return (*words, *(("-v",) if "verbose" in given else ()))
 
 
@@ -135,4 +151,15 @@ def _split(text: str) -> list[str]:
 
 
 def _known() -> list[str]:
-    return [f"-{flag.names[0]}" if len(flag.names[0]) == 1 else f"--{flag.names[0]}" for flag in _FLAGS]
+    return [flag.spelling.partition(",")[0] for flag in _FLAGS]
+
+
+def describe_flags() -> list[tuple[str, str]]:
+    """Every flag as it is typed, and what becomes of it, for a page of help."""
+    return [
+        (
+            f"{flag.spelling} {flag.metavar}".rstrip(),
+            f"not used: {flag.text}" if flag.meaning in _NOTED else flag.text,
+        )
+        for flag in _FLAGS
+    ]

@@ -198,6 +198,7 @@ def test_ibms_command_line() -> None:
         ("-H a", "names no program"),
         ("", "names no program"),
         ("--accelerators x python t.py", "whole number of GPUs"),
+        ("--accelerators", "--accelerators needs a value: --accelerators N"),
         ("--mpiarg ' python t.py", "No closing quotation"),
     ],
 )

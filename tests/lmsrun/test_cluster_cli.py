@@ -122,6 +122,35 @@ def test_ibms_command_line_is_a_run(dgx: str, capsys: Capture) -> None:
     assert "ddlrun has no option '--gpus'" in capsys.readouterr().err
 
 
+def test_ibms_command_line_has_help_that_names_its_options(capsys: Capture) -> None:
+    for argv in (["ddlrun", "--help"], ["ddlrun", "-H", "a", "-h"], ["plan", "ddlrun", "--help"]):
+        assert main(argv, {}) == 0
+        assert capsys.readouterr().out.startswith("usage: lmsrun")
+    assert main(["ddlrun", "--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert "  -H, --host H1,H2            hosts of the job\n" in text
+    assert "  -m, --mode MODE             not used: DDL's reduction mode" in text
+    assert "--allow-run-as-root " in text and max(map(len, text.splitlines())) <= 104
+
+
+@pytest.mark.parametrize(
+    "words", ["plan ddlrun", "ddlrun --dry-run", "--dry-run ddlrun", "run --dry-run ddlrun"]
+)
+def test_ibms_command_line_can_be_planned(dgx: str, capsys: Capture, words: str) -> None:
+    line = "--accelerators 2 -H a,b --mode p --allow-run-as-root python t.py -H x"
+    environ = {"PATH": "/nowhere", "LMSRUN_TOPOLOGY": dgx, "LMSRUN_LAUNCHER": "mpirun"}
+    assert main([*words.split(), *line.split()], environ) == 0
+    out, err = capsys.readouterr()
+    assert err == "lmsrun: ddlrun --mode p: DDL's reduction mode has no meaning without DDL\n"
+    assert "mpirun --allow-run-as-root -np 4 -H a:2,b:2 " in out
+    assert out.rstrip().endswith("worker -- python t.py -H x")
+
+
+def test_a_program_called_ddlrun_goes_behind_two_dashes(dgx: str, capsys: Capture) -> None:
+    assert main(["plan", "--topology", dgx, "-np", "1", "--", "ddlrun", "-H", "a"], {}) == 0
+    assert capsys.readouterr().out.rstrip().endswith("worker -- ddlrun -H a")
+
+
 def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
     argv = [
         "--print-script",
