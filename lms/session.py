@@ -6,9 +6,11 @@ So the edit comes before that, or not at all, and then a warning says so.
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.client import session as tf_session
 
@@ -16,7 +18,7 @@ from lms.config import LMSConfig
 from lms.errors import LMSError
 from lms.grappler import without_memory_optimizer
 from lms.rewrite import Edits, is_edited
-from lms.shapes import ShapeHints, argument_shapes
+from lms.shapes import ShapeHints
 from lms.step_log import StepLog
 from lms.tf_graph import has_backward_pass
 
@@ -111,15 +113,24 @@ class SessionWatch:
             )
         else:
             self.settle(
-                graph, self._editor.offer(graph, "session graph", feed_hints(feeds, self._editor.config))
+                graph,
+                self._editor.offer(graph, "session graph", feed_hints(graph, feeds, self._editor.config)),
             )
 
 
-def feed_hints(feeds: Mapping[Any, Any], config: LMSConfig) -> ShapeHints:
+def feed_hints(graph: Any, feeds: Mapping[Any, Any], config: LMSConfig) -> ShapeHints:
     """What a configuration, else the fed values, say about open shapes."""
     if config.batch_size is not None:
         return ShapeHints(batch_size=config.batch_size)
-    return ShapeHints(argument_shapes(feeds.values()))
+    return ShapeHints(feeds=dict(_fed_shapes(graph, feeds)))
+
+
+def _fed_shapes(graph: Any, feeds: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name of the op and shape of each fed value; what a session itself will refuse is passed over."""
+    for key, value in feeds.items():
+        with suppress(KeyError, TypeError, ValueError):
+            tensor = graph.as_graph_element(key, allow_operation=False)
+            yield tensor.op.name, np.shape(value)
 
 
 def session_config(config: Any, arithmetic: bool) -> Any:
@@ -174,6 +185,6 @@ def edit_graph(graph: Any, config: LMSConfig | None = None) -> Edits | None:
     if not has_backward_pass(graph.get_operations()):
         raise LMSError("the graph has no gradients; build the training step before LMS edits it")
     editor = hook.editor_for(config)
-    edits = editor.edit(graph, "session graph", feed_hints({}, editor.config))
+    edits = editor.edit(graph, "session graph", feed_hints(graph, {}, editor.config))
     editor.sessions.settle(graph, edits)
     return edits

@@ -5,7 +5,7 @@ rest. The graph itself keeps its open dimensions: a smaller last batch runs thro
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,12 @@ from tensorflow.python.framework import c_api_util
 from tensorflow.python.ops import handle_data_util
 
 from lms.errors import UnreadableError
+from lms.tf_graph import RESERVE, RESERVING
 
 Dims = tuple[int | None, ...]
+
+PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
+"""Where a session feeds values. What the second gives unless it is fed may have another size."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class ShapeHints:
     """Shapes of the tensors in the first real call."""
     batch_size: int | None = None
     """Size of an open leading dimension."""
+    feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of what a session feeds, by the name of the placeholder's op."""
 
     def pin(self, dims: Dims) -> Dims:
         """``dims`` with what is open filled in: from an argument of the call, else by the batch size."""
@@ -36,14 +42,21 @@ class ShapeHints:
         return fitting or (self.batch_size if dims[0] is None else dims[0], *dims[1:])
 
     def pin_all(self, arguments: Mapping[str, Dims]) -> dict[str, Dims]:
-        """A graph's arguments, in their order, each pinned to the first of the call that is left for it."""
+        """A graph's arguments, in their order, each pinned to what is fed for it, else from the call.
+
+        What a call gives has no names: each argument takes the first that is left and fits.
+        """
         left, pinned = list(self.calls), {}
         for name, dims in arguments.items():
-            found = next((call for call in left if _fits(call, dims)), None)
-            if found is not None:
+            found = self._fed(name, dims) or next((call for call in left if _fits(call, dims)), None)
+            if found in left:
                 left.remove(found)
             pinned[name] = found or self.pin(dims)
         return pinned
+
+    def _fed(self, name: str, dims: Dims) -> Dims | None:
+        fed = self.feeds.get(name)
+        return fed if fed is not None and _fits(fed, dims) else None
 
 
 def _fits(call: tuple[int, ...], dims: Dims) -> bool:
@@ -66,16 +79,26 @@ def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
         for tensor in op.outputs
         if tensor.dtype != tf.resource and not tensor.shape.is_fully_defined()
     ]
-    if not open_tensors:
-        return {}
-    copies = _import_pinned(tf_graph, _Excerpt.around(open_tensors), hints)
-    found = {}
-    for tensor in open_tensors:
+    found: dict[str, Dims] = {tensor.name: (0,) for tensor in open_tensors if _is_reserve(tensor)}
+    asked = [tensor for tensor in open_tensors if tensor.name not in found]
+    if not asked:
+        return found
+    copies = _import_pinned(tf_graph, _Excerpt.around(asked), hints)
+    for tensor in asked:
         op, _, index = tensor.name.rpartition(":")
         shape = copies[op].outputs[int(index)].shape
         if shape.rank is not None:
             found[tensor.name] = tuple(shape.as_list())
     return found
+
+
+def _is_reserve(tensor: Any) -> bool:
+    """Whether this is batch normalisation's note to itself, or the zeros that stand for its gradient.
+
+    Its shape is open for good. The note is empty but for cuDNN's, and nobody reads the zeros.
+    """
+    made = tensor.op.inputs[0] if tensor.op.type == "ZerosLike" else tensor
+    return made.op.type == RESERVING and made.value_index == RESERVE
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ def _arguments(tf_graph: Any) -> dict[str, Dims]:
     return {
         op.name: tuple(op.outputs[0].shape.as_list())
         for op in tf_graph.get_operations()
-        if op.type == "Placeholder"
+        if op.type in PLACEHOLDERS
         and op.outputs[0].dtype != tf.resource
         and op.outputs[0].shape.rank is not None
     }
@@ -165,6 +188,9 @@ def _take(taken: Any, op: Any, hints: ShapeHints, arguments: Mapping[str, Dims])
     del taken.input[len(data) :]
     for attr in ("_output_shapes", "_class"):
         taken.attr.pop(attr, None)
+    if taken.op in PLACEHOLDERS:
+        taken.op = "Placeholder"
+        del taken.input[:]
     if taken.name in arguments and "shape" in taken.attr:
         _write(taken.attr["shape"].shape, arguments[taken.name])
     if "output_shapes" in taken.attr and "output_types" in taken.attr:
