@@ -54,7 +54,7 @@ class ShapeHints:
             pinned[name] = found or self.pin(dims)
         return pinned
 
-    def _fed(self, name: str, dims: Dims) -> Dims | None:
+    def _fed(self, name: str, dims: Dims) -> tuple[int, ...] | None:
         fed = self.feeds.get(name)
         return fed if fed is not None and _fits(fed, dims) else None
 
@@ -98,7 +98,7 @@ def _is_reserve(tensor: Any) -> bool:
     Its shape is open for good. The note is empty but for cuDNN's, and nobody reads the zeros.
     """
     made = tensor.op.inputs[0] if tensor.op.type == "ZerosLike" else tensor
-    return made.op.type == RESERVING and made.value_index == RESERVE
+    return bool(made.op.type == RESERVING and made.value_index == RESERVE)
 
 
 @dataclass(frozen=True)
