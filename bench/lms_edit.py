@@ -28,6 +28,7 @@ from models import MODELS  # noqa: E402
 PHASES = {
     "complete_shapes": "shapes",
     "read_graph": "read",
+    "Case.of": "analyse",
     "plan_in_pieces": "plan",
     "predicted_peak": "predict",
     "rewrite": "rewrite",
@@ -131,7 +132,10 @@ class Stopwatch:
         self._phases = tuple(names.values())
         self.clear()
         for name, phase in names.items():
-            setattr(module, name, self._timed(getattr(module, name), phase))
+            *owners, last = name.split(".")
+            owner = functools.reduce(getattr, owners, module)
+            timed = self._timed(getattr(owner, last), phase)
+            setattr(owner, last, staticmethod(timed) if owners else timed)
 
     def clear(self) -> None:
         """Begin anew."""

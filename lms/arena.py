@@ -106,29 +106,99 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
     small = sum(stay.nbytes for stay in demand.stays if stay.nbytes < SMALLEST_BYTES)
     if size < small:
         return None
-    run = _Run(demand, size - small)
+    tape = Tape(demand)
+    run = _Run(tape, size - small)
+    if not tape.moves:  # all steps are alike
+        steps = min(steps, 1)
     return run.peak + small if all(run.step() for _ in range(steps)) else None
+
+
+class Tape:
+    """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
+
+    Chunks are known by registers. A variable has its own, and one more for each chunk that it gets.
+    """
+
+    def __init__(self, demand: Demand) -> None:
+        self.calls: list[tuple[int, int]] = []
+        """Register and bytes of an allocation; register and 0: it is freed."""
+        self.variables = {
+            update.variable: update.nbytes for update in demand.updates if update.nbytes >= SMALLEST_BYTES
+        }
+        """Bytes by variable; their registers come first, in this order."""
+        self._latest = {variable: register for register, variable in enumerate(self.variables)}
+        self.registers = len(self._latest)
+        self._handed_on = demand.handed_on
+        self._ends: list[tuple[int, int]] = []
+        self._held: dict[int, tuple[int, int]] = {}
+        """For each buffer on the device the last point of its stay, and its register."""
+        self._passed: Counter[int] = Counter()
+        """Registers that have a new owner when the old one's stay ends."""
+        events: list[Residency | Update] = [*demand.stays, *demand.updates]
+        for event in sorted((one for one in events if one.nbytes >= SMALLEST_BYTES), key=_when):
+            if isinstance(event, Update):
+                self._update(event)
+            else:
+                self._stay(event)
+        self._free_before(None)
+        self.moves = tuple(
+            (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
+        )
+        """At the end of the step: a variable's register, and the one whose chunk it has now."""
+
+    def _stay(self, stay: Residency) -> None:
+        register = self._handed_to(stay)
+        self._free_before(stay.first)
+        if register is None:
+            register = self._allocate(stay.nbytes)
+        self._held[stay.tensor] = stay.last, register
+        heappush(self._ends, (stay.last, register))
+
+    def _handed_to(self, stay: Residency) -> int | None:
+        """The register that another buffer leaves to this one, if any does."""
+        source = self._handed_on.get(stay.tensor)
+        if source is None or source not in self._held:
+            return None
+        last, register = self._held[source]
+        if last != stay.first - 1:
+            return None
+        self._passed[register] += 1
+        return register
+
+    def _update(self, update: Update) -> None:
+        self._free_before(update.point)
+        if update.source is None:
+            register = self._allocate(update.nbytes)
+        else:
+            _, register = self._held[update.source]
+            self._passed[register] += 1
+        heappush(self._ends, (update.freed, self._latest[update.variable]))
+        self._latest[update.variable] = register
+
+    def _allocate(self, nbytes: int) -> int:
+        register = self.registers
+        self.registers += 1
+        self.calls.append((register, nbytes))
+        return register
+
+    def _free_before(self, point: int | None) -> None:
+        while self._ends and (point is None or self._ends[0][0] < point):
+            _, register = heappop(self._ends)
+            if self._passed[register]:
+                self._passed[register] -= 1
+            else:
+                self.calls.append((register, 0))
 
 
 class _Run:
     """Steps in an arena, one after the other."""
 
-    def __init__(self, demand: Demand, size: int) -> None:
-        stays = [stay for stay in demand.stays if stay.nbytes >= SMALLEST_BYTES]
-        updates = [update for update in demand.updates if update.nbytes >= SMALLEST_BYTES]
-        self._events: list[Residency | Update] = sorted(
-            (*stays, *updates), key=lambda one: (_start_of(one), isinstance(one, Update), one[1])
-        )
-        self._handed_on = demand.handed_on
-        moved = {update.variable: update.nbytes for update in updates}
-        self._before = self._used = self._most = sum(moved.values())
+    def __init__(self, tape: Tape, size: int) -> None:
+        self._tape = tape
+        self._before = self._used = self._most = sum(tape.variables.values())
         self._arena = Arena(size + self._before)
-        self._variables = {variable: self._arena.reserve(nbytes) for variable, nbytes in moved.items()}
-        self._ends: list[tuple[int, int]] = []
-        self._held: dict[int, tuple[int, int]] = {}
-        """For each buffer on the device the last point of its stay, and its chunk."""
-        self._passed: Counter[int] = Counter()
-        """Chunks that have a new owner when the old one's stay ends."""
+        self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
+        self._chunks += [0] * (tape.registers - len(self._chunks))
 
     @property
     def peak(self) -> int:
@@ -137,64 +207,27 @@ class _Run:
 
     def step(self) -> bool:
         """Run one step; whether all of it found room."""
-        for event in self._events:
-            found = self._update(event) if isinstance(event, Update) else self._stay(event)
-            if not found:
-                return False
-        self._release_before(None)
-        self._held.clear()
-        return True
-
-    def _stay(self, stay: Residency) -> bool:
-        offset = self._handed_to(stay)
-        self._release_before(stay.first)
-        if offset is None:
-            offset = self._allocate(stay.nbytes)
-        if offset is None:
-            return False
-        self._held[stay.tensor] = stay.last, offset
-        heappush(self._ends, (stay.last, offset))
-        return True
-
-    def _handed_to(self, stay: Residency) -> int | None:
-        """The chunk that another buffer leaves to this one, if any does."""
-        source = self._handed_on.get(stay.tensor)
-        if source is None or source not in self._held:
-            return None
-        last, offset = self._held[source]
-        if last != stay.first - 1:
-            return None
-        self._passed[offset] += 1
-        return offset
-
-    def _update(self, update: Update) -> bool:
-        self._release_before(update.point)
-        if update.source is None:
-            offset = self._allocate(update.nbytes)
-        else:
-            _, offset = self._held[update.source]
-            self._passed[offset] += 1
-        if offset is None:
-            return False
-        heappush(self._ends, (update.freed, self._variables[update.variable]))
-        self._variables[update.variable] = offset
-        return True
-
-    def _allocate(self, nbytes: int) -> int | None:
-        offset = self._arena.allocate(nbytes)
-        if offset is not None:
-            self._used += self._arena.size_of(offset)
-            self._most = max(self._most, self._used)
-        return offset
-
-    def _release_before(self, point: int | None) -> None:
-        while self._ends and (point is None or self._ends[0][0] < point):
-            _, offset = heappop(self._ends)
-            if self._passed[offset]:
-                self._passed[offset] -= 1
+        arena, chunks = self._arena, self._chunks
+        used, most = self._used, self._most
+        for register, nbytes in self._tape.calls:
+            if nbytes:
+                offset = arena.allocate(nbytes)
+                if offset is None:
+                    return False
+                chunks[register] = offset
+                used += arena.size_of(offset)
+                if used > most:
+                    most = used
             else:
-                self._used -= self._arena.release(offset)
+                used -= arena.release(chunks[register])
+        for register, latest in self._tape.moves:
+            chunks[register] = chunks[latest]
+        self._used, self._most = used, most
+        return True
 
 
-def _start_of(event: Residency | Update) -> int:
-    return event.point if isinstance(event, Update) else event.first
+def _when(event: Residency | Update) -> tuple[int, bool, int]:
+    """Stays before updates, at the same point."""
+    if isinstance(event, Update):
+        return event.point, True, event.variable
+    return event.first, False, event.nbytes

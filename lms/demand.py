@@ -4,11 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lms.liveness import Buffers, Residency, positions, round_up, timeline
+from lms.liveness import Buffers, Residency, round_up, timeline
 from lms.swap_plan import Swap
-
-COPYING_UPDATES = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply")
-"""How the types of ops begin that write a variable in place, or into a copy while others still read it."""
 
 
 class Update(NamedTuple):
@@ -36,27 +33,18 @@ class Demand:
     @classmethod
     def of(cls, buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> "Demand":
         """The demand of a step that runs in ``order`` with ``swaps``."""
-        stays, position = timeline(buffers, order, swaps).residencies, positions(order)
+        stays, placed = timeline(buffers, order, swaps).residencies, buffers.placement(order)
         scratch = tuple(
-            Residency(-1 - op, round_up(buffers.graph.ops[op].workspace_bytes), *[2 * position[op]] * 2)
-            for op in buffers.with_workspace
+            Residency(-1 - op, nbytes, point, point)
+            for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)
         )
-        end = {stay.tensor: stay.last for stay in stays}  # the last stay of a buffer comes last
-        return cls(
-            stays + scratch,
-            tuple(_updates(buffers, position)),
-            {out: source for op in order for out, source in _in_place(buffers, op, 2 * position[op], end)},
-        )
-
-
-def _in_place(buffers: Buffers, op: int, point: int, end: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The output that ``op`` makes in place and its source: the one that ends just before the op runs."""
-    node, graph = buffers.graph.ops[op], buffers.graph
-    for slot in node.in_place:
-        source = graph.roots[node.inputs[slot]]
-        if end.get(source) == point - 1 and buffers.nbytes[source] == buffers.nbytes[node.outputs[0]]:
-            yield node.outputs[0], source
-            return
+        ends = {stay.tensor: stay.last for stay in stays}  # the last stay of a buffer comes last
+        handed_on = {
+            buffers.graph.ops[op].outputs[0]: source
+            for source, op in placed.takers.items()
+            if ends[source] == 2 * placed.position[op] - 1
+        }
+        return cls(stays + scratch, tuple(_updates(buffers, placed.position)), handed_on)
 
 
 def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
@@ -64,20 +52,20 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
     graph = buffers.graph
     last_read: dict[int, int] = {}
     size: dict[int, int] = {}
-    for op in graph.ops:
+    for op in buffers.with_variables:
         if op.type == "ReadVariableOp":
             variable, value = graph.roots[op.inputs[0]], op.outputs[0]
             readers = [2 * position[reader] for reader in buffers.users[graph.roots[value]]]
             last_read[variable] = max([last_read.get(variable, 0), *readers])
             size[variable] = round_up(graph.tensors[value].nbytes or 0)
-    for op in graph.ops:
+    for op in buffers.with_variables:
         if op.type == "AssignVariableOp":
             variable, source = graph.roots[op.inputs[0]], graph.roots[op.inputs[1]]
             point = 2 * position[op.id]
             if buffers.nbytes[source]:
                 freed = max(point, last_read.get(variable, 0))
                 yield Update(point, variable, buffers.nbytes[source], source, freed)
-        elif op.type.startswith(COPYING_UPDATES):
+        elif op.type != "ReadVariableOp":
             variable, point = graph.roots[op.inputs[0]], 2 * position[op.id]
             if last_read.get(variable, 0) > point:
                 yield Update(point, variable, size[variable], None, last_read[variable])

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from lms.arena import peak_in_pieces
 from lms.config import LMSConfig
-from lms.costs import Costs
 from lms.demand import Demand
-from lms.graph import Graph
 from lms.liveness import Buffers
 from lms.planner import Case, least_plans, plan_case
 from lms.serialize import executor_order
@@ -25,19 +23,17 @@ LARGER = 1.04
 """By how much a region is enlarged until a plan that found no room in it does."""
 
 
-def plan_in_pieces(graph: Graph, config: LMSConfig, limit_bytes: int | None, costs: Costs) -> SwapPlan:
+def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """A plan whose bytes fit, and whose buffers fit between each other too, step after step.
 
     Memory in pieces can need half as much again as its bytes say. A plan that would fail for that reason is
     made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
 
     Args:
-        graph: The step.
-        config: Policy and parameters.
+        case: The step, made ready for planning.
+        config: Policy and parameters, with the ``min_tensor_bytes`` that the case was made with.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
-        costs: The device and its link.
     """
-    case = Case.of(graph, config, costs)
     first = plan_case(case, config, limit_bytes)
     if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
@@ -77,7 +73,7 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     return replace(made, budget_bytes=first.budget_bytes, notes=(*made.notes, note))
 
 
-def predicted_peak(graph: Graph, made: SwapPlan, limit_bytes: int | None) -> int:
+def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
     """The peak that the device's allocator will report for the planned step alone.
 
     It is above the plan's own bytes, because the allocator counts what its chunks have to spare. Without a
@@ -85,7 +81,7 @@ def predicted_peak(graph: Graph, made: SwapPlan, limit_bytes: int | None) -> int
     """
     if limit_bytes is None:
         return made.peak_bytes
-    return max(made.peak_bytes, _need(Buffers.of(graph), made, limit_bytes))
+    return max(made.peak_bytes, _need(buffers, made, limit_bytes))
 
 
 def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:

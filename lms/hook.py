@@ -29,6 +29,7 @@ from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
+from lms.planner import Case
 from lms.report import explain_out_of_memory, plot_memory, require_drawable
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
@@ -184,11 +185,12 @@ class Engine:
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with _readable_or_left_alone(self.config.debug):
-            made = plan_in_pieces(view.graph, self.rescue.config, limit, costs_of(device_type))
+            case = Case.of(view.graph, self.rescue.config, costs_of(device_type))
+            made = plan_in_pieces(case, self.rescue.config, limit)
             if not isinstance(tf_graph, FuncGraph):
                 made = keep_fetches_apart(view.graph, made)
             plan_s = time.perf_counter() - planned_at
-            peak = base + predicted_peak(view.graph, made, limit)
+            peak = base + predicted_peak(case.buffers, made, limit)
         edits = None
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)

@@ -5,7 +5,7 @@ starts and freed when the last reader of its buffer is done; aliases share one b
 place over an input that nobody else reads any more; every buffer is rounded up to 256 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +16,16 @@ from lms.swap_plan import Swap
 
 GRANULE_BYTES = 256
 """``BFCAllocator::kMinAllocationSize``: every allocation is a multiple of it."""
+
+
+VARIABLE_OPS = (
+    "ReadVariableOp",
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+    "ResourceApply",
+)
+"""How their types begin. All but the first two write in place, or into a copy while others still read it."""
 
 
 def round_up(nbytes: int) -> int:
@@ -66,6 +76,11 @@ class Buffers:
         return tuple(op.id for op in self.graph.ops if op.workspace_bytes)
 
     @cached_property
+    def with_variables(self) -> tuple[Op, ...]:
+        """The ops that read, replace or update a variable."""
+        return tuple(op for op in self.graph.ops if op.type.startswith(VARIABLE_OPS))
+
+    @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """For each op the roots with memory that it reads."""
         reads: list[list[int]] = [[] for _ in self.graph.ops]
@@ -73,6 +88,17 @@ class Buffers:
             for op in self.users[root]:
                 reads[op].append(root)
         return tuple(map(tuple, reads))
+
+    @cached_property
+    def _placements(self) -> dict[tuple[int, ...], "Placement"]:
+        return {}
+
+    def placement(self, order: Sequence[int]) -> "Placement":
+        """What follows from ``order`` alone, worked out once however many plans are made for it."""
+        order = tuple(order)
+        if order not in self._placements:
+            self._placements[order] = Placement.of(self, order)
+        return self._placements[order]
 
     @cached_property
     def takeovers(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -139,26 +165,58 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
     (``blocks``) starts; without such an op the copy is taken to keep up. It comes back right behind the
     trigger.
     """
-    position = positions(order)
-    last = _last_uses(buffers, position)
-    taken = in_place_pairs(buffers, position, last)
+    placed = buffers.placement(order)
     by_tensor = {swap.tensor: swap for swap in swaps}
     stays: list[Residency] = []
-    for root in buffers.owners:
-        nbytes, made, end = buffers.nbytes[root], position[buffers.graph.tensors[root].op], 2 * last[root]
-        end -= root in taken  # the op that takes the bytes over counts them as its output
-        if root in by_tensor:
-            stays += _swapped_stays(buffers, position, by_tensor[root], end)
+    for stay in placed.stays:
+        if stay.tensor in by_tensor:
+            stays += _swapped_stays(buffers, placed.position, by_tensor[stay.tensor], stay.last)
         else:
-            stays.append(Residency(root, nbytes, 2 * made, 2 * len(order) - 1 if buffers.kept[root] else end))
-    change = [0] * (2 * len(order) + 1)
+            stays.append(stay)
+    change = [0] * (2 * len(placed.order) + 1)
     for _, nbytes, first, final in stays:
         change[first] += nbytes
         change[final + 1] -= nbytes
-    allocated = list(accumulate(change[:-1]))
-    for op in buffers.with_workspace:
-        allocated[2 * position[op]] += round_up(buffers.graph.ops[op].workspace_bytes)
-    return Timeline(tuple(order), tuple(allocated), tuple(stays))
+    for point, nbytes in placed.scratch:
+        change[point] += nbytes
+        change[point + 1] -= nbytes
+    return Timeline(placed.order, tuple(accumulate(change[:-1])), tuple(stays))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """An order of the ops, and where buffers would stay if nothing were swapped."""
+
+    order: tuple[int, ...]
+    position: tuple[int, ...]
+    """For each op its place in the order."""
+    stays: tuple[Residency, ...]
+    """One a buffer that takes memory. One whose bytes the next op takes over ends a point before that op."""
+    scratch: tuple[tuple[int, int], ...]
+    """At which points kernels need how many bytes for themselves."""
+    takers: Mapping[int, int]
+    """The buffers that an op takes over, each with that op."""
+
+    @classmethod
+    def of(cls, buffers: Buffers, order: tuple[int, ...]) -> "Placement":
+        """Work it out."""
+        position, end = positions(order), 2 * len(order) - 1
+        last = _last_uses(buffers, position)
+        takers = in_place_pairs(buffers, position, last)
+        tensors, ops = buffers.graph.tensors, buffers.graph.ops
+        stays = tuple(
+            Residency(
+                root,
+                buffers.nbytes[root],
+                2 * position[tensors[root].op],
+                end if buffers.kept[root] else 2 * last[root] - (root in takers),
+            )
+            for root in buffers.owners
+        )
+        scratch = tuple(
+            (2 * position[op], round_up(ops[op].workspace_bytes)) for op in buffers.with_workspace
+        )
+        return cls(order, tuple(position), stays, scratch, takers)
 
 
 def positions(order: Sequence[int]) -> list[int]:

@@ -42,7 +42,7 @@ class Case:
 
     @classmethod
     def of(cls, graph: Graph, config: LMSConfig, costs: Costs) -> "Case":
-        """Analyse the graph."""
+        """Analyse the graph; of the config only ``min_tensor_bytes`` matters."""
         buffers = Buffers.of(graph)
         floating = floating_ops(graph)
         big = big_ops(buffers, config.min_tensor_bytes, floating)
@@ -56,6 +56,11 @@ class Case:
     def graph(self) -> Graph:
         """The graph."""
         return self.buffers.graph
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """The time of each op by id."""
+        return self.costs.op_seconds(self.graph)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -191,7 +196,8 @@ def _plan_budget(case: Case, budget: int) -> SwapPlan:
     for schedule in schedules:
         if schedule.timeline.peak_bytes <= budget:
             return _chained("budget", case, schedule, (), budget)
-        plans.append(_chained("budget", case, schedule, fit(schedule, budget, case.costs), budget))
+        trips = fit(schedule, budget, case.costs, case.seconds)
+        plans.append(_chained("budget", case, schedule, trips, budget))
         if plans[-1].feasible:
             return plans[-1]
     return min(plans, key=lambda option: option.peak_bytes)

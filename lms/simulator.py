@@ -79,8 +79,7 @@ def simulate(
 def clock(order: Sequence[int], swaps: Sequence[Swap], costs: Costs, seconds: Sequence[float]) -> "Clock":
     """Only the times of a step; ``seconds`` are the ops' own times by id."""
     run = Clock(positions(order), swaps, costs)
-    for op in order:
-        run.op(op, seconds[op])
+    run.pass_ops(order, seconds)
     return run
 
 
@@ -107,11 +106,27 @@ class Clock:
                 first = min(position[use.op] for use in swap_in.uses)
                 self._coming.setdefault(swap_in.trigger, []).append((first, swap, swap_in))
 
-    def op(self, op: int, seconds: float) -> None:
-        """Run one op, then start the copies that waited for it."""
-        gate_s = max((self.left_s[tensor] for tensor in self._blocks.get(op, ())), default=0.0)
-        self.starts[op] = max(self.now_s, self._ready_s[op], gate_s)
-        self.now_s = self.ends[op] = self.starts[op] + seconds
+    def pass_ops(self, order: Sequence[int], seconds: Sequence[float]) -> None:
+        """Run the ops; ``seconds`` are their own times by id."""
+        starts, ends, ready_s, blocks, left_s = (
+            self.starts,
+            self.ends,
+            self._ready_s,
+            self._blocks,
+            self.left_s,
+        )
+        copying = self._leaving.keys() | self._coming.keys()
+        for op in order:
+            start_s = self.now_s if self.now_s > ready_s[op] else ready_s[op]
+            if op in blocks:
+                start_s = max(start_s, *(left_s[tensor] for tensor in blocks[op]))
+            starts[op] = start_s
+            self.now_s = ends[op] = start_s + seconds[op]
+            if op in copying:
+                self._start_copies(op)
+
+    def _start_copies(self, op: int) -> None:
+        """Put the copies that waited for the op on their lines."""
         for swap in self._leaving.get(op, ()):
             self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
         coming = [

@@ -60,12 +60,12 @@ class Pace:
         )
 
 
-def fit(schedule: Schedule, budget_bytes: int, costs: Costs) -> tuple[Trip, ...]:
+def fit(schedule: Schedule, budget_bytes: int, costs: Costs, seconds: Sequence[float]) -> tuple[Trip, ...]:
     """The best of a few whole alternatives: the closest to the budget, then the fastest, then the leanest.
 
-    Alternatives to the first are only looked at while compute has to wait for copies.
+    Alternatives to the first are only looked at while compute has to wait for copies. ``seconds`` are the
+    ops' times by id (``costs.op_seconds``).
     """
-    seconds = costs.op_seconds(schedule.buffers.graph)
     pace = Pace.of(schedule, seconds)
     nbytes = schedule.buffers.nbytes
     best: tuple[Trip, ...] = ()

@@ -12,7 +12,9 @@ from lms.demand import Demand, Update
 from lms.fitting import plan_in_pieces, predicted_peak, tries_for
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, Residency
+from lms.planner import Case
 from lms.serialize import executor_order
+from lms.swap_plan import SwapPlan
 
 K = 4096
 
@@ -142,15 +144,22 @@ def layers(count: int, nbytes: int) -> Graph:
     return build.build([gradient])
 
 
+def planned(graph: Graph, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """The plan that the hook would ask for."""
+    return plan_in_pieces(Case.of(graph, config, Costs()), config, limit_bytes)
+
+
 def test_a_plan_is_made_tighter_until_its_buffers_find_room() -> None:
     graph = layers(30, 1 << 20)
     for limit in range(14, 60, 3):
         limit_bytes = limit << 20
-        made = plan_in_pieces(graph, LMSConfig(margin=0.0), limit_bytes, Costs())
+        made = planned(graph, LMSConfig(margin=0.0), limit_bytes)
         order = executor_order(graph) if made.is_empty else made.order
         peak = peak_in_pieces(Demand.of(Buffers.of(graph), order, made.swaps), limit_bytes)
         assert peak is not None, f"{limit} MiB"
-        assert predicted_peak(graph, made, limit_bytes) == max(peak, made.peak_bytes) <= limit_bytes
+        assert (
+            predicted_peak(Buffers.of(graph), made, limit_bytes) == max(peak, made.peak_bytes) <= limit_bytes
+        )
 
 
 @pytest.mark.parametrize(("ops", "tries"), [(0, 9), (300, 9), (6_666, 9), (30_000, 2), (1_000_000, 1)])
@@ -162,20 +171,20 @@ def test_a_single_try_still_ends_in_a_plan_that_finds_room(monkeypatch: pytest.M
     graph = layers(30, 1 << 20)
     monkeypatch.setattr(fitting, "MOST_OPS", 1)
     for limit in range(14, 60, 3):
-        made = plan_in_pieces(graph, LMSConfig(margin=0.0), limit << 20, Costs())
-        assert predicted_peak(graph, made, limit << 20) <= limit << 20, f"{limit} MiB"
+        made = planned(graph, LMSConfig(margin=0.0), limit << 20)
+        assert predicted_peak(Buffers.of(graph), made, limit << 20) <= limit << 20, f"{limit} MiB"
 
 
 def test_a_step_that_finds_room_nowhere_is_planned_as_policy_all_plans_it() -> None:
     graph = layers(30, 1 << 20)
-    made = plan_in_pieces(graph, LMSConfig(margin=0.0), 4 << 20, Costs())
-    least = plan_in_pieces(graph, LMSConfig(policy="all", margin=0.0), 4 << 20, Costs())
+    made = planned(graph, LMSConfig(margin=0.0), 4 << 20)
+    least = planned(graph, LMSConfig(policy="all", margin=0.0), 4 << 20)
     assert not made.feasible
     assert (made.swaps, made.order, made.policy) == (least.swaps, least.order, "all")
 
 
 def test_without_a_limit_the_plan_is_taken_as_it_is() -> None:
     graph = layers(6, 1 << 20)
-    made = plan_in_pieces(graph, LMSConfig(policy="all"), None, Costs())
+    made = planned(graph, LMSConfig(policy="all"), None)
     assert made.swaps
-    assert predicted_peak(graph, made, None) == made.peak_bytes
+    assert predicted_peak(Buffers.of(graph), made, None) == made.peak_bytes
