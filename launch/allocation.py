@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from launch.errors import UsageError
-from launch.hostlist import parse_counts, parse_hostlist
+from launch.hostlist import expand_counts, parse_counts, parse_hostlist
 from launch.hosts import MAX_SLOTS, Host, parse_hostfile, parse_nodefile, refuse_twice
 
 BatchSystem = Literal["slurm", "lsf", "pbs", "mpijob"]
@@ -60,8 +60,8 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
     Raises:
         UsageError: If Slurm started several copies of this launcher.
     """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_PROCID" in environ and tasks.isdigit() and int(tasks) > 1:
+    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS") or 1
+    if "SLURM_PROCID" in environ and tasks > 1:
         raise UsageError(
             f"this is task {environ['SLURM_PROCID']} of {tasks} that srun started; "
             "try 'srun lmsrun worker -- PROGRAM', or lmsrun without srun"
@@ -151,10 +151,22 @@ def _slurm_gpus(environ: Mapping[str, str]) -> int | None:
 
 def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:
     """Tasks where the user asked for tasks; without -n Slurm counts CPUs, which says nothing of ranks."""
-    asked = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"))
-    if asked and environ.get("SLURM_TASKS_PER_NODE"):
-        return parse_counts(environ["SLURM_TASKS_PER_NODE"], hosts, "SLURM_TASKS_PER_NODE")
+    asked = [
+        _slurm_number(environ, name) for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE")
+    ]
+    text = environ.get("SLURM_TASKS_PER_NODE")
+    if text and any(asked):
+        return parse_counts(text, hosts, "SLURM_TASKS_PER_NODE")
+    if text:  # Counts nothing for us; but a damaged environment is told of.
+        expand_counts(text, "SLURM_TASKS_PER_NODE")
     return (None,) * hosts
+
+
+def _slurm_number(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "").strip()
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"{variable} is {text[:200]!r}; needed a whole number")
+    return int(text) if text else None
 
 
 def _lsf_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -178,8 +190,9 @@ def _lsf_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def _read(root: Path, path: str) -> str:
+    place = root / path.lstrip("/") if path.startswith("/") else Path(path)
     try:
-        with open(root / path.lstrip("/"), encoding="utf-8") as file:
+        with place.open(encoding="utf-8") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"

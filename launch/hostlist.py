@@ -4,6 +4,7 @@ import re
 
 from launch.errors import UsageError
 from launch.hosts import is_host_name
+from launch.printable import count_of
 
 MAX_HOSTS = 65536
 """A list that expands further is damaged or hostile; the largest machines have about 10,000 hosts."""
@@ -36,14 +37,26 @@ def parse_counts(text: str, hosts: int, where: str) -> tuple[int, ...]:
     Raises:
         UsageError: If the text is not such a list or does not fit the number of hosts.
     """
+    counts = expand_counts(text, where, hosts + 1)
+    if len(counts) != hosts:
+        raise UsageError(
+            f"{where} is {text!r}, which counts {count_of(len(counts), 'host')}; the allocation has {hosts}"
+        )
+    return counts
+
+
+def expand_counts(text: str, where: str, most: int = MAX_HOSTS) -> tuple[int, ...]:
+    """Expand ``4(x2),3`` into 4, 4, 3; each repetition is cut at ``most``.
+
+    Raises:
+        UsageError: If the text is not such a list.
+    """
     counts: list[int] = []
     for part in text.strip().split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise UsageError(f"{where} is {text!r}; needed numbers such as '4(x2),3'")
-        counts += [int(match[1])] * min(int(match[2] or 1), hosts + 1)
-    if len(counts) != hosts:
-        raise UsageError(f"{where} is {text!r}, which counts {len(counts)} hosts; the allocation has {hosts}")
+            raise UsageError(f"{where} is {text[:200]!r}; needed numbers such as '4(x2),3'")
+        counts += [int(match[1])] * min(int(match[2] or 1), most)
     return tuple(counts)
 
 

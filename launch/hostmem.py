@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from launch.errors import PlanError
 from launch.idset import IdSet, format_ids
 from launch.placement import Placement, say_by_rank
+from launch.printable import count_of
 from launch.settings import MIB, PlanSettings
 from launch.topology import Machine, NumaNode
 
@@ -173,7 +174,7 @@ class _Pool:
         else:
             where, pool_bytes, ranks = "cgroup limit", self._cgroup_bytes or 0, self._local_ranks
         return (
-            f"(1 - {self._reserve:g}) x {pool_bytes // MIB} MiB {where} / {ranks} rank{'s' * (ranks != 1)} "
+            f"(1 - {self._reserve:g}) x {pool_bytes // MIB} MiB {where} / {count_of(ranks, 'rank')} "
             f"= {self.share_mb} MiB"
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launch.errors import PlanError, UsageError
+from launch.printable import count_of
 
 MAX_SLOTS = 65536
 """More ranks on one host is a typing error or a damaged file."""
@@ -99,7 +100,8 @@ def restrict_hosts(wanted: Sequence[Host], known: Sequence[Host], where: str) ->
             raise UsageError(f"host {host.name!r} is not in {where}; it has {_some_names(known)}")
         if host.slots and match.slots and host.slots > match.slots:
             raise UsageError(
-                f"host {host.name!r} was given {host.slots} slots; {where} has {match.slots} there"
+                f"host {host.name!r} was given {count_of(host.slots, 'slot')}; "
+                f"{where} has {match.slots} there"
             )
         chosen.append(Host(match.name, host.slots or match.slots))
     return tuple(chosen)
@@ -135,8 +137,8 @@ def share_ranks(
     wanted = total if ranks is None else ranks
     if wanted > total and not oversubscribe:
         raise PlanError(
-            f"{wanted} ranks do not fit on {len(hosts)} host{'s' * (len(hosts) > 1)} with {total} "
-            f"slot{'s' * (total != 1)}; try -np {total}, more hosts, or --oversubscribe"
+            f"{count_of(wanted, 'rank')} do not fit on {count_of(len(hosts), 'host')} with "
+            f"{count_of(total, 'slot')}; try -np {total}, more hosts, or --oversubscribe"
         )
     more, odd = divmod(max(0, wanted - total), len(hosts))
     shares, first = [], 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from launch.allocation import Allocation
 from launch.errors import UsageError
+from launch.printable import count_of
 
 EXECUTABLES = ("srun", "jsrun", "horovodrun", "ddlrun")
 """Beside mpirun, whose name is an option."""
@@ -44,16 +45,15 @@ def choose_launcher(asked: str, around: Surroundings) -> LauncherChoice:
     if around.elastic and asked not in ("auto", "horovodrun"):
         raise UsageError(f"--launcher {asked} cannot run an elastic job; needed --launcher horovodrun")
     if asked == "local" and not around.only_here:
-        raise UsageError(
-            f"--launcher local starts ranks on this host only, but {around.hosts} hosts are asked for"
-        )
+        hosts = "1 other host is" if around.hosts == 1 else f"{around.hosts} hosts are"
+        raise UsageError(f"--launcher local starts ranks on this host only, but {hosts} asked for")
     if asked != "auto":
         return LauncherChoice(asked, "as asked")
     return _choose(around)
 
 
 def _choose(around: Surroundings) -> LauncherChoice:
-    allocation = around.allocation
+    allocation, hosts = around.allocation, count_of(around.hosts, "host")
     if around.elastic:
         return _needed("horovodrun", "the job is elastic", around)
     if around.only_here:
@@ -61,11 +61,11 @@ def _choose(around: Surroundings) -> LauncherChoice:
     if allocation is not None and allocation.csm:
         return _needed("jsrun", f"{allocation.title} is under CSM", around)
     if allocation is not None and allocation.system == "slurm" and "srun" in around.found:
-        return LauncherChoice("srun", f"this is {allocation.title} on {around.hosts} hosts")
+        return LauncherChoice("srun", f"this is {allocation.title} on {hosts}")
     for name in ("mpirun", "horovodrun"):
         if name in around.found:
-            return LauncherChoice(name, f"{around.hosts} hosts, and {around.found[name]} is here")
-    raise UsageError(f"{around.hosts} hosts need srun, mpirun or horovodrun; none is in PATH")
+            return LauncherChoice(name, f"{hosts}, and {around.found[name]} is here")
+    raise UsageError(f"{hosts}: needed srun, mpirun or horovodrun; none is in PATH, try to load a module")
 
 
 def _needed(name: str, why: str, around: Surroundings) -> LauncherChoice:

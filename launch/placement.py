@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch.idset import IdSet, format_ids
+from launch.printable import count_of
 from launch.topology import Core, Gpu, Machine
 
 
@@ -192,7 +193,7 @@ def _share_cores(homes: Sequence[int | None], cores_of: _NodeCores) -> list[tupl
 
 def _crowding(homes: Sequence[int | None], cores_of: _NodeCores) -> list[str]:
     return [
-        f"{ranks} ranks share the {len(cores)} core{'s' * (len(cores) != 1)} of node {node} "
+        f"{ranks} ranks share the {count_of(len(cores), 'core')} of node {node} "
         f"(CPUs {format_ids(_cpus(cores))}) that this job may use; fewer ranks or a wider cpuset would help"
         for node, cores in cores_of.items()
         if cores and (ranks := homes.count(node)) > len(cores)

@@ -12,6 +12,7 @@ from launch.gpu_choice import GpuChoice, choose_gpus
 from launch.hostmem import RankMemory, plan_host_memory
 from launch.placement import HostPlacement, Placement, count_slots, place_ranks
 from launch.plan import LaunchPlan, RankPlan
+from launch.printable import count_of
 from launch.settings import PlanSettings
 from launch.topology import Machine
 from launch.worker_env import (
@@ -122,7 +123,7 @@ def _check_slots(machine: Machine, choice: GpuChoice, request: HostRequest, sett
         raise PlanError(f"{request.host} has no CPU that this job may use; check its cpuset and affinity")
     if ranks > slots and not settings.oversubscribe:
         raise PlanError(
-            f"{ranks} ranks do not fit on {request.host} with {slots} {what}{'s' * (slots != 1)}; "
+            f"{ranks} ranks do not fit on {request.host} with {count_of(slots, what)}; "
             f"try -np {slots}, or --oversubscribe"
         )
 

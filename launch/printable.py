@@ -1,4 +1,4 @@
-"""Text from outside (a saved topology, a receipt, a file name) on its way to a person's terminal."""
+"""Text on its way to a person's terminal, also from outside (a saved topology, a receipt, a file name)."""
 
 
 def printable(text: str, instead: str = "?", keep: str = "") -> str:
@@ -10,3 +10,8 @@ def printable(text: str, instead: str = "?", keep: str = "") -> str:
         keep: Such characters that are wanted all the same, for example line ends.
     """
     return "".join(char if char.isprintable() or char in keep else instead for char in text)
+
+
+def count_of(number: int, what: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.plan import MemPolicy, RankPlan
+from launch.printable import count_of
 from launch.receipt_file import END, compare_binding, parse_expected_ids, short_text
 
 SCHEMA = "lmsrun.receipts/1"
@@ -207,9 +208,9 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
 def _describe_apart(init: Mapping[str, Any], world_size: int | None) -> str | None:
     """What to say of ranks that have not found each other: under a foreign MPI each is a job of its own."""
     found = to_number(init.get("hvd_size"))
-    if None in (found, world_size) or found == world_size:
+    if found is None or world_size is None or found == world_size:
         return None
-    return f"Horovod counts {found} rank{'s' * (found != 1)} after hvd.init(), started {world_size}"
+    return f"Horovod counts {count_of(found, 'rank')} after hvd.init(), started {world_size}"
 
 
 def _lms_text(framework: Mapping[str, Any]) -> str:

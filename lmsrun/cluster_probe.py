@@ -20,6 +20,7 @@ from launch.host_verdict import Demand, judge, render_table
 from launch.hosts import HostShare, resolve_slots, share_ranks
 from launch.mpi_flavour import read_mpi_flavour
 from launch.planner import HostRequest, plan_slots
+from launch.printable import count_of
 from launch.topology import Machine
 from lmsrun.cluster import Place, find_obstacle, is_here, new_files_dir, refuse_obstacle, written_files
 from lmsrun.options import LaunchOptions
@@ -99,7 +100,7 @@ def refuse_troubles(probed: Probed, hosts: int) -> None:
     """
     if probed.troubles:
         raise PlanError(
-            f"{probed.bad_hosts} of {hosts} hosts cannot be used; nothing was started "
+            f"{probed.bad_hosts} of {count_of(hosts, 'host')} cannot be used; nothing was started "
             "(--no-host-probe tries anyway)"
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.idset import format_ids
 from launch.plan import SCHEMA, LaunchPlan, RankPlan
-from launch.printable import printable
+from launch.printable import count_of, printable
 from launch.topology import Gpu, Machine
 
 _HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
@@ -99,13 +99,13 @@ def render_plan(
 
 def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
     hosts = list(machine_of)
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    where = hosts[0] if len(hosts) == 1 else count_of(len(hosts), "host")
     architectures = ", ".join(dict.fromkeys(machine.architecture for machine in machine_of.values()))
     sources = ", ".join(dict.fromkeys(machine.source for machine in machine_of.values()))
     models = _models(plan)
     gpus = f"\nGPUs: {models[0]}" if len(models) == 1 else ""
     return (
-        f"{plan.world_size} rank{'s' * (plan.world_size != 1)} on {where} "
+        f"{count_of(plan.world_size, 'rank')} on {where} "
         f"({architectures}, topology: {sources}), launcher: {plan.launcher}{gpus}"
     )
 

@@ -43,15 +43,23 @@ def test_slurm(more: dict[str, str], slots: tuple[int | None, ...]) -> None:
         {"SLURM_JOB_NODELIST": "a,a"},
         {"SLURM_GPUS_PER_NODE": "many"},
         {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"},
+        {"SLURM_TASKS_PER_NODE": "foo"},
+        {"SLURM_TASKS_PER_NODE": "2(x"},
+        {"SLURM_NTASKS": "foo"},
+        {"SLURM_NTASKS_PER_NODE": "-1"},
+        {"SLURM_NPROCS": "9" * 5000},
     ],
 )
 def test_slurm_contradicts_itself(more: dict[str, str]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         read_allocation({**SLURM, **more})
+    assert "SLURM_" in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_started_by_srun_several_times() -> None:
     refuse_inside_step({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS is 'foo'; needed a whole number"):
+        refuse_inside_step({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "foo"})
     with pytest.raises(UsageError, match="task 1 of 4 .*lmsrun worker"):
         refuse_inside_step({**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})
 
@@ -92,6 +100,15 @@ def test_pbs(tmp_path: Path) -> None:
     assert torque is not None and torque.hosts == (Host("a", 3), Host("b", 1))
     with pytest.raises(UsageError, match="cannot read the host file '/none'"):
         read_allocation({**environ, "PBS_NODEFILE": "/none"}, tmp_path)
+
+
+def test_a_host_file_named_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nodes").write_text("a\nb\n")
+    monkeypatch.chdir(tmp_path)
+    found = read_allocation({"PBS_JOBID": "5.pbs", "PBS_NODEFILE": "nodes"})
+    assert found is not None and found.hosts == (Host("a", 1), Host("b", 1))
+    with pytest.raises(UsageError, match="cannot read the host file 'gone/nodes': No such file"):
+        read_allocation({"PBS_NODEFILE": "gone/nodes"})
 
 
 def test_an_mpijob(tmp_path: Path) -> None:

@@ -103,7 +103,9 @@ def test_the_launcher_is_chosen_and_explained(asked: str, there: Surroundings, n
     ("asked", "there", "said"),
     [
         ("local", around(), "this host only, but 2 hosts"),
-        ("auto", around(found={}), "need srun, mpirun or horovodrun"),
+        ("auto", around(found={}), "2 hosts: needed srun, mpirun or horovodrun"),
+        ("auto", replace(around(found={}), hosts=1), "1 host: needed srun"),
+        ("local", replace(around(), hosts=1), "this host only, but 1 other host is asked for"),
         ("auto", around(allocation=CSM), "needs jsrun"),
         ("mpirun", around(elastic=True), "cannot run an elastic job"),
         ("auto", around(elastic=True, found={}), "needs horovodrun"),
