@@ -35,7 +35,7 @@ from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
-from lms.stats import Collector, GraphStats, Planned, Report
+from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report
 from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
@@ -174,8 +174,9 @@ class Engine:
         device_type = self.device.type
         with _readable_or_left_alone(self.config.debug):
             view = read_graph(tf_graph, device_type, complete_shapes(tf_graph, hints), outputs)
-        if view.unknown:
-            self._warn_open_sizes(name, view)
+        open_sizes = OpenSizes.of(view.unknown, hints)
+        if open_sizes is not None:
+            self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
         if self.guest is not None:
             view = replace(view, graph=self.guest.select(view.graph))
         memory = self.device.memory()
@@ -195,7 +196,7 @@ class Engine:
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport)
-        stats = GraphStats.of(name, made, edits, base, peak)
+        stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         timed = replace(stats, ops=len(view.ops), plan_s=plan_s, edit_s=time.perf_counter() - started)
         self._record(timed, view, made)
         if call is not None:
@@ -273,18 +274,13 @@ class Engine:
             return hints
         return replace(hints, batch_size=self.batch_sizes.latest)
 
-    def _warn_open_sizes(self, name: str, view: GraphView) -> None:
-        self.warn(
-            f"{name}: the sizes of {len(view.unknown)} tensors are open (such as {view.unknown[0]}), so they "
-            "stay on the device; set batch_size (LMS_BATCH_SIZE)"
-        )
-
     def _skip(self, tf_graph: Any, name: str, why: str) -> None:
         self.collector.graphs.append(GraphStats(name, False, why, len(tf_graph.get_operations())))
 
     def _record(self, stats: GraphStats, view: GraphView, made: SwapPlan) -> None:
         self.collector.graphs.append(stats)
-        self.collector.planned.append(Planned(stats.name, view.graph, made, stats.base_bytes))
+        planned = Planned(stats.name, view.graph, made, stats.base_bytes, stats.open_sizes)
+        self.collector.planned.append(planned)
         logger.info("%s: %s", stats.name, stats.why)
         if self.config.debug:
             self._log_decisions(view.graph, made)

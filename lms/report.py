@@ -49,12 +49,13 @@ def render_report(report: Report) -> str:
 
 def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
     yield "graph", f"{graph.name}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
-    yield "  peak", f"{mib(graph.peak_before_bytes)} before, {mib(graph.planned_peak_bytes)} planned"
+    if graph.open_sizes:
+        yield "  peak", f"- {graph.open_sizes}"
+    else:
+        yield "  peak", f"{mib(graph.peak_before_bytes)} before, {mib(graph.planned_peak_bytes)} planned"
     if graph.budget_bytes is not None:
-        yield (
-            "  budget",
-            f"{mib(graph.budget_bytes)} for the step, {mib(graph.floor_bytes)} is the least possible",
-        )
+        least = "" if graph.open_sizes else f", {mib(graph.floor_bytes)} is the least possible"
+        yield "  budget", f"{mib(graph.budget_bytes)} for the step{least}"
     out, back = mib(graph.bytes_out), mib(graph.bytes_in)
     yield "  swapped", f"{graph.tensors} tensors out ({out}), {graph.swap_ins} times in ({back}) a step"
     yield (
@@ -70,6 +71,8 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
 def _planned(report: Report) -> str:
     """The planned peak, and what it leaves of the limit for the allocator's pieces and kernels' scratch."""
     text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
+    if report.open_sizes:
+        return f"- {report.open_sizes}"
     if peak is None or limit is None:
         return text
     return f"{text}, {mib(limit - peak)} ({(limit - peak) / limit:.0%}) of the limit left"
@@ -93,15 +96,24 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
         )
         lines.append("Try lms.enable(policy='all'), or a smaller batch.")
         return "\n".join(lines)
-    plan = planned.plan
-    lines.append(
-        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
-        f"before; {len(plan.swaps)} tensors swapped; no plan needs less than {mib(plan.floor_bytes)}."
-    )
+    lines.append(_needs(planned))
     lines.append("Largest tensors alive at the planned peak:")
     lines += [f"  {mib(nbytes):>14}  {name}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS)]
     lines.append("Try a larger margin (LMS_MARGIN=0.3), policy 'all', or a smaller batch.")
     return "\n".join(lines)
+
+
+def _needs(planned: Planned) -> str:
+    plan = planned.plan
+    swapped = f"{len(plan.swaps)} tensors swapped"
+    if planned.open_sizes:
+        return (
+            f"What {planned.name} needs is not known: {planned.open_sizes}. Planned without these: {swapped}."
+        )
+    return (
+        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
+        f"before; {swapped}; no plan needs less than {mib(plan.floor_bytes)}."
+    )
 
 
 def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
@@ -178,6 +190,7 @@ def _peak_text(planned: Planned) -> str:
     parts: Sequence[str] = (
         f"{len(plan.swaps)} tensors swapped",
         f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
+        *((f"not drawn: {planned.open_sizes.count:,} of unknown size",) if planned.open_sizes else ()),
         "",
         "alive at the peak (after)",
         *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in named),

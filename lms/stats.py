@@ -1,5 +1,6 @@
 """What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,8 +8,34 @@ from lms.device import MIB, Device
 from lms.graph import Graph
 from lms.liveness import Buffers, Timeline, timeline
 from lms.rewrite import Edits
+from lms.shapes import ShapeHints
 from lms.swap_plan import SwapPlan
 from lms.transports.base import StoreStats
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """Tensors of a step whose size nobody knows, nor its peaks with them; reads as one line."""
+
+    count: int
+    example: str
+    """The name of the first."""
+    by_data: bool = False
+    """They stay open although the sizes of the batch are known: the values in it decide."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], hints: ShapeHints) -> "OpenSizes | None":
+        """What ``names`` (tensors) and what was known of the batch come to; ``None`` without names."""
+        known = hints.batch_size is not None or any(hints.calls)
+        return cls(len(names), names[0], known) if names else None
+
+    def __str__(self) -> str:
+        many = self.count > 1
+        what = f"the {'sizes' if many else 'size'} of {self.count:,} {'tensors' if many else 'tensor'}"
+        example = f"(such as {self.example})" if many else f"({self.example})"
+        if self.by_data:
+            return f"{what} {example} {'depend' if many else 'depends'} on the data"
+        return f"{what} {example} {'are' if many else 'is'} open; set batch_size (LMS_BATCH_SIZE)"
 
 
 @dataclass(frozen=True)
@@ -22,13 +49,16 @@ class GraphStats:
     ops: int
     policy: str = ""
     planned_peak_bytes: int | None = None
-    """Whole device: what lay there when the graph was planned, plus the edited step's own peak."""
+    """Whole device: what lay there when the graph was planned, plus the edited step's own peak; ``None``
+    while sizes are open."""
     peak_before_bytes: int | None = None
     """The same for the unedited step."""
+    open_sizes: OpenSizes | None = None
     base_bytes: int = 0
     """What lay on the device when the graph was planned: variables, data."""
     budget_bytes: int | None = None
     floor_bytes: int | None = None
+    """The least that the step needs; ``None`` while sizes are open."""
     tensors: int = 0
     """Tensors that are swapped out."""
     swap_ins: int = 0
@@ -44,19 +74,29 @@ class GraphStats:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, made: SwapPlan, edits: Edits | None, base: int, peak: int) -> "GraphStats":
+    def of(
+        cls,
+        name: str,
+        made: SwapPlan,
+        edits: Edits | None,
+        base: int,
+        peak: int,
+        open_sizes: OpenSizes | None = None,
+    ) -> "GraphStats":
         """What a plan and its edits come to; ``base`` and ``peak`` are bytes of the whole device."""
+        known = open_sizes is None
         return cls(
             name=name,
             edited=edits is not None,
             why=_why(made),
             ops=len(made.order),
             policy=made.policy,
-            planned_peak_bytes=peak,
-            peak_before_bytes=base + made.peak_before_bytes,
+            planned_peak_bytes=peak if known else None,
+            peak_before_bytes=base + made.peak_before_bytes if known else None,
+            open_sizes=open_sizes,
             base_bytes=base,
             budget_bytes=made.budget_bytes,
-            floor_bytes=made.floor_bytes,
+            floor_bytes=made.floor_bytes if known else None,
             tensors=len(made.swaps),
             swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
             bytes_out=made.bytes_out,
@@ -94,10 +134,22 @@ class Report:
         return tuple(graph for graph in self.graphs if graph.edited)
 
     @property
+    def open_sizes(self) -> OpenSizes | None:
+        """Those of the graph with the most of them, of the latest plans of each graph."""
+        found = [graph.open_sizes for graph in self._latest if graph.open_sizes]
+        return max(found, key=lambda one: one.count, default=None)
+
+    @property
     def planned_peak_bytes(self) -> int | None:
-        """The largest planned peak among the latest edits of each graph."""
-        latest = {graph.name: graph.planned_peak_bytes for graph in self.graphs if graph.planned_peak_bytes}
-        return max(latest.values(), default=None)
+        """The largest planned peak among the latest plans of each graph; ``None`` while sizes are open."""
+        if self.open_sizes:
+            return None
+        peaks = [graph.planned_peak_bytes for graph in self._latest]
+        return max((peak for peak in peaks if peak), default=None)
+
+    @property
+    def _latest(self) -> tuple[GraphStats, ...]:
+        return tuple({graph.name: graph for graph in self.graphs if graph.policy}.values())
 
     @property
     def peak_error(self) -> float | None:
@@ -120,6 +172,7 @@ class Planned:
     graph: Graph
     plan: SwapPlan
     base_bytes: int
+    open_sizes: OpenSizes | None = None
 
     def before(self) -> Timeline:
         """The memory of the unedited step."""

@@ -1,16 +1,20 @@
 """The picture of a step: what stands in it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tensorflow")
 from lms.config import LMSConfig
+from lms.device import Device
 from lms.errors import LMSError
 from lms.graph import GraphBuilder
 from lms.planner import plan
-from lms.report import plot_memory, require_drawable
-from lms.stats import Planned
+from lms.report import explain_out_of_memory, plot_memory, require_drawable
+from lms.shapes import ShapeHints
+from lms.stats import GraphStats, OpenSizes, Planned, Report
+from lms.transports.base import StoreStats
 
 MIB = 1 << 20
 
@@ -73,3 +77,53 @@ def test_a_disk_without_room_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(figure.Figure, "savefig", full)
     with pytest.raises(LMSError, match="memory.png': No space left on device"):
         plot_memory(planned(), tmp_path / "memory.png")
+
+
+OPEN = OpenSizes(3, "rows:0")
+
+
+def report_of(*graphs: GraphStats) -> Report:
+    return Report(Device("CPU:0", 64 * MIB), "host", graphs, 30 * MIB, StoreStats())
+
+
+def stats_of(name: str, open_sizes: OpenSizes | None) -> GraphStats:
+    made = planned().plan
+    return replace(GraphStats.of(name, made, None, 3 * MIB, 22 * MIB, open_sizes), edited=True)
+
+
+def test_a_peak_is_not_told_while_sizes_are_open() -> None:
+    known, unknown = stats_of("known", None), stats_of("a step", OPEN)
+    assert (unknown.planned_peak_bytes, unknown.peak_before_bytes, unknown.floor_bytes) == (None, None, None)
+    report = report_of(known, unknown)
+    assert report.planned_peak_bytes is None and report.peak_error is None
+    lines = [" ".join(line.split()) for line in str(report).splitlines()]
+    why = "the sizes of 3 tensors (such as rows:0) are open; set batch_size (LMS_BATCH_SIZE)"
+    assert f"peak - {why}" in lines and f"planned peak - {why}" in lines
+    assert "peak 35.0 MiB before, 22.0 MiB planned" in lines and "measured peak 30.0 MiB" in lines
+
+
+def test_the_latest_plan_of_a_graph_counts() -> None:
+    again = report_of(stats_of("a step", OPEN), stats_of("a step", None))
+    assert (
+        again.planned_peak_bytes == 22 * MIB and "batch_size" not in str(again).partition("planned peak")[2]
+    )
+
+
+def test_what_the_data_decides_is_not_blamed_on_the_batch_size() -> None:
+    names = ("chosen:0", "more:0")
+    assert OpenSizes.of((), ShapeHints()) is None
+    assert "are open; set batch_size" in str(OpenSizes.of(names, ShapeHints(calls=((),))))
+    for hints in (ShapeHints(batch_size=8), ShapeHints(calls=((8, 3),))):
+        said = "the sizes of 2 tensors (such as chosen:0) depend on the data"
+        assert str(OpenSizes.of(names, hints)) == said
+    assert str(OpenSizes.of(names[:1], ShapeHints())).startswith("the size of 1 tensor (chosen:0) is open; ")
+
+
+def test_running_out_of_memory_with_open_sizes_tells_no_numbers_of_the_known_part(tmp_path: Path) -> None:
+    step = replace(planned(), open_sizes=OPEN)
+    text = explain_out_of_memory(step, report_of(stats_of("a step", OPEN)))
+    assert "What a step needs is not known: the sizes of 3 tensors" in text and "for the step" not in text
+    assert "for the step" in explain_out_of_memory(planned(), report_of())
+    pytest.importorskip("matplotlib")
+    plot_memory(step, tmp_path / "memory.svg")
+    assert "not drawn: 3 of unknown size" in (tmp_path / "memory.svg").read_text()

@@ -448,6 +448,20 @@ def a_start_that_fails_can_be_tried_again() -> None:
         assert lms.report().edited
 
 
+def open_sizes_are_no_numbers() -> None:
+    """Rows that the values choose have no size to plan with: no peak is told, and no batch size asked for."""
+
+    def chosen(x: Any) -> Any:
+        return forward(tf.boolean_mask(x, x[:, 0] > 0.5))
+
+    with enabled(policy="all") as texts:
+        tf.function(train)(BATCH, chosen)
+        report = lms.report()
+        assert report.planned_peak_bytes is None and report.open_sizes, report
+        assert report.measured_peak_bytes
+    assert any("depend on the data; such tensors stay on the device" in text for text in texts), texts
+
+
 def what_is_not_on_says_so() -> None:
     """A report without LMS is an error with the remedy."""
     try:
@@ -480,6 +494,7 @@ CASES = (
     optimizer_options_come_back,
     debug_logs_each_decision,
     a_start_that_fails_can_be_tried_again,
+    open_sizes_are_no_numbers,
     what_is_not_on_says_so,
 )
 
