@@ -16,6 +16,7 @@ MAX_SLOTS = 65536
 """More ranks on one host is a typing error or a damaged file."""
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
+_LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
 _SLOT_KEYS = frozenset({"slots", "slot", "cpu", "count"})
 _IGNORED_KEYS = frozenset({"max_slots", "max-slots", "slots_max", "port", "ifname", "binding"})
 
@@ -155,6 +156,37 @@ def is_host_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text)) or _is_ipv6(text)
 
 
+def is_name_of(name: str, own: str) -> bool:
+    """Whether a host that calls itself ``own`` is meant, also without its domain or as localhost.
+
+    Two names that both have a domain are the same only if the domains are.
+    """
+    name, own = _key(name), _key(own)
+    if name in _LOCAL_NAMES or _is_loopback(name) or name == own:
+        return True
+    whole = "." in name and "." in own
+    return not whole and name.partition(".")[0] == own.partition(".")[0] != ""
+
+
+def refuse_aliases(hosts: Iterable[Host], own: str, where: str) -> None:
+    """Refuse two names of the one host that this is, whose slots would count twice.
+
+    Args:
+        hosts: Of the job, each name once.
+        own: What this host calls itself.
+        where: What names them, for the message.
+
+    Raises:
+        UsageError: Naming them.
+    """
+    names = [host.name for host in hosts if is_name_of(host.name, own)]
+    if len(names) > 1:
+        raise UsageError(
+            f"{where} names this host twice, as {' and '.join(map(repr, names))}; "
+            "give it once, with all of its slots"
+        )
+
+
 def refuse_twice(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
     """The hosts as a tuple.
 
@@ -223,6 +255,13 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return not percent or bool(_NAME.fullmatch(zone))
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False
 
 
 def _key(name: str) -> str:

@@ -27,8 +27,10 @@ from launch.hosts import (
     Host,
     HostShare,
     count_slots,
+    is_name_of,
     parse_hostfile,
     parse_hosts,
+    refuse_aliases,
     resolve_slots,
     restrict_hosts,
     share_ranks,
@@ -40,8 +42,6 @@ from launch.planner import HostRequest, plan_slots
 from launch.topology import Machine
 from lms.config import read_text_file
 from lmsrun.options import LaunchOptions
-
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,13 @@ def _write_files(files: Mapping[str, str], folders: set[Path]) -> None:
 
 
 def _read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[Host, ...]:
+    hosts, where = _named_hosts(options, allocation)
+    refuse_aliases(hosts, os.uname().nodename, where)
+    return hosts or (Host("localhost"),)
+
+
+def _named_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[tuple[Host, ...], str]:
+    """The hosts that somebody named, and who did."""
     known: tuple[Host, ...] = ()
     where = ""
     if options.hostfile:
@@ -221,8 +228,8 @@ def _read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[
         known, where = allocation.hosts, allocation.title
     if options.hosts:
         wanted = parse_hosts(options.hosts)
-        return restrict_hosts(wanted, known, where) if known else wanted
-    return known or (Host("localhost"),)
+        return (restrict_hosts(wanted, known, where) if known else wanted), "--hosts"
+    return known, where
 
 
 def _read_text(path: str) -> str:
@@ -235,8 +242,7 @@ def _read_text(path: str) -> str:
 
 def is_here(name: str) -> bool:
     """Whether a host's name is this host's."""
-    own = os.uname().nodename
-    return name in LOCAL_NAMES or name == own or name.partition(".")[0] == own.partition(".")[0] != ""
+    return is_name_of(name, os.uname().nodename)
 
 
 def _find_launchers(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:

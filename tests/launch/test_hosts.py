@@ -10,9 +10,11 @@ from launch.hosts import (
     Host,
     HostShare,
     is_host_name,
+    is_name_of,
     parse_hostfile,
     parse_hosts,
     parse_nodefile,
+    refuse_aliases,
     restrict_hosts,
     share_ranks,
 )
@@ -58,6 +60,45 @@ HOSTILE = (
 )
 def test_hosts_of_the_command_line(text: str, hosts: tuple[Host, ...]) -> None:
     assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "same"),
+    [
+        ("localhost", "a", True),
+        ("LocalHost.", "a", True),
+        ("localhost.localdomain", "a", True),
+        ("127.0.0.1", "a", True),
+        ("127.0.1.1", "a", True),
+        ("::1", "a", True),
+        ("10.0.0.1", "a", False),
+        ("a", "a", True),
+        ("A.", "a", True),
+        ("a.example.org", "a", True),
+        ("a", "a.example.org", True),
+        ("a.example.org", "a.example.org.", True),
+        ("a.example.net", "a.example.org", False),
+        ("b", "a", False),
+        ("b", "", False),
+    ],
+)
+def test_names_of_this_host(name: str, own: str, same: bool) -> None:
+    assert is_name_of(name, own) is same
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:2,127.0.0.1:2", "a:1,b:1,localhost:1", "a,a.example.org", "::1,A."]
+)
+def test_this_host_under_two_names_is_one_line(text: str) -> None:
+    with pytest.raises(
+        UsageError, match="^--hosts names this host twice, as '.*' and '.*'; give it once"
+    ) as caught:
+        refuse_aliases(parse_hosts(text), "a", "--hosts")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_hosts_may_be_called_alike() -> None:
+    refuse_aliases(parse_hosts("a.example.org,a.example.net,localhosts,b"), "a.example.org", "--hosts")
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
     [
         (["-H", "a:1,a:1"], "names host 'a' twice"),
         (["-H", "a:0,b"], "zero slots"),
+        (["-H", "localhost.:1,127.0.0.1:1"], "--hosts names this host twice, as 'localhost.' and '127.0.0.1'"),
         (["-H", "a;id"], "is not a host name"),
         (["-H", "-oProxyCommand=id"], "is not a host name"),
         (["-H", "a:2,b:2", "-np", "9"], "9 ranks do not fit on 2 hosts with 4 slots"),
