@@ -192,7 +192,7 @@ def _lsf_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
 def _read(root: Path, path: str) -> str:
     place = root / path.lstrip("/") if path.startswith("/") else Path(path)
     try:
-        with place.open(encoding="utf-8") as file:
+        with place.open(encoding="utf-8-sig") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"

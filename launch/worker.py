@@ -136,7 +136,9 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
                 f"{program} is not here ({_folder()}); give a path from this folder, or an absolute one",
                 NOT_FOUND,
             )
-        return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
+        # Python takes a name with a dash in front for an option of its own.
+        script = f"./{program}" if program.startswith("-") else program
+        return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), script, *command[1:]]
     return [_find(program, environ), *command[1:]]
 
 

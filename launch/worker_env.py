@@ -21,13 +21,14 @@ HOST_LIMIT_VARIABLES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_I
 
 
 def parse_forward(
-    items: Sequence[str], environ: Mapping[str, str]
+    items: Sequence[str], environ: Mapping[str, str], origin: str = "-x"
 ) -> tuple[dict[str, str], tuple[str, ...], list[str]]:
     """Sort ``-x`` items.
 
     Args:
         items: ``NAME`` (hand on the caller's value) or ``NAME=VALUE``.
         environ: The caller's, to notice names that it does not have.
+        origin: How the user named the option, for messages.
 
     Returns:
         The values given, the names to hand on (their values stay out of every plan), and warnings.
@@ -40,15 +41,15 @@ def parse_forward(
     for item in items:
         name, equals, value = item.partition("=")
         if not name.isidentifier() or not name.isascii():
-            raise UsageError(f"-x is {item!r}; needed NAME or NAME=VALUE")
+            raise UsageError(f"{origin} is {item!r}; needed NAME or NAME=VALUE")
         if name in RESERVED:
-            raise UsageError(f"-x {name}: lmsrun sets {name} for each rank itself; leave it out")
+            raise UsageError(f"{origin} {name}: lmsrun sets {name} for each rank itself; leave it out")
         if equals:
             given[name] = value
         elif name in environ:
             names.append(name)
         else:
-            warnings.append(f"-x {name}: {name} is not set here, so ranks do not get it")
+            warnings.append(f"{origin} {name}: {name} is not set here, so ranks do not get it")
     return given, tuple(names), warnings
 
 

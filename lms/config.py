@@ -51,7 +51,7 @@ def read_text_file(path: "Path") -> str:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
         raise ValueError(f"larger than {LARGEST_FILE_BYTES >> 20} MiB; needed a small text file")
-    return data.decode("utf-8")
+    return data.decode("utf-8-sig")  # Editors of Windows put a mark in front.
 
 
 def _option(default: Any, text: str, *, low: float | None = None, env: str | None = None) -> Any:

@@ -349,7 +349,7 @@ def _host_request(
     from launch.worker_env import parse_forward
 
     options = request.options
-    given, names, unset = parse_forward(options.forward, environ)
+    given, names, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     is_live = not options.topology
     # What is hidden from CUDA here says nothing about another machine.
     users = (

@@ -233,9 +233,7 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
             return Parsed({}, {}, wish=_WISHES[word])
         flag, equals, text = word.partition("=")
         if flag not in spellings:
-            raise UsageError(
-                f"unknown option {flag}{nearest(flag, spellings)}; `lmsrun --help` lists them all"
-            )
+            raise UsageError(f"unknown option {flag}{_hint(flag, spellings)}")
         field, switched = spellings[flag]
         value: Any = switched if OPTIONS[field].is_switch else None
         if value is None:
@@ -255,6 +253,12 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
             raise UsageError(f"{flag} contradicts {spelled[field]} before it; give one of them")
         values[field], spelled[field] = value, flag
     return Parsed(values, spelled, tuple(rest))
+
+
+def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
+    if flag.endswith(".py"):
+        return f"; if that is the program, write -- {flag}"
+    return f"{nearest(flag, spellings)}; `lmsrun --help` lists them all"
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:

@@ -103,7 +103,7 @@ def test_pbs(tmp_path: Path) -> None:
 
 
 def test_a_host_file_named_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nodes").write_text("a\nb\n")
+    (tmp_path / "nodes").write_text("\ufeffa\r\nb\r\n")
     monkeypatch.chdir(tmp_path)
     found = read_allocation({"PBS_JOBID": "5.pbs", "PBS_NODEFILE": "nodes"})
     assert found is not None and found.hosts == (Host("a", 1), Host("b", 1))

@@ -101,3 +101,6 @@ def test_forwarding() -> None:
     for bad in ("1A=2", "a b", "", "LMSRUN_RECEIPT_LINES=1", "LMSRUN_RENDEZVOUS_PORT=1", *reserved):
         with pytest.raises(UsageError):
             parse_forward([bad], {})
+    for bad in ("C D", "LOCAL_RANK"):
+        with pytest.raises(UsageError, match="^LMSRUN_FORWARD "):
+            parse_forward([bad], {}, "LMSRUN_FORWARD")

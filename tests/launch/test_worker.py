@@ -31,13 +31,14 @@ EXPECT: dict[str, Any] = {
     "bind_method": "none",
     "numa": "auto",
 }
+# One write a line: an unbuffered print makes two, and mpirun lets another rank's come between.
 SHOW = """
-import json, os
-print(json.dumps({
+import json, os, sys
+sys.stdout.write(json.dumps({
     "rank": os.environ.get("RANK"), "world": os.environ.get("WORLD_SIZE"), "pid": os.getpid(),
     "cpus": sorted(os.sched_getaffinity(0)), "expect": json.loads(os.environ["LMSRUN_EXPECT"]),
     "horovod": [name for name in os.environ if name.startswith("HOROVOD_") and "AFFINITY" not in name],
-}))
+}) + "\\n")
 """
 
 
@@ -73,6 +74,16 @@ def test_a_decided_rank_leaves_its_receipt_and_becomes_the_program(show: Path, t
     assert program["cpus"] == [one]
     assert (receipt["cpus"], receipt["verified"], receipt["reasons"]) == (str(one), True, [])
     assert (receipt["pid"], receipt["host_mem_limit_mb"]) == (program["pid"], 4096)
+
+
+def test_a_script_whose_name_begins_with_a_dash_runs(
+    show: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    show.rename("-c.py")
+    done = work("-c.py", "-v", LMSRUN_EXPECT=json.dumps(EXPECT))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["expect"] == EXPECT
 
 
 def test_a_binding_that_is_not_there_is_said_and_strict_refuses(show: Path, tmp_path: Path) -> None:

@@ -199,6 +199,23 @@ def test_lms_is_on_unless_told_otherwise(here: Path, capsys: pytest.CaptureFixtu
         assert env["LMS_HOST_MEM_LIMIT_MB"] == env["TF_GPU_HOST_MEM_LIMIT_IN_MB"]
 
 
+def test_a_name_to_hand_on_is_blamed_on_who_gave_it(here: Path, capsys: Capture) -> None:
+    plan = ["plan", "--json", "--topology", "ac922.json", "x.py"]
+    assert main(plan, {"LMSRUN_FORWARD": "ABSENT"}) == 0
+    (here / "lmsrun.toml").write_text('forward = ["A B"]\n')
+    assert main(plan, {}) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["warnings"][0].startswith("LMSRUN_FORWARD ABSENT: ABSENT is not set here")
+    assert err == "lmsrun: lmsrun.toml: forward is 'A B'; needed NAME or NAME=VALUE\n"
+
+
+def test_files_of_windows_editors_are_read(here: Path, capsys: Capture) -> None:
+    (here / "hosts").write_text("\ufeffa slots=2\r\nb slots=2\r\n")
+    (here / "lmsrun.toml").write_text('\ufeffhostfile = "hosts"\r\nlauncher = "mpirun"\r\n')
+    assert main(["plan", "--json", "--topology", "ac922.json", "x.py"], {}) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 4
+
+
 def test_a_forwarded_value_is_never_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", "-v", "--topology", "ac922.json", "-x", "SECRET", "-x", "ABSENT", "x.py"]
     assert main(argv, {"SECRET": "hunter2"}) == 0

@@ -127,6 +127,7 @@ def test_repeated_and_switched() -> None:
         ("--numa off --mem-policy bind a.py", "--numa off contradicts --mem-policy bind"),
         ("--numa strict --mem-policy none a.py", "--numa strict contradicts --mem-policy none"),
         ("--save x a.py", "unknown option --save"),
+        ("-np 2 -dash.py", "unknown option -dash.py; if that is the program, write -- -dash.py"),
     ],
 )
 def test_mistakes_on_the_command_line(argv: str, said: str) -> None:
