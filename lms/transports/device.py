@@ -7,6 +7,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import op_def_registry
 
 from lms.transports.base import HOST_DEVICE, StoreStats
+from lms.transports.copy_op import add_copy
 
 TO_HOST, TO_DEVICE = "_CopyFromGpuToHost", "_CopyFromHostToGpu"
 
@@ -31,14 +32,14 @@ class DeviceTransport:
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
         if self._asynchronous:
-            return _copy(TO_HOST, tensor, tensor.device, name)
+            return protect(add_copy(TO_HOST, tensor, tensor.device, name))
         with tf.device(HOST_DEVICE):
             return protect(tf.raw_ops.Identity(input=tensor, name=name))
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
         if self._asynchronous:
-            back = _copy(TO_DEVICE, held, device, name)
+            back = protect(add_copy(TO_DEVICE, held, device, name))
         else:
             with tf.device(device or None):
                 back = protect(tf.raw_ops.Identity(input=held, name=name))
@@ -65,16 +66,3 @@ def protect(tensor: Any) -> Any:
     """Keep Grappler from removing the op that makes ``tensor``."""
     tensor.op._set_attr("_grappler_do_not_remove", attr_value_pb2.AttrValue(b=True))
     return tensor
-
-
-def _copy(op_type: str, tensor: Any, device: str, name: str) -> Any:
-    graph = tf.compat.v1.get_default_graph()
-    with tf.device(device or None):
-        op = graph.create_op(
-            op_type,
-            [tensor],
-            [tensor.dtype],
-            name=name,
-            attrs={"T": attr_value_pb2.AttrValue(type=tensor.dtype.as_datatype_enum)},
-        )
-    return protect(op.outputs[0])

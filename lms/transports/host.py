@@ -13,6 +13,7 @@ import tensorflow as tf
 from lms.errors import StoreError
 from lms.transports.base import StoreStats
 from lms.transports.build import HOST_STORE
+from lms.transports.copy_op import add_copy
 from lms.transports.library import load_library
 
 _STATS = 10
@@ -45,8 +46,7 @@ class HostTransport:
         memory_limit_bytes: int | None = None,
         page_bytes: int | None = None,
     ) -> None:
-        library = load_library(HOST_STORE, environ)
-        self._ops, self._calls = library.ops, library.calls
+        self._calls = load_library(HOST_STORE, environ).calls
         self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes
@@ -74,12 +74,11 @@ class HostTransport:
 
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        return self._ops.lms_swap_out(input=tensor, name=name)
+        return add_copy("LmsSwapOut", tensor, "", name)
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        with tf.device(device or None):
-            back = self._ops.lms_swap_in(held=held, name=name)
+        back = add_copy("LmsSwapIn", held, device, name)
         back.set_shape(like.shape)
         return back
 

@@ -13,9 +13,21 @@ from lms.transports.build import cache_root, library_key
 
 ROOT = Path(__file__).resolve().parents[2]
 
-STORE_CHILD = """
+MOVES = """
 import os, sys
 import tensorflow as tf
+
+def out(transport, value):
+    return tf.function(lambda value: transport.swap_out(value, 1, "out"))(value)
+
+def back(transport, held, like):
+    return tf.function(lambda held, like: transport.swap_in(held, like, "", "in"))(held, like)
+
+"""
+
+STORE_CHILD = (
+    MOVES
+    + """
 from lms.config import LMSConfig
 from lms.transports.choose import choose_transport
 
@@ -25,10 +37,9 @@ host = choose_transport(LMSConfig(), "CPU", os.environ)
 assert (host.name, host.note) == ("host", None)
 for kind in (tf.float32, tf.bfloat16, tf.bool, tf.int64):
     typed = tf.cast(value, kind)
-    back = host.swap_in(host.swap_out(typed, 1, "out"), typed, "", "in")
-    assert bool(tf.reduce_all(back == typed)), kind
+    assert bool(tf.reduce_all(back(host, out(host, typed), typed) == typed)), kind
 empty = tf.zeros((0, 4))
-assert host.swap_in(host.swap_out(empty, 1, "out"), empty, "", "in").shape == (0, 4)
+assert back(host, out(host, empty), empty).shape == (0, 4)
 stats = host.stats()
 assert stats.bytes_in_use == 0 and stats.swap_outs == 5 and stats.bytes_out == stats.bytes_in, stats
 
@@ -43,16 +54,16 @@ assert bool(tf.reduce_all(tape.gradient(loss, value) == 2 * value))
 
 file = choose_transport(LMSConfig(store_dir=directory), "CPU", os.environ)
 assert file.name == "file"
-held = [file.swap_out(value, 1, "out") for _ in range(3)]
+held = [out(file, value) for _ in range(3)]
 assert file.stats().file_bytes >= 3 * 4_000_000 - 4_100_000, file.stats()
 assert os.listdir(directory) == [], "the file has no name"
 assert any(directory in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
            if os.path.islink(f"/proc/self/fd/{fd}"))
 in_file = file.stats().file_bytes
 memory = choose_transport(LMSConfig(), "CPU", os.environ)  # the file's blocks are still in use
-fresh = [memory.swap_out(value, 1, "out") for _ in range(3)]
+fresh = [out(memory, value) for _ in range(3)]
 assert memory.stats().file_bytes == in_file, "without a directory nothing more goes to the file"
-assert all(bool(tf.reduce_all(file.swap_in(one, value, "", "in") == value)) for one in held)
+assert all(bool(tf.reduce_all(back(file, one, value) == value)) for one in held)
 del held
 assert memory.stats().file_bytes == 0, "the last block takes the file with it"
 assert not any(directory in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
@@ -70,6 +81,7 @@ both = choose_transport(LMSConfig(host_mem_limit_mb=8, store_dir=directory), "CP
 both.require_room(100 << 20)
 print("good")
 """
+)
 
 
 @pytest.mark.tensorflow
@@ -124,22 +136,23 @@ print("good")
 """
 
 
-PAGES_CHILD = """
-import os, sys
-import tensorflow as tf
+PAGES_CHILD = (
+    MOVES
+    + """
 from pathlib import Path
 from lms.transports.host import HostTransport
 
 PAGE = 65536
 file = HostTransport(os.environ, Path(sys.argv[1]), 0, PAGE)
 values = [tf.random.normal((count,)) for count in (1, 16_384, 16_385, 100_000)]
-held = [file.swap_out(value, 1, "out") for value in values]
+held = [out(file, value) for value in values]
 assert file.stats().file_bytes == (1 + 1 + 2 + 7) * PAGE, file.stats()
 maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]
 assert maps and all(int(offset, 16) % PAGE == 0 for _, _, offset, *_ in maps), maps
-assert all(bool(tf.reduce_all(file.swap_in(*pair, "", "in") == pair[1])) for pair in zip(held, values))
+assert all(bool(tf.reduce_all(back(file, *pair) == pair[1])) for pair in zip(held, values))
 print("good")
 """
+)
 
 
 @pytest.mark.tensorflow
