@@ -1,7 +1,7 @@
 """The options of a job that another launcher starts, or that runs on more than this machine."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from launch.settings import PlanSettings, choice, option, real_number, switch, whole_number
@@ -96,6 +96,23 @@ class ClusterSettings(PlanSettings):
         metavar="|".join(SCRIPTS),
         in_file=False,
     )
+
+
+_READERS: Mapping[str, tuple[str, ...]] = {
+    "mpirun": ("mpirun",),
+    "mpi_args": ("mpirun", "srun", "jsrun", "ddlrun", "horovodrun"),
+    "controller": ("horovodrun",),
+    "timeline": ("horovodrun",),
+    "rankfile_out": ("mpirun", "jsrun", "ddlrun"),
+}
+"""The launchers that can do something with an option, where not all of them can."""
+
+
+def find_unread(given: Iterable[str], launcher: str) -> dict[str, tuple[str, ...]]:
+    """Which of the fields that were given mean nothing to a launcher, and to which they do."""
+    return {
+        field: _READERS[field] for field in given if field in _READERS and launcher not in _READERS[field]
+    }
 
 
 def settings_env(settings: PlanSettings) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.cluster_settings import has_allocation
+from launch.cluster_settings import find_unread, has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
 from launch.program_path import find_program
@@ -303,7 +303,7 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
     options = request.options
     dry = is_plan or options.dry_run
     machine = read_machine(options.topology)
-    host_request, names, warnings = _host_request(request, environ, machine, place.only_here)
+    host_request, names, warnings = _host_request(request, environ, machine, place)
     probed = probe_hosts(place, options, host_request, machine, environ, names, is_plan, dry)
     for trouble in probed.troubles:
         _say(trouble)
@@ -331,7 +331,7 @@ def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Ma
     from launch.planner import plan_local_job, plan_slots
 
     machine = read_machine(request.options.topology)
-    host_request, _, warnings = _host_request(request, environ, machine, only_here=True)
+    host_request, _, warnings = _host_request(request, environ, machine, None)
     ranks = request.options.num_proc or plan_slots(machine, request.options, host_request.environ)
     if ranks == 0:
         raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
@@ -340,7 +340,7 @@ def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Ma
 
 
 def _host_request(
-    request: Request, environ: Mapping[str, str], machine: "Machine", only_here: bool
+    request: Request, environ: Mapping[str, str], machine: "Machine", place: "Place | None"
 ) -> "tuple[HostRequest, tuple[str, ...], list[str]]":
     """What the planner is asked, but for the ranks' number; the names that ``-x`` hands on; warnings."""
     from launch.binding_tools import assume_tools, choose_tools
@@ -349,6 +349,8 @@ def _host_request(
     from launch.worker_env import parse_forward
 
     options = request.options
+    only_here = place is None or place.only_here
+    unread = _doubt_unread(request, "local" if place is None else place.choice.name)
     given, names, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     is_live = not options.topology
     # What is hidden from CUDA here says nothing about another machine.
@@ -367,7 +369,20 @@ def _host_request(
         environ=users,
         given=given,
     )
-    return host_request, names, [*unset, *doubtful_variables({*environ, *given})]
+    return host_request, names, [*unread, *unset, *doubtful_variables({*environ, *given})]
+
+
+def _doubt_unread(request: Request, launcher: str) -> list[str]:
+    """Warnings for options that were typed and mean nothing to the launcher; a file serves many jobs."""
+    warnings = []
+    for field, readers in find_unread(request.origins, launcher).items():
+        origin = request.origins[field]
+        said = f"{origin} means nothing to the launcher {launcher}, only to {', '.join(readers)}"
+        if field == "rankfile_out":
+            raise UsageError(f"{said}; try --launcher mpirun, or leave it out")
+        if origin.startswith("-"):
+            warnings.append(f"{said}; it is left out")
+    return warnings
 
 
 def _with_warnings(plan: "LaunchPlan", warnings: Sequence[str]) -> "LaunchPlan":

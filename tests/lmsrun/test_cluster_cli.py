@@ -96,7 +96,10 @@ def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
     [
         (["-H", "a:1,a:1"], "names host 'a' twice"),
         (["-H", "a:0,b"], "zero slots"),
-        (["-H", "localhost.:1,127.0.0.1:1"], "--hosts names this host twice, as 'localhost.' and '127.0.0.1'"),
+        (
+            ["-H", "localhost.:1,127.0.0.1:1"],
+            "--hosts names this host twice, as 'localhost.' and '127.0.0.1'",
+        ),
         (["-H", "a;id"], "is not a host name"),
         (["-H", "-oProxyCommand=id"], "is not a host name"),
         (["-H", "a:2,b:2", "-np", "9"], "9 ranks do not fit on 2 hosts with 4 slots"),
@@ -115,6 +118,34 @@ def test_a_mistake_is_one_line_and_starts_nothing(
     assert main(["run", "--topology", dgx, *argv, "--", "true"], {"PATH": "/nowhere"}) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("lmsrun: ") and said in lines[0], lines
+
+
+@pytest.mark.parametrize("launcher", ["local", "horovodrun", "srun"])
+def test_a_rankfile_that_the_launcher_cannot_read_is_refused(
+    dgx: str, tmp_path: Path, capsys: Capture, launcher: str
+) -> None:
+    for command in ("plan", "run"):
+        argv = [command, "--topology", dgx, "-np", "2", "--launcher", launcher, "--rankfile-out", "ranks"]
+        assert main([*argv, "--", "/bin/sh"], {"PATH": "/nowhere"}) == 2
+        assert capsys.readouterr().err == (
+            f"lmsrun: --rankfile-out means nothing to the launcher {launcher}, "
+            "only to mpirun, jsrun, ddlrun; try --launcher mpirun, or leave it out\n"
+        )
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_an_option_that_the_launcher_does_not_read_is_a_warning(dgx: str, capsys: Capture) -> None:
+    words = ("--topology", dgx, "-np", "2")
+    given = ("--timeline", "t.json", "--mpi-args", "-v", "--controller", "mpi", "--mpirun", "/bin/sh")
+    read = {
+        "local": (),
+        "mpirun": ("--mpi-args", "--mpirun"),
+        "horovodrun": ("--timeline", "--mpi-args", "--controller"),
+    }
+    for launcher, names in read.items():
+        found = plan(capsys, *words, "--launcher", launcher, *given)
+        warned = {line.partition(" ")[0] for line in found["warnings"] if "means nothing" in line}  # type: ignore[attr-defined]
+        assert warned == {*given[::2]} - {*names}, launcher
 
 
 def test_ibms_command_line_is_a_run(dgx: str, capsys: Capture) -> None:
