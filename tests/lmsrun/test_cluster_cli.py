@@ -136,7 +136,7 @@ def test_a_rankfile_that_the_launcher_cannot_read_is_refused(
 
 def test_an_option_that_the_launcher_does_not_read_is_a_warning(dgx: str, capsys: Capture) -> None:
     words = ("--topology", dgx, "-np", "2")
-    given = ("--timeline", "t.json", "--mpi-args", "-v", "--controller", "mpi", "--mpirun", "/bin/sh")
+    given = ("--timeline", "t.json", "--mpi-args", "x", "--controller", "mpi", "--mpirun", "/opt/none")
     read = {
         "local": (),
         "mpirun": ("--mpi-args", "--mpirun"),
