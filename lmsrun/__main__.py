@@ -5,6 +5,12 @@ import os
 import signal
 import sys
 
+# Ctrl-C while importing and at exit is no traceback; in between it is an exception, for there is something
+# to clean up. One that is ignored (a shell's background job) stays so.
+_CAN_INTERRUPT = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _CAN_INTERRUPT:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(_HERE)
 _OURS = ("launch", "launch.py", "lms", "lms.py", "lmsrun", "lmsrun.py")
@@ -43,15 +49,18 @@ def main() -> int:
         from launch.worker import main as work  # The short way: a rank needs nothing of the command line.
 
         work(sys.argv[2:], os.environ)
-    # Ctrl-C while importing is no traceback; later it is an exception, for there is something to clean up.
-    interrupted = signal.getsignal(signal.SIGINT)
-    if interrupted is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from lmsrun.cli import INTERRUPTED
     from lmsrun.cli import main as command_line
 
-    if interrupted is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupted)
-    return command_line(sys.argv[1:], os.environ)
+    try:
+        if _CAN_INTERRUPT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return command_line(sys.argv[1:], os.environ)
+    except KeyboardInterrupt:  # Between these two lines.
+        return INTERRUPTED
+    finally:
+        if _CAN_INTERRUPT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -261,6 +262,41 @@ def test_an_output_that_cannot_be_written(here: Path, where: str, code: int, sai
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("moment", "environ"),
+    [
+        ("lmsrun.cli", {}),
+        ("lmsrun.options", {}),
+        ("launch.discover", {}),
+        ("the end", {}),
+        ("launch.worker", {"LMSRUN_EXPECT": "{}"}),
+    ],
+)
+def test_ctrl_c_at_any_moment_is_no_traceback(here: Path, moment: str, environ: dict[str, str]) -> None:
+    """From our first line on; what comes before is Python's own start."""
+    code = (
+        "import atexit, os, runpy, signal, sys\n"
+        "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\n"
+        "def watch(event, args):\n"
+        f"    if event == 'import' and args[0] == {moment!r}: interrupt()\n"
+        "sys.addaudithook(watch)\n"
+        f"if {moment!r} == 'the end': atexit.register(interrupt)\n"
+        f"sys.argv = ['lmsrun', *{['worker', '--', 'true'] if environ else ['plan', 'x.py']!r}]\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
+        f"runpy.run_path({str(SHIM)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
