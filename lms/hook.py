@@ -19,6 +19,7 @@ from tensorflow.python.saved_model import save_context
 
 from lms.config import LMSConfig
 from lms.costs import costs_of
+from lms.creation import is_thrown_away
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.errors import LMSError, UnreadableError
@@ -135,7 +136,7 @@ class Engine:
         ops = func_graph.get_operations()
         if len(ops) < FEWEST_OPS or not has_backward_pass(ops) or is_edited(func_graph):
             return
-        if save_context.in_save_context():
+        if save_context.in_save_context() or is_thrown_away(ops):
             return
         if is_recording():
             self._skip(func_graph, func_graph.name, "a gradient tape around the function is recording")

@@ -115,12 +115,12 @@ def variable_handles(tf_graph: Any) -> Iterator[Any]:
     the total that a metric adds to.
     """
     for captured, _ in tf_graph.captures:
-        handle = _outermost(captured)
+        handle = outermost(captured)
         if handle is not None and handle.dtype == tf.resource and _dtype_of(handle) is not None:
             yield handle
 
 
-def _outermost(tensor: Any) -> Any:
+def outermost(tensor: Any) -> Any:
     """What a captured tensor stands for outside of all functions; ``None`` when it is made in one."""
     while tensor is not None and not hasattr(tensor, "numpy"):
         captures = getattr(tensor.graph, "captures", ())

@@ -448,6 +448,60 @@ def a_start_that_fails_can_be_tried_again() -> None:
         assert lms.report().edited
 
 
+def a_trace_that_makes_variables_is_left_to_tensorflow() -> None:
+    """It is not the one that runs: an edit would tie first values to the step, and both would run."""
+    made: list[Any] = []
+
+    def step(x: Any, start: Any) -> Any:
+        if not made:
+            made.append(tf.Variable(start(x), trainable=False))
+        return made[0].assign_add(tf.reshape(train(x), (1,)))
+
+    def from_nothing(_: Any) -> Any:
+        return tf.zeros(1)
+
+    def from_the_batch(x: Any) -> Any:
+        return x[0, :1] * 0.0
+
+    for start, graphs in ((from_nothing, 1), (from_the_batch, 2)):
+        before = [weight.numpy() for weight in WEIGHTS]
+        with enabled(policy="all") as texts:
+            function = tf.function(step)
+            losses = [float(function(BATCH, start)[0]) for _ in range(2)]
+            assert len(lms.report().edited) == graphs, lms.report()
+        assert 0 < losses[0] < losses[1], losses
+        assert not any("before lms.enable" in text for text in texts), texts
+        for weight, value in zip(WEIGHTS, before, strict=True):
+            weight.assign(value)
+        made.clear()
+
+
+def a_first_step_that_makes_variables_is_planned_again_too() -> None:
+    """They have their first values before the step runs, and get them back."""
+    made: list[Any] = []
+    failures = [True]
+    before = [weight.numpy() for weight in WEIGHTS]
+
+    def fail(x: Any) -> Any:
+        if failures and failures.pop():
+            raise MemoryError("OOM when allocating tensor")
+        return x
+
+    def step(x: Any) -> Any:
+        if not made:
+            made.append(tf.Variable(0, trainable=False))
+        loss = train(x)
+        with tf.control_dependencies([made[0].assign_add(1, read_value=False)]):
+            return tf.numpy_function(fail, [loss], tf.float32)
+
+    with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
+        tf.function(step)(BATCH)
+        assert lms.report().retries == 1
+    assert made[0].numpy() == 1
+    for weight, value in zip(WEIGHTS, before, strict=True):
+        weight.assign(value)
+
+
 def open_sizes_are_no_numbers() -> None:
     """Rows that the values choose have no size to plan with: no peak is told, and no batch size asked for."""
 
@@ -494,6 +548,8 @@ CASES = (
     optimizer_options_come_back,
     debug_logs_each_decision,
     a_start_that_fails_can_be_tried_again,
+    a_trace_that_makes_variables_is_left_to_tensorflow,
+    a_first_step_that_makes_variables_is_planned_again_too,
     open_sizes_are_no_numbers,
     what_is_not_on_says_so,
 )
