@@ -17,7 +17,7 @@ from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
 from launch.program_path import find_program
 from lms.config import nearest
-from lmsrun.named_files import check_named_files
+from lmsrun.named_files import check_named_files, check_timeline
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
@@ -216,6 +216,8 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
     check_named_files(request, environ, dry)
     place, request = _find_place(request, environ)
     _check_program(request.program, dry or (place is not None and not place.only_here), environ)
+    if not dry and (place is None or place.only_here):
+        check_timeline(request)
     if place is not None:
         return _run_by_launcher(place, request, environ, is_plan)
     plan, machine = _plan(request, environ)

@@ -51,8 +51,11 @@ class Place:
     choice: LauncherChoice
     hosts: tuple[Host, ...]
     only_here: bool
+    """Whether every rank runs on this host, for sure."""
     allocation: Allocation | None
     found: Mapping[str, str]
+    discovered: bool = False
+    """Whether a script of the user's names the hosts while the job runs; ``hosts`` stand in for them."""
 
     @property
     def is_local(self) -> bool:
@@ -69,13 +72,14 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     refuse_inside_step(environ)
     allocation = read_allocation(environ)
     hosts = _read_hosts(options, allocation)
-    only_here = all(is_here(host.name) for host in hosts)
+    discovered = options.host_discovery_script is not None
+    only_here = not discovered and all(is_here(host.name) for host in hosts)
     found = _find_launchers(options, environ)
     elastic = any((options.min_np, options.max_np, options.host_discovery_script))
     if elastic:
         _check_elastic(options, len(hosts))
     around = Surroundings(len(hosts), only_here, allocation, found, elastic)
-    return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found)
+    return Place(choose_launcher(options.launcher, around), hosts, only_here, allocation, found, discovered)
 
 
 def _check_elastic(options: LaunchOptions, hosts: int) -> None:
@@ -116,7 +120,7 @@ def plan_cluster(
         LmsrunError: If the request cannot be met.
     """
     hosts = resolve_slots(place.hosts, lambda name: plan_slots(machine_of(name), options, request.environ))
-    shares = share_ranks(hosts, options.num_proc, options.oversubscribe)
+    shares = share_ranks(hosts, options.num_proc, options.oversubscribe or place.discovered)
     # The slots were checked over all hosts: one of them may take more than its machine would by itself.
     more = options.oversubscribe or _exceeds(shares, machine_of, request)
     settings = replace(request.settings, oversubscribe=more)

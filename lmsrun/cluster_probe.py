@@ -26,6 +26,9 @@ from lmsrun.cluster import Place, find_obstacle, is_here, new_files_dir, refuse_
 from lmsrun.options import LaunchOptions
 
 ASSUMED = "hosts are assumed to be like this one"
+DISCOVERED = (
+    "the hosts are those that --host-discovery-script will name; ranks are shown as if all were on this one"
+)
 _BY_SSH = frozenset({"horovodrun", "ddlrun"})
 """These start ranks over ssh themselves, in ways that suit no other program than their own."""
 _OVERLAP = {"SLURM_OVERLAP": "1"}
@@ -55,7 +58,8 @@ def probe_hosts(
     """Ask the hosts what they are like, before anything is started.
 
     A plan asks only when told to, since it may be for hosts that are elsewhere; so does a dry run whose
-    launcher is elsewhere. A job whose ranks all run on this host has nobody to ask.
+    launcher is elsewhere. A job whose ranks all run on this host has nobody to ask, and neither has one
+    whose hosts are not known yet.
 
     Args:
         place: From ``find_place``.
@@ -71,6 +75,8 @@ def probe_hosts(
         UsageError: If a job is to be started by a launcher that cannot do so from here.
     """
     refuse_obstacle(place, dry)
+    if place.discovered:
+        return Probed({}, warnings=(DISCOVERED,))
     if place.only_here or options.topology:
         return Probed({})
     obstacle = find_obstacle(place)

@@ -27,14 +27,22 @@ def check_named_files(request: Request, environ: Mapping[str, str], dry: bool) -
         _check_can_be_written(options.rankfile_out, origins["rankfile_out"])
     if dry:
         return
-    if options.timeline:
-        _check_can_be_written(options.timeline, origins["timeline"])
     if options.host_discovery_script:
         _check_script(options.host_discovery_script, origins["host_discovery_script"], environ)
     if options.output_dir:
         from launch.job import check_output_folder
 
         check_output_folder(Path(options.output_dir))
+
+
+def check_timeline(request: Request) -> None:
+    """Look whether the first rank, on this host, can write Horovod's timeline.
+
+    Raises:
+        UsageError: Naming the option as it was written.
+    """
+    if request.options.timeline:
+        _check_can_be_written(request.options.timeline, request.origins["timeline"])
 
 
 def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str], dry: bool) -> None:

@@ -55,6 +55,26 @@ def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, ar
     assert not (here / "started").exists()
 
 
+def test_a_timeline_of_another_host_is_left_to_it(here: Path) -> None:
+    words = ("--no-host-probe", "-H", "far:1", "--launcher", "horovodrun", "--timeline", "/scratch.far/t")
+    environ = {**os.environ, "PATH": f"{here / 'bin'}:{os.defpath}"}
+    assert main(["run", *words, "train.py"], environ) == 0
+    assert (here / "started").exists()
+
+
+def test_hosts_that_a_script_names_later_are_others(here: Path, capfd: Capture) -> None:
+    """They take more ranks than this host, and get no secret of it."""
+    (here / "bin" / "horovodrun").write_text(f"#!/bin/sh\nenv > '{here}/environ'\necho \"$@\"\n")
+    environ = {**os.environ, "PATH": f"{here / 'bin'}:{os.defpath}", "SITE_TOKEN": "x", "GIVEN_TOKEN": "y"}
+    argv = ["run", "-np", "900", "-x", "GIVEN_TOKEN", "--host-discovery-script", "./hosts.sh", "train.py"]
+    assert main(argv, {**environ, "CUDA_VISIBLE_DEVICES": "0"}) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("-np 900 --host-discovery-script ./hosts.sh --gloo ")
+    assert "the hosts are those that --host-discovery-script will name" in err
+    names = {line.partition("=")[0] for line in (here / "environ").read_text().splitlines()}
+    assert {"SITE_TOKEN", "GIVEN_TOKEN", "CUDA_VISIBLE_DEVICES"} & names == {"GIVEN_TOKEN"}
+
+
 def test_the_option_is_named_as_it_was_written(here: Path, capsys: Capture) -> None:
     assert main(["-np", "1", "train.py"], {"LMSRUN_MPIRUN": "./gone"}) == 2
     (here / "lmsrun.toml").write_text('host-discovery-script = "./gone"\n')
