@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import sys
-import time
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from tensorflow.python.client.session import BaseSession
 
 import lms
 from lms.callbacks import EitherKeras
-from lms.compat.filters import FILTER_NAMES, LMSArgumentError, select
+from lms.compat.filters import FILTER_NAMES, LMSArgumentError, scopes_without_ops, select
 from lms.compat.parameters import names_of, parse_call
 from lms.eligibility import UNKNOWN_SIZE
 from lms.enable import LMSWarning
@@ -53,6 +52,9 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         TypeError: For a parameter that the generation did not have.
     """
 
+    _scopes_required = True
+    """Whether one of the optimizer's scopes has to be in the graph."""
+
     def __init__(self, *args: Any, **keywords: Any) -> None:
         request = parse_call(args, keywords, os.environ)
         self.generation, self._graph = request.generation, request.graph
@@ -61,7 +63,6 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._gpu_memory_gib: float | None = None
         self.is_training = True
         self.autotune_plot: bool | str = False
-        self._started_s = 0.0
 
     @property
     def config(self) -> lms.LMSConfig:
@@ -93,25 +94,27 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
         Args:
             graph: The graph; None: the constructor's, in the second generation else the default graph.
-            keras: Taken for compatibility: Keras's own graphs are edited as they are traced.
+            keras: Whether it is Keras's own graph, which Keras has a session for.
 
         Returns:
-            The added ops; none where LMS is off or not necessary.
+            The added ops; none where LMS is off or not necessary, or has edited the graph before.
 
         Raises:
             LMSArgumentError: Without a graph or a training step in it (``is_training``), or if a scope, type
                 or starting op matches nothing in it.
-            LMSError: If the graph was edited before.
         """
         chosen = self._chosen_graph(graph)
         if self._is_off():
             self._log("LMS is disabled and will not modify the model.")
             return set()
         if is_edited(chosen):
-            raise LMSError("the graph was edited by LMS already; a graph is edited once")
+            self._log(
+                "This model has already been updated with LMS swap operations. LMS will not re-process it."
+            )
+            return set()
         if not has_backward_pass(chosen.get_operations()):
             return self._without_training()
-        if _has_open_session(chosen):
+        if not keras and _has_open_session(chosen):
             warnings.warn(
                 "a session of this graph is open; what it has run already stays as it was: call LMS.run() "
                 "before the session is made",
@@ -143,8 +146,16 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         super().set_model(model)
         if self._is_off() or self._engine() is None:
             self._log("LMS is disabled and will not modify the model.")
-        else:
+        elif not _trains_in_session(model):
             self._log_start()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Edit the graph of a Keras without eager execution: now its size of batches is known."""
+        if self._is_off() or self._engine_at_work() is None or not _trains_in_session(self.model):
+            return
+        if self.model.train_function is None:  # fit_generator makes it with the first batch
+            self.model._make_train_function()
+        self.run(tf.compat.v1.get_default_graph(), keras=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Models that are trained later have parameters of their own."""
@@ -156,7 +167,12 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def select(self, graph: Graph) -> Graph:
         """See :class:`lms.hook.Guest`."""
-        self._started_s = time.perf_counter()
+        scopes = self._filters.optimizer_scopes
+        missing = scopes_without_ops(graph.ops, scopes)
+        for scope in missing:
+            self._log(f"No operations were found with optimizer scope {scope}.")
+        if len(missing) == len(scopes) and not self._scopes_required:
+            return select(graph, replace(self._filters, optimizer_scopes=frozenset()))
         return select(graph, self._filters)
 
     def planned(self, stats: GraphStats) -> None:
@@ -242,7 +258,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log(f"{name}: {value}")
 
     def _hints(self, graph: Any) -> ShapeHints:
-        size = self._config.batch_size
+        size = self._config.batch_size or (self.params or {}).get("batch_size")
         if size is None and self._config.policy == "threshold" and _has_open_batch(graph):
             size = ASSUMED_BATCH
             self._log(f"the graph leaves the batch size open; sizes are for {size} (LMS_BATCH_SIZE)")
@@ -263,11 +279,16 @@ def _is_it_necessary(stats: GraphStats) -> str:
     """For a graph that was left as it is."""
     unknown = dict(stats.rejected).get(UNKNOWN_SIZE, 0)
     if not unknown:
-        return "LMS is not necessary"
+        return "LMS is not necessary. Turned LMS off."
     return (
         f"whether LMS is necessary is not known: the sizes of {unknown} tensors are open; set batch_size "
         "(LMS_BATCH_SIZE)"
     )
+
+
+def _trains_in_session(model: Any) -> bool:
+    """Whether Keras trains ``model`` as in TensorFlow 1: one graph, run by its session."""
+    return hasattr(model, "_make_train_function")
 
 
 def _has_open_batch(graph: Any) -> bool:
@@ -318,9 +339,13 @@ class LMSKerasCallback(LMS):
     """The first generation's Keras callback: Keras knows its own optimizer's scope.
 
     Args:
-        optimizer_scopes_override: Scopes to check for, instead.
+        optimizer_scopes_override: Scopes of the backward pass. What Keras calls them differs from one
+            TensorFlow to the next, and the engine finds gradients by itself: where none of these is in the
+            graph a line says so.
         **keywords: The first generation's parameters.
     """
+
+    _scopes_required = False
 
     def __init__(self, optimizer_scopes_override: Any = None, **keywords: Any) -> None:
         scopes = names_of(optimizer_scopes_override or ())

@@ -1,9 +1,11 @@
 """Which tensors a script of an earlier generation lets be swapped: by scopes, by types, by where to start.
 
-Scopes are matched as TensorFlow makes them: ``block1`` covers ``block1`` and ``block1/...``.
+Scopes are matched as IBM's generations did. Those of the first are whole: ``block1`` covers ``block1`` and
+``block1/...``. Those of the second are how names begin: ``block1`` covers ``block10/...`` as well.
 """
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from lms.errors import LMSError
@@ -18,7 +20,8 @@ class LMSArgumentError(LMSError, ValueError):
 class Filters:
     """What to leave out and what alone to take; an empty set says nothing.
 
-    A tensor is swapped if it matches no ``excl_`` set, and one of the ``incl_`` sets if there are any.
+    A tensor is swapped if it matches no ``excl_`` set. Where ``incl_output_`` sets are given, one of them has
+    to match, and where ``incl_input_`` sets are given, one of those.
     """
 
     excl_output_by_scopes: frozenset[str] = frozenset()
@@ -36,11 +39,16 @@ class Filters:
     starting_op_names: frozenset[str] = frozenset()
     """Only what depends on these ops is swapped."""
     optimizer_scopes: frozenset[str] = frozenset()
-    """Scopes of the backward pass, beside the gradient ops that the engine finds by itself."""
+    """How the names of backward ops begin, beside the gradient ops that the engine finds by itself."""
+    beginnings: bool = False
+    """The eight filters' scopes are how names begin, as in the second generation."""
 
 
 FILTER_NAMES = tuple(field.name for field in fields(Filters) if "_by_" in field.name)
 """The eight filters of the second generation, by their names."""
+
+NAMING = (*FILTER_NAMES, "starting_scope", "starting_op_names", "optimizer_scopes")
+"""The fields that name scopes, types or ops."""
 
 
 def select(graph: Graph, filters: Filters) -> Graph:
@@ -49,39 +57,80 @@ def select(graph: Graph, filters: Filters) -> Graph:
     Raises:
         LMSArgumentError: If a scope, type or starting op matches no op of the graph.
     """
-    require_matches(graph.ops, filters)
-    reached = _reached(graph, filters)
+    named = named_ops(graph.ops, filters)
+    reached = _reached(graph, filters, named)
     users: list[set[int]] = [set() for _ in graph.tensors]
     for number, uses in enumerate(graph.uses):
         users[graph.roots[number]].update(use.op for use in uses)
     tensors = []
     for tensor in graph.tensors:
         root = graph.roots[tensor.id]
-        maker = graph.ops[graph.tensors[root].op]
-        reason = _why_stays(maker, [graph.ops[op] for op in users[root]], filters, reached)
+        reason = _why_stays(graph.tensors[root].op, users[root], named, reached)
         tensors.append(replace(tensor, forbidden=tensor.forbidden or reason) if reason else tensor)
-    backward = frozenset(op.id for op in graph.ops if _in_scopes(op, filters.optimizer_scopes))
+    backward = named.get("optimizer_scopes", frozenset())
     return replace(graph, tensors=tuple(tensors), backward=backward)
 
 
-def require_matches(ops: Collection[Op], filters: Filters) -> None:
-    """Check that everything named is there.
+def named_ops(ops: Sequence[Op], filters: Filters) -> Mapping[str, frozenset[int]]:
+    """The ops that each filter names, by the filters that are given.
 
     Raises:
-        LMSArgumentError: Naming the first parameter that matches nothing.
+        LMSArgumentError: Naming the first item that matches nothing; of ``optimizer_scopes`` one has to.
     """
-    names, types = {op.name for op in ops}, {op.type for op in ops}
-    scopes = {prefix for name in names for prefix in _prefixes(name)}
-    for field in fields(filters):
-        wanted = getattr(filters, field.name)
-        given = [wanted] if isinstance(wanted, str) else sorted(wanted or ())
-        known = types if "types" in field.name else names if "op_names" in field.name else scopes
-        for item in given:
-            if (item.rstrip("/") if known is scopes else item) not in known:
-                raise LMSArgumentError(
-                    f"{_label(field.name)}: {item!r} matches nothing in the graph; needed one of its "
-                    f"{_kind(field.name)}, such as {_examples(known)}"
-                )
+    named: dict[str, frozenset[int]] = {}
+    for name in NAMING:
+        wanted = getattr(filters, name)
+        items = [wanted] if isinstance(wanted, str) else sorted(wanted or ())
+        found = {item: _ops_of(ops, name, item, filters.beginnings) for item in items}
+        for item, matching in found.items():
+            if not matching and not (name == "optimizer_scopes" and any(found.values())):
+                raise LMSArgumentError(_nothing_matches(ops, name, item))
+        if items:
+            named[name] = frozenset(op for matching in found.values() for op in matching)
+    return named
+
+
+def scopes_without_ops(ops: Sequence[Op], scopes: Iterable[str]) -> list[str]:
+    """Those of the optimizer's ``scopes`` that no op's name begins with."""
+    return [scope for scope in sorted(scopes) if not _ops_of(ops, "optimizer_scopes", scope, True)]
+
+
+def _ops_of(ops: Sequence[Op], name: str, item: str, beginnings: bool) -> frozenset[int]:
+    """The ops that ``item`` of the filter ``name`` stands for."""
+    if "types" in name:
+        return frozenset(op.id for op in ops if op.type == item)
+    if name == "starting_op_names":
+        return frozenset(op.id for op in ops if op.name == item)
+    if beginnings or name in ("optimizer_scopes", "starting_scope"):
+        found = frozenset(op.id for op in ops if op.name.startswith(item))
+    else:
+        found = frozenset(op.id for op in ops if _lies_in(op.name, item))
+    return found or _in_layer(ops, item, beginnings)
+
+
+def _lies_in(name: str, scope: str) -> bool:
+    bare = scope.rstrip("/")
+    return name == bare or name.startswith(f"{bare}/")
+
+
+def _in_layer(ops: Sequence[Op], scope: str, beginnings: bool) -> frozenset[int]:
+    """The same one level down, for ``functional_1/conv1_1/...``.
+
+    In a traced function Keras puts the model's name in front of each layer's, and Keras 3 a number behind it.
+    """
+    open_end = beginnings and not scope.endswith("/")
+    layer = re.compile(re.escape(scope.rstrip("/")) + ("" if open_end else r"(_\d+)?(/|$)"))
+    return frozenset(op.id for op in ops if layer.match(op.name.partition("/")[2]))
+
+
+def _nothing_matches(ops: Sequence[Op], name: str, item: str) -> str:
+    known = {op.type for op in ops} if "types" in name else {op.name for op in ops}
+    if "scope" in name:
+        known = {prefix for op in known for prefix in _prefixes(op)}
+    return (
+        f"{_label(name)}: {item!r} matches nothing in the graph; needed one of its {_kind(name)}, such as "
+        f"{_examples(known)}"
+    )
 
 
 def _label(name: str) -> str:
@@ -102,43 +151,32 @@ def _prefixes(name: str) -> Iterable[str]:
     return ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
-def _reached(graph: Graph, filters: Filters) -> frozenset[int] | None:
+def _reached(graph: Graph, filters: Filters, named: Mapping[str, frozenset[int]]) -> frozenset[int] | None:
     """The ops that depend on the starting ops; None where no start is given."""
     if filters.starting_scope is None and not filters.starting_op_names:
         return None
-    start = frozenset() if filters.starting_scope is None else frozenset({filters.starting_scope})
+    start = named.get("starting_scope", frozenset()) | named.get("starting_op_names", frozenset())
     reached: set[int] = set()
     for op in graph.ops:
-        starts = op.name in filters.starting_op_names or _in_scopes(op, start)
-        if starts or any(before in reached for before in graph.predecessors[op.id]):
+        if op.id in start or any(before in reached for before in graph.predecessors[op.id]):
             reached.add(op.id)
     return frozenset(reached)
 
 
-def _why_stays(maker: Op, users: list[Op], filters: Filters, reached: frozenset[int] | None) -> str | None:
-    if reached is not None and maker.id not in reached:
+def _why_stays(
+    maker: int, users: Collection[int], named: Mapping[str, frozenset[int]], reached: frozenset[int] | None
+) -> str | None:
+    if reached is not None and maker not in reached:
         return "does not depend on the starting ops"
-    out = ("output", [maker])
-    into = ("input", users)
-    for way, ops in (out, into):
-        if _matches("excl", way, ops, filters):
+    for way, ops in (("output", (maker,)), ("input", users)):
+        if _matches("excl", way, ops, named):
             return f"excluded by excl_{way}_by_scopes or excl_{way}_by_types"
-    if not any(getattr(filters, name) for name in FILTER_NAMES if name.startswith("incl")):
-        return None
-    if _matches("incl", *out, filters) or _matches("incl", *into, filters):
-        return None
-    return "not among what incl_ parameters name"
+        if _matches("incl", way, ops, named) is False:
+            return f"not among what incl_{way}_by_scopes and incl_{way}_by_types name"
+    return None
 
 
-def _matches(kind: str, way: str, ops: Iterable[Op], filters: Filters) -> bool:
-    scopes = getattr(filters, f"{kind}_{way}_by_scopes")
-    types = getattr(filters, f"{kind}_{way}_by_types")
-    return bool(scopes or types) and any(op.type in types or _in_scopes(op, scopes) for op in ops)
-
-
-def _in_scopes(op: Op, scopes: Collection[str]) -> bool:
-    return any(op.name == scope or op.name.startswith(f"{scope}/") for scope in _bare(scopes))
-
-
-def _bare(scopes: Iterable[str]) -> Iterable[str]:
-    return (scope.rstrip("/") for scope in scopes)
+def _matches(kind: str, way: str, ops: Iterable[int], named: Mapping[str, frozenset[int]]) -> bool | None:
+    """Whether one of ``ops`` is named; None where nothing of the kind is given."""
+    given = [named[name] for what in ("scopes", "types") if (name := f"{kind}_{way}_by_{what}") in named]
+    return any(op in matching for matching in given for op in ops) if given else None

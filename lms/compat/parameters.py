@@ -152,7 +152,7 @@ def _second(
     }
     if gpu_device is not None:
         shown["gpu_device"] = f"{gpu_device} (the first visible GPU is the one that is planned for)"
-    return Request(2, config, Filters(), shown)
+    return Request(2, config, Filters(beginnings=True), shown)
 
 
 def names_of(value: Iterable[str]) -> frozenset[str]:

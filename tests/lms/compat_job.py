@@ -127,7 +127,9 @@ def sessions() -> dict[str, Any]:
         graph = tf1.get_default_graph()
         model = LMS({"adam_optimizer"}, graph=graph)
         added = model.run()
-        return [len(added), all(op.name.startswith("lms/") for op in added), error_of(model.run)]
+        said()
+        again = model.run()
+        return [len(added), all(op.name.startswith("lms/") for op in added), len(again), said()]
 
     found["run"] = in_new_graph(run_twice)
 
@@ -164,12 +166,19 @@ def sessions() -> dict[str, Any]:
         return {
             "no scope": error_of(LMS, lb=3),
             "no graph": error_of(LMS({"adam_optimizer"}).run),
-            "scope": error_of(LMS({"sgd"}).run, graph),
+            "scope": error_of(LMS({"sgd", "momentum"}).run, graph),
             "type": error_of(LMS({"adam_optimizer"}, excl_types={"Konv"}).run, graph),
             "start": error_of(LMS({"adam_optimizer"}, starting_op_names={"z"}).run, graph),
         }
 
     found["errors"] = in_new_graph(errors)
+
+    def scopes() -> list[Any]:
+        build()
+        said()
+        return [len(LMS({"adam_optim", "sgd"}).run(tf1.get_default_graph())), said()]
+
+    found["scopes"] = in_new_graph(scopes)
 
     def late() -> list[str]:
         x, y, train, _ = build()
@@ -190,6 +199,64 @@ def sessions() -> dict[str, Any]:
         return [without, len(model.run()), said()]
 
     found["inference"] = in_new_graph(inference)
+    return found
+
+
+# --- Keras in a session -----------------------------------------------------------------------------------
+
+
+def keras_in_session() -> dict[str, Any]:
+    """Keras as scripts of the first two generations used it: without eager execution."""
+    tf1.disable_v2_behavior()
+    lms.compat.install()
+    from tensorflow_large_model_support import LMS, LMSKerasCallback
+
+    backend, layers = tf1.keras.backend, tf.keras.layers
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((32, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 32)
+
+    def batches() -> Any:
+        while True:
+            yield images[:16], labels[:16]
+
+    def weights(*callbacks: Any, generator: bool = False, loaded: bool = False) -> str:
+        backend.clear_session()
+        config = tf1.ConfigProto()
+        config.graph_options.rewrite_options.arithmetic_optimization = 2
+        backend.set_session(tf1.Session(config=config))
+        starts = [tf1.glorot_uniform_initializer(seed=seed) for seed in range(5)]
+        convolutions = [
+            layers.Conv2D(16, 3, padding="same", activation="relu", kernel_initializer=start, name=f"conv{i}")
+            for i, start in enumerate(starts)
+        ]
+        last = layers.Dense(10, kernel_initializer=tf1.glorot_uniform_initializer(seed=9))
+        model = tf.keras.Sequential(
+            [tf.keras.Input((32, 32, 3)), *convolutions, layers.GlobalAveragePooling2D(), last]
+        )
+        model.compile("rmsprop", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        if loaded:
+            model.set_weights(model.get_weights())
+        if generator:
+            model.fit_generator(batches(), steps_per_epoch=4, callbacks=list(callbacks), verbose=0)
+        else:
+            given = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+            model.fit(images, labels, callbacks=list(callbacks), **given)
+        values = b"".join(value.tobytes() for value in model.get_weights())
+        model.evaluate(images, labels, callbacks=list(callbacks), verbose=0)
+        return hashlib.sha256(values).hexdigest()
+
+    found: dict[str, Any] = {"plain": weights(), "plain generator": weights(generator=True)}
+    found["first"] = weights(LMSKerasCallback({"training/RMSprop/gradients", "RMSprop/gradients"}, lb=3))
+    found["first_lines"], found["first_moved"] = said(), lms.report().store.swap_outs
+    found["loaded"] = weights(LMSKerasCallback(), loaded=True)
+    found["loaded_lines"], found["loaded_moved"] = said(), lms.report().store.swap_outs
+    given = {"swapout_threshold": 3, "swapin_ahead": 1, "swapin_groupby": 0}
+    found["second"] = weights(LMS(**given), generator=True)
+    found["second_lines"] = said()
+    auto = LMS()
+    auto.autotune_gpu_mem = 0.004
+    found["auto"] = weights(auto)
+    found["auto_lines"], found["auto_moved"] = said(), lms.report().store.swap_outs
     return found
 
 
@@ -270,4 +337,5 @@ if __name__ == "__main__":
     logger = logging.getLogger("lms.compat")
     logger.addHandler(Keep())
     logger.setLevel(logging.INFO)
-    print(json.dumps(sessions() if sys.argv[1] == "sessions" else keras(Path(sys.argv[1]))))
+    jobs = {"sessions": sessions, "keras in session": keras_in_session}
+    print(json.dumps(jobs[sys.argv[1]]() if sys.argv[1] in jobs else keras(Path(sys.argv[1]))))

@@ -24,11 +24,11 @@ current_bytes_reclaimed peak_bytes_reclaimed num_single_reclaims num_full_reclai
 bytes_defragged""".split()
 
 
-def run_job(argument: str) -> dict[str, Any]:
+def run_job(argument: str, **environ: str) -> dict[str, Any]:
     job = Path(__file__).with_name("compat_job.py")
     done = subprocess.run(
         [sys.executable, str(job), argument],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
         timeout=600,
@@ -87,12 +87,18 @@ def test_a_bad_memory_ratio() -> None:
 # --- the filters ------------------------------------------------------------------------------------------
 
 
-def chain() -> Graph:
-    """a/x -> b/y -> b2/z, each of another type; tensor i is made by op i."""
+def chain(*names: str) -> Graph:
+    """Three ops in a row, each of another type; tensor i is made by op i."""
     build, tensor = GraphBuilder(), ()
-    for name, kind in (("a/x", "Conv2D"), ("b/y", "Relu"), ("b2/z", "MaxPool")):
+    for name, kind in zip(names or ("a/x", "b/y", "b2/z"), ("Conv2D", "Relu", "MaxPool"), strict=True):
         tensor = build.add(name, kind, inputs=tensor, outputs=[1024])
     return build.build()
+
+
+def staying(graph: Graph, **filters: Any) -> list[int]:
+    """The tensors that these filters keep on the device."""
+    given = {name: frozenset(value) if isinstance(value, set) else value for name, value in filters.items()}
+    return [tensor.id for tensor in select(graph, Filters(**given)).tensors if tensor.forbidden]
 
 
 @pytest.mark.parametrize(
@@ -101,22 +107,39 @@ def chain() -> Graph:
         ({}, []),
         ({"excl_output_by_scopes": {"b"}}, [1]),
         ({"excl_output_by_scopes": {"b/"}}, [1]),
+        ({"excl_output_by_scopes": {"b"}, "beginnings": True}, [1, 2]),
+        ({"excl_output_by_scopes": {"b/"}, "beginnings": True}, [1]),
         ({"excl_output_by_types": {"Conv2D"}}, [0]),
         ({"excl_input_by_scopes": {"b"}}, [0]),
         ({"excl_input_by_types": {"MaxPool"}}, [1]),
         ({"incl_output_by_scopes": {"a"}}, [1, 2]),
         ({"incl_output_by_types": {"Relu"}}, [0, 2]),
+        ({"incl_output_by_scopes": {"a"}, "incl_output_by_types": {"Relu"}}, [2]),
         ({"incl_input_by_scopes": {"b2"}}, [0, 2]),
-        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"MaxPool"}}, [1]),
+        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"MaxPool"}}, [0, 1, 2]),
+        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"Conv2D"}}, [1, 2]),
         ({"incl_output_by_scopes": {"a", "b"}, "excl_output_by_types": {"Relu"}}, [1, 2]),
+        ({"starting_scope": "b/"}, [0]),
         ({"starting_scope": "b"}, [0]),
         ({"starting_op_names": {"b2/z"}}, [0, 1]),
     ],
 )
 def test_what_filters_keep(filters: dict[str, Any], stay: list[int]) -> None:
-    given = {name: frozenset(value) if isinstance(value, set) else value for name, value in filters.items()}
-    chosen = select(chain(), Filters(**given))
-    assert [tensor.id for tensor in chosen.tensors if tensor.forbidden] == stay
+    assert staying(chain(), **filters) == stay
+
+
+@pytest.mark.parametrize(
+    ("filters", "stay"),
+    [
+        ({"excl_output_by_scopes": {"conv1"}}, [0]),
+        ({"excl_output_by_scopes": {"conv1"}, "beginnings": True}, [0, 1]),
+        ({"excl_output_by_scopes": {"conv1/"}, "beginnings": True}, [0]),
+        ({"starting_scope": "conv10"}, [0]),
+    ],
+)
+def test_a_layers_scope_is_found_below_its_models(filters: dict[str, Any], stay: list[int]) -> None:
+    layers = ("functional_1/conv1_1/convolution", "functional_1/conv10_1/Relu")
+    assert staying(chain(*layers, "gradient_tape/functional_1/conv1_1/grad"), **filters) == stay
 
 
 def test_aliases_follow_their_buffer() -> None:
@@ -130,6 +153,7 @@ def test_aliases_follow_their_buffer() -> None:
 
 def test_optimizer_scopes_are_the_backward_pass() -> None:
     assert select(chain(), Filters(optimizer_scopes=frozenset({"b2/"}))).backward == {2}
+    assert select(chain(), Filters(optimizer_scopes=frozenset({"b", "sgd"}))).backward == {1, 2}
 
 
 @pytest.mark.parametrize("name", [*FILTER_NAMES, "starting_op_names", "optimizer_scopes", "starting_scope"])
@@ -194,7 +218,7 @@ def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
         "4 swap-in operations (0.02 GiB))" in sessions["second_lines"]
     )
     assert sessions["off"] == [0, ["[LMS][0] LMS is disabled and will not modify the model."]]
-    assert sessions["auto"][-1] == "[LMS][0] LMS is not necessary"
+    assert sessions["auto"][-1] == "[LMS][0] LMS is not necessary. Turned LMS off."
 
 
 @pytest.mark.tensorflow
@@ -213,9 +237,18 @@ def test_second_generations_properties(sessions: dict[str, Any]) -> None:
 
 @pytest.mark.tensorflow
 def test_run_returns_what_it_added_and_runs_once(sessions: dict[str, Any]) -> None:
-    count, marked, again = sessions["run"]
-    assert (count, marked) == (10, True)
-    assert again == ["LMSError", "the graph was edited by LMS already; a graph is edited once"]
+    count, marked, again, lines = sessions["run"]
+    assert (count, marked, again) == (10, True, 0)
+    assert lines == [
+        "[LMS][0] This model has already been updated with LMS swap operations. LMS will not re-process it."
+    ]
+
+
+@pytest.mark.tensorflow
+def test_one_of_the_optimizers_scopes_is_enough(sessions: dict[str, Any]) -> None:
+    added, lines = sessions["scopes"]
+    assert added == 10
+    assert "[LMS][0] No operations were found with optimizer scope sgd." in lines
 
 
 @pytest.mark.tensorflow
@@ -223,7 +256,7 @@ def test_errors_of_sessions(sessions: dict[str, Any]) -> None:
     errors = sessions["errors"]
     assert {kind for kind, _ in errors.values()} == {"LMSArgumentError"}
     assert errors["no graph"][1].startswith("no graph to edit")
-    assert errors["scope"][1].startswith("optimizer_scopes: 'sgd' matches nothing")
+    assert errors["scope"][1].startswith("optimizer_scopes: 'momentum' matches nothing")
     assert errors["type"][1].startswith("excl_output_by_types (or excl_types): 'Konv' matches nothing")
     assert any("a session of this graph is open" in text for text in sessions["late"])
 
@@ -234,3 +267,28 @@ def test_inference_alone(sessions: dict[str, Any]) -> None:
     assert (error[0], added) == ("LMSArgumentError", 0)
     assert error[1].startswith("the graph has no gradients")
     assert lines[0].startswith("[LMS][0] LMS is not necessary")
+
+
+@pytest.fixture(scope="module")
+def keras_in_session() -> dict[str, Any]:
+    pytest.importorskip("tf_keras")
+    return run_job("keras in session", TF_USE_LEGACY_KERAS="1")
+
+
+@pytest.mark.tensorflow
+def test_keras_in_a_session_gives_the_same_bits(keras_in_session: dict[str, Any]) -> None:
+    seen = keras_in_session
+    assert seen["plain"] == seen["first"] == seen["loaded"] == seen["auto"]
+    assert seen["plain generator"] == seen["second"]
+
+
+@pytest.mark.tensorflow
+def test_keras_in_a_session_swaps(keras_in_session: dict[str, Any]) -> None:
+    """Twice two steps: two epochs of two batches, whose size Keras tells; a generator's is assumed."""
+    seen = keras_in_session
+    assert (seen["first_moved"], seen["loaded_moved"]) == (5 * 4, 5 * 4)
+    assert seen["auto_moved"] > 0 and seen["auto_moved"] % 4 == 0
+    assert any(line.startswith("[LMS][0] Added 10 operations to the model") for line in seen["second_lines"])
+    assumed = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_BATCH_SIZE)"
+    assert assumed in seen["second_lines"]
+    assert not any(assumed in seen[name] for name in ("first_lines", "loaded_lines", "auto_lines"))
