@@ -2,14 +2,18 @@
 
 import gc
 import os
-import signal
 import sys
 
 # Ctrl-C while importing and at exit is no traceback; in between it is an exception, for there is something
 # to clean up. One that is ignored (a shell's background job) stays so.
-_CAN_INTERRUPT = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-if _CAN_INTERRUPT:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    import signal  # Takes a millisecond for its enumerations.
+
+    _CAN_INTERRUPT = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _CAN_INTERRUPT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+except KeyboardInterrupt:
+    sys.exit(130)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(_HERE)

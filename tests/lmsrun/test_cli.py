@@ -267,6 +267,7 @@ def test_an_output_that_cannot_be_written(here: Path, where: str, code: int, sai
 @pytest.mark.parametrize(
     ("moment", "environ"),
     [
+        ("signal", {}),
         ("lmsrun.cli", {}),
         ("lmsrun.options", {}),
         ("launch.discover", {}),
@@ -283,6 +284,7 @@ def test_ctrl_c_at_any_moment_is_no_traceback(here: Path, moment: str, environ: 
         f"    if event == 'import' and args[0] == {moment!r}: interrupt()\n"
         "sys.addaudithook(watch)\n"
         f"if {moment!r} == 'the end': atexit.register(interrupt)\n"
+        f"if {moment!r} == 'signal': del sys.modules['signal']\n"
         f"sys.argv = ['lmsrun', *{['worker', '--', 'true'] if environ else ['plan', 'x.py']!r}]\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
         f"runpy.run_path({str(SHIM)!r}, run_name='__main__')\n"
