@@ -55,11 +55,11 @@ class JobFiles:
 
 
 def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
-    """Make the folders and open the files of a job, before anything is started.
+    """Open the output files of a job and choose its receipts' folder, before anything is started.
 
     Raises:
         UsageError: If the output folder cannot be written.
-        JobError: If there is no place for the receipts, or too few files may be open.
+        JobError: If too few files may be open.
     """
     # Another launcher mixes its ranks' output before we see it; their own files are their shims' work.
     names = {rank.rank: f"rank-{rank.rank}" for rank in plan.ranks}
@@ -69,15 +69,22 @@ def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
-    receipt_dir = temporary / f"lmsrun-{job_id}"
+    return JobFiles(job_id, temporary / f"lmsrun-{job_id}", output_fds, options.output_dir, file_limit)
+
+
+def make_receipt_folder(files: JobFiles) -> None:
+    """Make the receipts' private folder, which whoever calls this has to remove.
+
+    Raises:
+        JobError: If there is no place for it.
+    """
     try:
-        receipt_dir.mkdir(mode=0o700)
+        files.receipt_dir.mkdir(mode=0o700)
     except OSError as error:
         raise JobError(
-            f"cannot make a folder for receipts in {temporary}: {error.strerror}; "
+            f"cannot make a folder for receipts in {files.receipt_dir.parent}: {error.strerror}; "
             "set TMPDIR to one that can be written"
         ) from error
-    return JobFiles(job_id, receipt_dir, output_fds, options.output_dir, file_limit)
 
 
 def restore_file_limit(files: JobFiles) -> None:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from launch.causes import signal_name
 from launch.errors import JobError
-from launch.job import JobFiles, JobOptions, open_job, restore_file_limit
+from launch.job import JobFiles, JobOptions, make_receipt_folder, open_job, restore_file_limit
 from launch.jobloop import JobLoop
 from launch.plan import LaunchPlan
 from launch.rank_process import fork_process
@@ -62,10 +62,12 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
     passed = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed | {signal.SIGCHLD})
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    spare = frozenset(read_children(os.getpid()))
-    adopt_orphans()
-    front = os.getpid()
     try:
+        # Not before: a Ctrl-C in between would leave it behind.
+        make_receipt_folder(files)
+        spare = frozenset(read_children(os.getpid()))
+        adopt_orphans()
+        front = os.getpid()
         supervisor = fork_process()
         if supervisor == 0:
             _supervise(plan, options, files, render_receipts, front, passed)

@@ -175,6 +175,45 @@ def test_an_interrupt_does_not_put_off_the_end_of_a_job_that_is_ending(start: Jo
     job.assert_nothing_left()
 
 
+def test_ctrl_c_on_any_line_of_the_start_leaves_no_folder(tmp_path: Path) -> None:
+    code = """
+def interrupt_at(wanted):
+    lines, front = 0, os.getpid()
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename.rpartition("/")[2] not in ("job.py", "supervisor.py"):
+            return None
+        lines += event == "line"
+        if event == "line" and lines == wanted and os.getpid() == front:
+            os.kill(front, signal.SIGINT)
+        return trace
+    sys.settrace(trace)
+    try:
+        job(("/bin/true",))
+    except KeyboardInterrupt:
+        pass
+    sys.settrace(None)
+    os._exit(lines >= wanted)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+wanted = 1
+while True:
+    child = os.fork()
+    if child == 0:
+        interrupt_at(wanted)
+    interrupted = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if left := os.listdir(os.environ["TMPDIR"]):
+        sys.exit(f"line {wanted} left {left}")
+    if not interrupted:
+        print(wanted)
+        break
+    wanted += 1
+"""
+    done = drive(code, tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
+    assert int(done.stdout) > 40, "every line has had its turn"
+
+
 def test_output_does_not_set_the_pace_of_reading_receipts(tmp_path: Path) -> None:
     code = """
 from launch.receipt_watch import ReceiptWatch
