@@ -183,7 +183,8 @@ class Engine:
         memory = self.device.memory()
         in_use = memory[0] if memory else 0
         base = in_use + pending_variable_bytes(tf_graph)
-        base += self.fusion.pending_bytes(tf_graph, device_type, in_use)
+        fusion = self.fusion.pending_bytes(tf_graph, device_type, in_use)
+        base += fusion
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with _readable_or_left_alone(self.config.debug):
@@ -198,7 +199,8 @@ class Engine:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
-        timed = replace(stats, ops=len(view.ops), plan_s=plan_s, edit_s=time.perf_counter() - started)
+        stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)
+        timed = replace(stats, edit_s=time.perf_counter() - started)
         self._record(timed, view, made)
         if call is not None:
             self.rescue.planned(call, tf_graph, made)

@@ -8,10 +8,12 @@ from typing import Any
 from lms.errors import LMSError, PlaceError
 from lms.liveness import Timeline
 from lms.places import require_file
-from lms.stats import GraphStats, Planned, Report
+from lms.stats import GraphStats, Planned, Report, counted
 
 MIB = 1 << 20
 PICTURES = (".png", ".svg")
+UNCOUNTED = "device"
+"""The transport whose copies nobody counts."""
 NAMED_TENSORS = 8
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
@@ -37,11 +39,14 @@ def render_report(report: Report) -> str:
     rows += [
         ("planned peak", _planned(report)),
         ("measured peak", _measured(report)),
-        ("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"),
-        ("held at most", mib(report.store.peak_bytes)),
     ]
+    if report.transport == UNCOUNTED:
+        rows.append(("moved so far", "- TensorFlow makes the copies and counts none"))
+    elif report.transport != "none":
+        rows.append(("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"))
+        rows.append(("held at most", mib(report.store.peak_bytes)))
     if report.retries:
-        rows.append(("planned again", f"{report.retries} time(s), after running out of memory"))
+        rows.append(("planned again", f"{counted(report.retries, 'time')}, after running out of memory"))
     rows += [("warning", text) for text in report.warnings]
     width = max(len(name) for name, _ in rows)
     return "\n".join(["Large Model Support", *(f"  {name:<{width}}  {value}" for name, value in rows)])
@@ -52,18 +57,21 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
     if graph.open_sizes:
         yield "  peak", f"- {graph.open_sizes}"
     else:
-        yield "  peak", f"{mib(graph.peak_before_bytes)} before, {mib(graph.planned_peak_bytes)} planned"
+        before, after = mib(graph.peak_before_bytes), mib(graph.planned_peak_bytes)
+        yield "  peak", f"{before} before, {after} planned"
+    yield "  in it", f"{mib(graph.base_bytes)} from outside of the step: variables, data, buffers"
     if graph.budget_bytes is not None:
         least = "" if graph.open_sizes else f", {mib(graph.floor_bytes)} is the least possible"
         yield "  budget", f"{mib(graph.budget_bytes)} for the step{least}"
     out, back = mib(graph.bytes_out), mib(graph.bytes_in)
-    yield "  swapped", f"{graph.tensors} tensors out ({out}), {graph.swap_ins} times in ({back}) a step"
+    went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
+    yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
     yield (
         "  edit",
         f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added",
     )
     for reason, count in graph.rejected:
-        yield "  stays", f"{count:,} {'tensor' if count == 1 else 'tensors'}: {reason}"
+        yield "  stays", f"{counted(count, 'tensor')}: {reason}"
     for note in graph.notes:
         yield "  note", note
 
@@ -73,6 +81,8 @@ def _planned(report: Report) -> str:
     text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
     if report.open_sizes:
         return f"- {report.open_sizes}"
+    if report.fusion_bytes:
+        text += f", {mib(report.fusion_bytes)} of it Horovod's buffer (HOROVOD_FUSION_THRESHOLD)"
     if peak is None or limit is None:
         return text
     return f"{text}, {mib(limit - peak)} ({(limit - peak) / limit:.0%}) of the limit left"
@@ -105,7 +115,7 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
 
 def _needs(planned: Planned) -> str:
     plan = planned.plan
-    swapped = f"{len(plan.swaps)} tensors swapped"
+    swapped = f"{counted(len(plan.swaps), 'tensor')} swapped"
     if planned.open_sizes:
         return (
             f"What {planned.name} needs is not known: {planned.open_sizes}. Planned without these: {swapped}."
@@ -188,7 +198,7 @@ def _peak_text(planned: Planned) -> str:
     named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= MIB // 20]
     rest = sum(nbytes for _, nbytes in live[len(named) :])
     parts: Sequence[str] = (
-        f"{len(plan.swaps)} tensors swapped",
+        f"{counted(len(plan.swaps), 'tensor')} swapped",
         f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
         *((f"not drawn: {planned.open_sizes.count:,} of unknown size",) if planned.open_sizes else ()),
         "",

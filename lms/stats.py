@@ -13,6 +13,11 @@ from lms.swap_plan import SwapPlan
 from lms.transports.base import StoreStats
 
 
+def counted(number: int, what: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class OpenSizes:
     """Tensors of a step whose size nobody knows, nor its peaks with them; reads as one line."""
@@ -31,7 +36,7 @@ class OpenSizes:
 
     def __str__(self) -> str:
         many = self.count > 1
-        what = f"the {'sizes' if many else 'size'} of {self.count:,} {'tensors' if many else 'tensor'}"
+        what = f"the {'sizes' if many else 'size'} of {counted(self.count, 'tensor')}"
         example = f"(such as {self.example})" if many else f"({self.example})"
         if self.by_data:
             return f"{what} {example} {'depend' if many else 'depends'} on the data"
@@ -55,7 +60,9 @@ class GraphStats:
     """The same for the unedited step."""
     open_sizes: OpenSizes | None = None
     base_bytes: int = 0
-    """What lay on the device when the graph was planned: variables, data."""
+    """What lies on the device when the step begins: variables, data, and Horovod's buffer."""
+    fusion_bytes: int = 0
+    """How much of it is the buffer that Horovod will take in the first step."""
     budget_bytes: int | None = None
     floor_bytes: int | None = None
     """The least that the step needs; ``None`` while sizes are open."""
@@ -112,7 +119,7 @@ def _why(made: SwapPlan) -> str:
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
     out, back = made.bytes_out / MIB, made.bytes_in / MIB
-    return f"{len(made.swaps)} tensors swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+    return f"{counted(len(made.swaps), 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,11 @@ class Report:
             return None
         peaks = [graph.planned_peak_bytes for graph in self._latest]
         return max((peak for peak in peaks if peak), default=None)
+
+    @property
+    def fusion_bytes(self) -> int:
+        """What of the planned peak is the buffer that Horovod has taken in the first step."""
+        return max((graph.fusion_bytes for graph in self._latest), default=0)
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:

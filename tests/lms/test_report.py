@@ -1,5 +1,6 @@
 """The picture of a step: what stands in it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def test_a_peak_is_not_told_while_sizes_are_open() -> None:
     why = "the sizes of 3 tensors (such as rows:0) are open; set batch_size (LMS_BATCH_SIZE)"
     assert f"peak - {why}" in lines and f"planned peak - {why}" in lines
     assert "peak 35.0 MiB before, 22.0 MiB planned" in lines and "measured peak 30.0 MiB" in lines
+    assert "in it 3.0 MiB from outside of the step: variables, data, buffers" in lines
 
 
 def test_the_latest_plan_of_a_graph_counts() -> None:
@@ -107,6 +109,21 @@ def test_the_latest_plan_of_a_graph_counts() -> None:
     assert (
         again.planned_peak_bytes == 22 * MIB and "batch_size" not in str(again).partition("planned peak")[2]
     )
+
+
+def test_horovods_buffer_is_named_in_the_peak() -> None:
+    stats = replace(stats_of("a step", None), fusion_bytes=16 * MIB)
+    planned_row = str(report_of(stats)).partition("planned peak")[2].splitlines()[0]
+    assert "22.0 MiB, 16.0 MiB of it Horovod's buffer (HOROVOD_FUSION_THRESHOLD), 42.0 MiB" in planned_row
+    assert "Horovod" not in str(report_of(stats_of("a step", None)))
+
+
+def test_copies_that_nobody_counts_are_not_told_as_none() -> None:
+    report = report_of(stats_of("a step", None))
+    assert re.search(r"moved so far +0.0 MiB out, 0.0 MiB in", str(report)) and "held at most" in str(report)
+    on_gpu, unswapped = replace(report, transport="device"), replace(report, transport="none")
+    assert re.search(r"moved so far +- TensorFlow makes the copies and counts none", str(on_gpu))
+    assert "held at most" not in str(on_gpu) and "moved so far" not in str(unswapped)
 
 
 def test_what_the_data_decides_is_not_blamed_on_the_batch_size() -> None:
