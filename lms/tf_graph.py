@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -42,7 +42,11 @@ TWIN_SLOTS = {"Conv2DBackpropFilter": 2}
 """On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in
 this slot), without looking for paths between the two: with one it makes a cycle, and where the two wait for
 different ops it leaves them apart and the bias gradient differs in the last digits. So both are one op to
-the engine."""
+the engine. Between the two may stand the barrier that ``tf.gradients`` makes of the gradients of a
+``BiasAdd``, an ``Identity`` that waits for all of them: Grappler takes it away, and oneDNN merges."""
+
+BEHIND_BARRIER = "gradient behind a barrier"
+"""Why a gradient stays that one of two twins reads through a barrier which waits for the other."""
 
 NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
 
@@ -83,9 +87,10 @@ def read_graph(
         ops = step_ops(ops, lambda op: is_backward(op.name, op.type))
     types = {op: op.type for op in ops}
     twins = find_twins(types) if device_type == "CPU" else {}
-    reader = _Reader(tf_graph, device_type, shapes or {}, in_session)
+    barriers = Barriers.between(twins)
+    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, barriers)
     second = {first: twin for twin, first in twins.items()}
-    for op in schedule(ops, twins):
+    for op in schedule(ops, twins, barriers):
         reader.add(op, types[op], second.get(op))
     kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
     graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
@@ -98,23 +103,80 @@ def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
     for op, op_type in types.items():
         slot = TWIN_SLOTS.get(op_type)
         if slot is not None:
-            readers = op.inputs[slot].consumers()
+            readers = _passed(op.inputs[slot])[0].consumers()
             bias = next((one for one in readers if one.type == "BiasAddGrad" and one not in twins), None)
             if bias is not None:
                 twins[bias] = op
     return twins
 
 
-def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequence[Any]:
+def _passed(tensor: Any) -> tuple[Any, list[Any]]:
+    """What ``tensor`` shows through each ``Identity`` before it, and these."""
+    identities = []
+    while tensor.op.type == "Identity":
+        identities.append(tensor.op)
+        tensor = tensor.op.inputs[0]
+    return tensor, identities
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """What stands between twins, and how the engine goes round it.
+
+    With both as one op the barrier waits for no twin, or the two would wait for each other. What else reads
+    behind the barrier waits for that one op instead, so that no edge of a plan can contradict the graph,
+    whether the barrier is taken away or not.
+    """
+
+    identities: frozenset[Any] = frozenset()
+    """Between the gradient and its reader."""
+    lifted: frozenset[tuple[Any, Any]] = frozenset()
+    """(op, control input) that counts no more."""
+    waits: Mapping[Any, Any] = field(default_factory=dict)
+    """By reader the op it waits for."""
+
+    @classmethod
+    def between(cls, twins: Mapping[Any, Any]) -> "Barriers":
+        """The barriers between each key of ``twins`` and the op it is merged into."""
+        identities: set[Any] = set()
+        lifted: set[tuple[Any, Any]] = set()
+        waits: dict[Any, Any] = {}
+        for twin, first in twins.items():
+            for identity in _passed(first.inputs[TWIN_SLOTS[first.type]])[1]:
+                found = [op for op in _barrier_of(identity) if twin in op.control_inputs]
+                if found:
+                    identities.add(identity)
+                    lifted.update((op, twin) for op in found)
+                    readers = [*identity.outputs[0].consumers(), *identity._control_outputs]
+                    waits.update((reader, first) for reader in readers if reader is not first)
+        return cls(frozenset(identities), frozenset(lifted), waits)
+
+    def controls(self, op: Any) -> list[Any]:
+        """The ops that ``op`` waits for beside its inputs."""
+        waiting = [control for control in op.control_inputs if (op, control) not in self.lifted]
+        return [*waiting, self.waits[op]] if op in self.waits else waiting
+
+
+def _barrier_of(identity: Any) -> Iterator[Any]:
+    """``identity`` itself and the ops without effect that it waits for."""
+    yield identity
+    for control in identity.control_inputs:
+        if control.type == "NoOp":
+            yield from _barrier_of(control)
+
+
+def schedule(
+    ops: Sequence[Any], twins: Mapping[Any, Any] | None = None, barriers: Barriers | None = None
+) -> Sequence[Any]:
     """``ops`` in an order in which every input comes first; the order of creation, wherever that is one.
 
     Keys of ``twins`` are left out: they run with the op they map to.
     """
-    twins = twins or {}
+    twins, barriers = twins or {}, barriers or Barriers()
     ops = [op for op in ops if op not in twins]
     place = {op: index for index, op in enumerate(ops)}
     place.update((twin, place[op]) for twin, op in twins.items())
-    before = [{place[t.op] for t in op.inputs}.union(place[c] for c in op.control_inputs) for op in ops]
+    before = [{place[t.op] for t in op.inputs}.union(place[c] for c in barriers.controls(op)) for op in ops]
     for twin, op in twins.items():
         before[place[op]].update(place[c] for c in twin.control_inputs)
     if all(not earlier or max(earlier) < index for index, earlier in enumerate(before)):
@@ -141,7 +203,9 @@ def schedule(ops: Sequence[Any], twins: Mapping[Any, Any] | None = None) -> Sequ
 
 
 class _Reader:
-    def __init__(self, tf_graph: Any, device_type: str, shapes: Shapes, in_session: bool) -> None:
+    def __init__(
+        self, tf_graph: Any, device_type: str, shapes: Shapes, in_session: bool, barriers: Barriers
+    ) -> None:
         self.build = GraphBuilder()
         self.ops: list[Any] = []
         self.tensors: list[Any] = []
@@ -150,12 +214,12 @@ class _Reader:
         self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
-        self._in_session = in_session
+        self._in_session, self._barriers = in_session, barriers
 
     def add(self, op: Any, op_type: str, twin: Any = None) -> None:
         outputs = list(op.outputs)
         inputs = [self.ids[id(tensor)] for tensor in op.inputs]
-        controls = [self._op_ids[control] for control in op.control_inputs]
+        controls = [self._op_ids[control] for control in self._barriers.controls(op)]
         if twin is not None:
             outputs += twin.outputs
             controls += [self._op_ids[control] for control in twin.control_inputs]
@@ -175,7 +239,7 @@ class _Reader:
             outside=elsewhere,
             forbidden="control flow"
             if in_frame
-            else [self._forbidden(op_type, tensor) for tensor in outputs],
+            else [self._forbidden(op, op_type, tensor) for tensor in outputs],
             workspace_bytes=self._workspace(op, BODY_ATTRS[op_type]) if op_type in BODY_ATTRS else 0,
             chainable=False if in_frame or (self._in_session and is_update(op_type)) else None,
         )
@@ -198,12 +262,12 @@ class _Reader:
             return None
         return int(size * dtype.size)
 
-    def _forbidden(self, op_type: str, tensor: Any) -> str | None:
+    def _forbidden(self, op: Any, op_type: str, tensor: Any) -> str | None:
         if op_type.startswith("Lms"):
             return "swapped already"
         if tensor.dtype in NOT_PLAIN:
             return "not plain memory"
-        return UNSWAPPABLE_TYPES.get(op_type)
+        return BEHIND_BARRIER if op in self._barriers.identities else UNSWAPPABLE_TYPES.get(op_type)
 
     def _workspace(self, op: Any, attrs: Iterable[str]) -> int:
         peaks = [

@@ -47,17 +47,22 @@ def error_of(function: Any, *args: Any, **kwargs: Any) -> list[str]:
 tf1 = tf.compat.v1
 
 
-def build(ref_variables: bool = False) -> tuple[Any, Any, Any, Any]:
-    """A small network as TensorFlow 1 programs built them, in the default graph."""
+def build(ref_variables: bool = False, bias: bool = False) -> tuple[Any, Any, Any, Any]:
+    """A small network as TensorFlow 1 programs built them, in the default graph.
+
+    With ``bias`` each convolution has one, and the first reads a tensor that can be swapped.
+    """
     tf1.set_random_seed(1)
     x, y = tf1.placeholder(tf.float32, [None, 32, 32, 3], "x"), tf1.placeholder(tf.int32, [None], "y")
-    h = x
+    h = x * 2 if bias else x
     for i in range(5):
         with tf1.variable_scope(f"block{i}", use_resource=not ref_variables):
             start = tf1.glorot_uniform_initializer(seed=i)
-            h = tf.nn.relu(
-                tf.nn.conv2d(h, tf1.get_variable("w", [3, 3, h.shape[-1], 16], initializer=start), 1, "SAME")
-            )
+            w = tf1.get_variable("w", [3, 3, h.shape[-1], 16], initializer=start)
+            h = tf.nn.conv2d(h, w, 1, "SAME")
+            if bias:
+                h = tf.nn.bias_add(h, tf1.get_variable("b", [16], initializer=tf1.zeros_initializer()))
+            h = tf.nn.relu(h)
     w = tf1.get_variable("out", [16, 10], initializer=tf1.glorot_uniform_initializer(seed=9))
     logits = tf.reduce_mean(h, [1, 2]) @ w
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
@@ -97,6 +102,17 @@ def sessions() -> dict[str, Any]:
     found: dict[str, Any] = {"alias": LMSHook is LMSSessionRunHook}
     found["plain"] = in_new_graph(lambda: trained(build()))
     found["plain_ref"] = in_new_graph(lambda: trained(build(ref_variables=True)))
+
+    found["bias"] = in_new_graph(lambda: trained(build(bias=True)))
+    found["bias_hook"] = in_new_graph(
+        lambda: trained(build(bias=True), [LMSSessionRunHook("adam_optimizer")])
+    )
+    thresholds = {"swapout_threshold": 3, "swapin_ahead": 1, "swapin_groupby": 0}
+    found["bias_second"] = in_new_graph(lambda: trained(build(bias=True), [LMS(**thresholds)]))
+    os.environ["LMS_MIN_TENSOR_BYTES"] = "0"
+    found["bias_small"] = in_new_graph(lambda: trained(build(bias=True), [LMS(**thresholds)]))
+    del os.environ["LMS_MIN_TENSOR_BYTES"]
+    said()
 
     found["hook"] = in_new_graph(lambda: trained(build(), [LMSSessionRunHook({"adam_optimizer"}, lb=3)]))
     found["hook_lines"] = said()

@@ -198,6 +198,7 @@ def sessions() -> dict[str, Any]:
 @pytest.mark.tensorflow
 def test_sessions_give_the_same_bits(sessions: dict[str, Any]) -> None:
     assert len({sessions[name] for name in ("plain", "plain_ref", "hook", "hook_ref", "second")}) == 1
+    assert len({sessions[name] for name in ("bias", "bias_hook", "bias_second", "bias_small")}) == 1
     assert sessions["alias"]
     assert sessions["store"] == 20 * 5
 

@@ -15,7 +15,7 @@ from lms.op_types import is_backward  # noqa: E402
 from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
-from lms.tf_graph import GraphView, read_graph, schedule  # noqa: E402
+from lms.tf_graph import BEHIND_BARRIER, GraphView, read_graph, schedule  # noqa: E402
 from lms.transports.pyfunc import NumpyTransport  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
@@ -165,6 +165,37 @@ def test_what_onednn_merges_is_one_op_and_gets_its_edges_twice() -> None:
     rewrite(graph, view, plan_of(view, edges=(edge,)), NumpyTransport())
     for name in ("kernel", "bias"):
         assert [op.name for op in graph.get_operation_by_name(name).control_inputs] == ["other"]
+
+
+def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
+    """As ``tf.gradients`` makes it of a convolution with a bias. Grappler takes the barrier away."""
+
+    def conv() -> Any:
+        x = tf.exp(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3)), name="x")
+        gradient = tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)), name="gradient")
+        bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="bias")
+        with tf.control_dependencies([gradient, bias]):
+            barrier = tf.no_op("barrier")
+        with tf.control_dependencies([barrier]):
+            behind, bias = tf.identity(gradient, name="behind"), tf.identity(bias)
+        kernel = tf.raw_ops.Conv2DBackpropFilter(
+            input=x,
+            filter_sizes=(3, 3, 3, 4),
+            out_backprop=behind,
+            strides=[1, 1, 1, 1],
+            padding="SAME",
+            name="kernel",
+        )
+        other = tf.exp(behind, name="other")
+        return tf.reduce_sum(kernel) + tf.reduce_sum(bias) + tf.reduce_sum(other)
+
+    _, view = build(conv)
+    merged, graph = op_id(view, "kernel"), view.graph
+    assert view.twins[merged].name == "bias"
+    assert "bias" not in {op.name for op in graph.ops}
+    assert graph.ops[op_id(view, "barrier")].controls == (op_id(view, "gradient"),)
+    assert merged in graph.ops[op_id(view, "other")].controls
+    assert graph.tensors[graph.ops[op_id(view, "behind")].outputs[0]].forbidden == BEHIND_BARRIER
 
 
 def test_open_shapes_are_completed_in_a_copy() -> None:
