@@ -12,6 +12,7 @@ Prints one table, and writes one JSON document with everything that was measured
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--policies", nargs="+", choices=POLICIES, default=POLICIES, help="whose largest batch to look for"
     )
     parser.add_argument("--python", default=sys.executable, help="interpreter of the cases")
+    parser.add_argument(
+        "--goal-only",
+        action="store_true",
+        help="look whether the goal's batch fits, not for the largest: a third of the time",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.06, help="how exactly the largest batch is looked for"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="how often two cases take turns for a time")
     parser.add_argument("--case-seconds", type=float, default=900.0, help="most that a case may take")
     parser.add_argument(
@@ -126,11 +135,12 @@ def _bench(book: Book, name: str, keras: str, options: argparse.Namespace) -> No
     runner = Runner(options.python, keras == "2", options.case_seconds)
     entry = book.entry(_version(options.python, "tensorflow"), keras, name)
     entry.pop("error", None)
+    bench = Bench(runner, name, options.tolerance)
     try:
         if options.what in ("memory", "both"):
-            measure_memory(entry, Bench(runner, name), options.policies, book.save)
+            measure_memory(entry, bench, options.policies, book.save, goal_only=options.goal_only)
         if options.what in ("time", "both"):
-            measure_time(entry, Bench(runner, name), options.rounds, book.save)
+            measure_time(entry, bench, options.rounds, book.save)
     except CaseError as error:
         entry["error"] = str(error)
         say(str(error))
@@ -143,6 +153,7 @@ class Bench:
 
     runner: Runner
     model: str
+    tolerance: float = 0.06
 
     def case(self, policy: str, units: int) -> Case:
         """So many units of the model."""
@@ -155,11 +166,16 @@ class Bench:
 
     def largest(self, policy: str, guess: int) -> Found:
         """The largest batch."""
-        return largest(lambda units: self.run(policy, units), guess)
+        return largest(lambda units: self.run(policy, units), guess, self.tolerance)
 
 
 def measure_memory(
-    entry: Found, bench: Bench, policies: Sequence[str], save: Callable[[], None] = lambda: None
+    entry: Found,
+    bench: Bench,
+    policies: Sequence[str],
+    save: Callable[[], None] = lambda: None,
+    *,
+    goal_only: bool = False,
 ) -> None:
     """The largest batch without and with each policy; what moves, and the peaks."""
     small, more = (bench.run("all", units) for units in PROBES)
@@ -175,8 +191,15 @@ def measure_memory(
     second = double.get("all") or small
     guess = max(without["units"], int(0.97 * _guess(entry, more, second, peak="planned_peak_bytes")))
     for policy in policies:
-        known = most.get("all")
-        most[policy] = bench.largest(policy, known["units"] if known else guess)
+        if goal_only:
+            units = math.ceil(entry["target"] * without["units"])
+            found = bench.run(policy, units)
+            if found is None:
+                raise CaseError(f"{bench.model}: {units} units do not fit with policy {policy}")
+            most[policy] = found
+        else:
+            known = most.get("all")
+            most[policy] = bench.largest(policy, known["units"] if known else guess)
         save()
     edits = [small, more, *double.values(), *most.values()]
     entry["edit"] = min(

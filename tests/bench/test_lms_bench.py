@@ -126,6 +126,17 @@ def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
     assert entry["without"] is without and all(policy != "off" for policy, _ in machine.cases)
 
 
+def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType) -> None:
+    entry: dict[str, Any] = {"limit_mb": 400, "target": 6.0, "without": {"units": 35}}
+    machine = Machine()
+    script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
+    assert {policy: found["units"] for policy, found in entry["with"].items()} == {"all": 210, "auto": 210}
+    assert script.multiple(entry) == 6.0 and len(machine.cases) == 6
+    entry["target"] = 10.0
+    with pytest.raises(script.CaseError, match="350 units do not fit with policy auto"):
+        script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
+
+
 class Gpu(Machine):
     """The same for ``gpu_lms.py``: a GPU whose step takes 1 s a unit, and 0.2 s more with swaps."""
 
