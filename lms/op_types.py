@@ -59,7 +59,8 @@ def is_collective(op_type: str) -> bool:
 
 
 _BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
-_BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop\w*)$")
+_BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
+"""Not the gradient to a convolution's input: a transposed convolution of the forward pass is one too."""
 
 
 def is_backward(name: str, op_type: str) -> bool:

@@ -15,7 +15,7 @@ from lms.op_types import is_backward  # noqa: E402
 from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
-from lms.tf_graph import BEHIND_BARRIER, GraphView, read_graph, schedule  # noqa: E402
+from lms.tf_graph import BEHIND_BARRIER, GraphView, has_backward_pass, read_graph, schedule  # noqa: E402
 from lms.transports.pyfunc import NumpyTransport  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
@@ -274,3 +274,12 @@ def test_what_a_user_names_gradient_is_no_backward_pass() -> None:
     assert is_backward("gradient_tape/model/mul", "Mul")
     assert is_backward("bn", "FusedBatchNormGradV3")
     assert is_backward("conv", "Conv3DBackpropFilterV2")
+    assert is_backward("gradient_tape/conv/Conv3DBackpropInputV2", "Conv3DBackpropInputV2")
+
+
+def test_a_transposed_convolution_is_no_backward_pass() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.nn.conv3d_transpose(tf.zeros((1, 4, 4, 4, 3)), tf.zeros((2, 2, 2, 5, 3)), (1, 8, 8, 8, 5), 2)
+    assert any("BackpropInput" in op.type for op in graph.get_operations())
+    assert not has_backward_pass(graph.get_operations())
