@@ -40,18 +40,32 @@ def main(argv: list[str] | None = None) -> int:
         state = lms.state()
         if state is not None and state.mode == "graph":
             print(lms.report())
-    return 0 if np.mean(losses[-5:]) < losses[0] else 1
+    if np.mean(losses[-5:]) < losses[0]:
+        return 0
+    if rank == 0:
+        print("the loss has not fallen; take more --steps", file=sys.stderr)
+    return 1
+
+
+def at_least_one(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
+    return number
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", choices=("auto", "budget", "threshold", "all"), help="switch LMS on so")
-    parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--filters", type=int, default=16)
-    parser.add_argument("--blocks", type=int, default=4, help="residual blocks: the depth of the model")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step and rank")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--image-size", type=at_least_one, default=32)
+    parser.add_argument("--filters", type=at_least_one, default=16)
+    parser.add_argument(
+        "--blocks", type=at_least_one, default=4, help="residual blocks: the depth of the model"
+    )
+    parser.add_argument("--batch-size", type=at_least_one, default=32, help="images a step and rank")
+    parser.add_argument("--steps", type=at_least_one, default=40)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)
     return parser.parse_args(argv)

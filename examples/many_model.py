@@ -69,15 +69,25 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def at_least_one(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
+    return number
+
+
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     switch = argparse.BooleanOptionalAction
     parser.add_argument("--model", type=str.lower, choices=MODELS, default="resnet50")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10, help="steps an epoch, of all ranks together")
-    parser.add_argument("--image_size", type=int, default=500, help="pixels along one side")
-    parser.add_argument("--batch_size", type=int, default=1, help="images a step and rank")
+    parser.add_argument("--epochs", type=at_least_one, default=1)
+    parser.add_argument(
+        "--steps", type=at_least_one, default=10, help="steps an epoch, of all ranks together"
+    )
+    parser.add_argument("--image_size", type=at_least_one, default=500, help="pixels along one side")
+    parser.add_argument("--batch_size", type=at_least_one, default=1, help="images a step and rank")
     parser.add_argument("--lms", action=switch, default=None, help="Large Model Support; default: as the job")
     parser.add_argument("--lms_stats", action=switch, default=False, help="a CSV line for each step")
     parser.add_argument(

@@ -44,17 +44,31 @@ def main(argv: list[str] | None = None) -> int:
         accuracy = session.run(net.accuracy, {net.images: images[test], net.labels: labels[test]})
     if rank == 0:
         print(f"test accuracy {accuracy:.4f}")
-    return 0 if accuracy >= options.min_accuracy else 1
+    if accuracy >= options.min_accuracy:
+        return 0
+    if rank == 0:
+        print(f"accuracy {accuracy:.4f} is below --min-accuracy {options.min_accuracy}", file=sys.stderr)
+    return 1
+
+
+def at_least_one(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
+    return number
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n_tensors", type=int, default=-1, help="tensors to swap; -1: all, 0: none")
-    parser.add_argument("--lb", type=int, default=1, help="levels ahead of its use that a tensor comes back")
-    parser.add_argument("--image-size", type=int, default=28)
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step and rank")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument(
+        "--lb", type=at_least_one, default=1, help="levels ahead of its use that a tensor comes back"
+    )
+    parser.add_argument("--image-size", type=at_least_one, default=28)
+    parser.add_argument("--batch-size", type=at_least_one, default=64, help="images a step and rank")
+    parser.add_argument("--steps", type=at_least_one, default=150)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--min-accuracy", type=float, default=0.9, help="exit 1 below this test accuracy")
     parser.add_argument("--seed", type=int, default=7)

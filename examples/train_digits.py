@@ -48,11 +48,19 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
+def at_least_one(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
+    return number
+
+
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step and rank")
+    parser.add_argument("--epochs", type=at_least_one, default=8)
+    parser.add_argument("--batch-size", type=at_least_one, default=32, help="images a step and rank")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--min-accuracy", type=float, default=0.95, help="exit 1 below this test accuracy")
     parser.add_argument("--seed", type=int, default=7)

@@ -25,6 +25,8 @@ from scipy.ndimage import zoom
 import lms
 from lms.callbacks import LMSStatsAverage
 
+GROUPS = 4
+"""Channels are normalised in so many groups."""
 SCAN = Path(nibabel.__file__).parent / "tests" / "data" / "example4d.nii.gz"
 
 
@@ -54,18 +56,30 @@ def main(argv: list[str] | None = None) -> int:
         state = lms.state()
         if state is not None and state.mode == "graph":
             print(lms.report())
-    return 0 if found >= options.min_dice else 1
+    if found >= options.min_dice:
+        return 0
+    if rank == 0:
+        print(f"dice {found:.4f} is below --min-dice {options.min_dice}", file=sys.stderr)
+    return 1
+
+
+def at_least_one(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
+    return number
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=32, help="voxels along each side")
-    parser.add_argument("--filters", type=int, default=8, help="channels of the first level")
-    parser.add_argument("--depth", type=int, default=3, help="levels below the first")
-    parser.add_argument("--batch-size", type=int, default=1, help="volumes a step and rank")
-    parser.add_argument("--steps", type=int, default=20, help="steps an epoch")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--size", type=at_least_one, default=32, help="voxels along each side")
+    parser.add_argument("--filters", type=at_least_one, default=8, help="channels of the first level")
+    parser.add_argument("--depth", type=at_least_one, default=3, help="levels below the first")
+    parser.add_argument("--batch-size", type=at_least_one, default=1, help="volumes a step and rank")
+    parser.add_argument("--steps", type=at_least_one, default=20, help="steps an epoch")
+    parser.add_argument("--epochs", type=at_least_one, default=2)
     parser.add_argument("--noise", type=float, default=0.4, help="its deviation; the brain is about 1 bright")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--min-dice", type=float, default=0.9, help="exit 1 below this overlap")
@@ -74,6 +88,8 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.size % 2**options.depth:
         parser.error(f"--size is {options.size}; needed a multiple of {2**options.depth} for --depth")
+    if options.filters % GROUPS:
+        parser.error(f"--filters is {options.filters}; needed a multiple of {GROUPS}")
     return options
 
 
@@ -125,7 +141,7 @@ def convolve(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
     """Two convolutions, each normalised."""
     for _ in range(2):
         x = keras.layers.Conv3D(filters, 3, padding="same", use_bias=False)(x)
-        x = keras.layers.ReLU()(keras.layers.GroupNormalization(4)(x))
+        x = keras.layers.ReLU()(keras.layers.GroupNormalization(GROUPS)(x))
     return x
 
 

@@ -6,9 +6,12 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lms.places import require_file
 
 GIB = 1 << 30
 
@@ -149,6 +152,9 @@ class LMSStatsLogger(EitherKeras):
         logfile: The file; it is written anew. Its folder is made.
         gpu_id: Whose allocator is asked.
         log_dir: Where the same series go for TensorBoard; None: nowhere.
+
+    Raises:
+        PlaceError: If the file cannot be written.
     """
 
     COLUMNS = (
@@ -165,7 +171,7 @@ class LMSStatsLogger(EitherKeras):
     def __init__(
         self, logfile: str | os.PathLike[str], gpu_id: int = 0, log_dir: str | os.PathLike[str] | None = None
     ) -> None:
-        self._logfile, self._meter = Path(logfile), _Meter(gpu_id)
+        self._logfile, self._meter = _place(logfile), _Meter(gpu_id)
         self._board = None if log_dir is None else _Board(log_dir)
         self._epoch = 0
         self._started = False
@@ -207,7 +213,6 @@ class LMSStatsLogger(EitherKeras):
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            self._logfile.parent.mkdir(parents=True, exist_ok=True)
             with self._logfile.open("w", newline="") as file:
                 csv.writer(file).writerow(self.COLUMNS)
 
@@ -220,6 +225,15 @@ class LMSStatsLogger(EitherKeras):
             csv.writer(file).writerow([kind, self._epoch, batch, *map(_field, values)])
         if self._board:
             self._board.write(kind, dict(zip(self.COLUMNS[3:], values, strict=True)))
+
+
+def _place(logfile: str | os.PathLike[str]) -> Path:
+    """Where a file of statistics goes, with its folder made, long before the first line is written."""
+    path = Path(logfile)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    require_file(path, "a callback's logfile")
+    return path
 
 
 def _field(value: float | None) -> float | str:
@@ -266,13 +280,17 @@ class LMSStatsAverage(EitherKeras):
     """Appends one CSV line a training: throughput and averages over its steps.
 
     Args:
-        logfile: The file; lines are added, so that runs with growing images make one table.
+        logfile: The file; lines are added, so that runs with growing images make one table. Its folder is
+        made.
         image_size: Pixels (voxels) along one side.
         image_dimensions: 2 or 3.
         gpu_id: Whose allocator is asked.
         batch_size: Images a step.
         start_epoch: First epoch that counts, from 0.
         start_batch: First step of an epoch that counts, from 0; those before warm up.
+
+    Raises:
+        PlaceError: If the file cannot be written.
     """
 
     def __init__(
@@ -285,7 +303,7 @@ class LMSStatsAverage(EitherKeras):
         start_epoch: int = 0,
         start_batch: int = 2,
     ) -> None:
-        self._logfile, self._meter = Path(logfile), _Meter(gpu_id)
+        self._logfile, self._meter = _place(logfile), _Meter(gpu_id)
         self._image_size, self._dimensions, self._batch_size = image_size, image_dimensions, batch_size
         self._start_epoch, self._start_batch = start_epoch, start_batch
         self._epoch = 0
@@ -309,7 +327,6 @@ class LMSStatsAverage(EitherKeras):
             print(f"LMSStatsAverage: no step counted; training ended before step {self._start_batch}")
             return
         row = self._row(self._meter.steps)
-        self._logfile.parent.mkdir(parents=True, exist_ok=True)
         is_new = not self._logfile.exists()
         with self._logfile.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(row))

@@ -88,3 +88,12 @@ def test_two_ranks(name: str) -> None:
     text = run([*lmsrun, *RANKS[name].split()], LMS_POLICY="all")
     assert "also after hvd.init()" in text
     assert "[0]" in text
+
+
+@pytest.mark.parametrize("name", ["train_digits.py", *ALONE])
+def test_counts_below_one_are_refused(name: str) -> None:
+    flag = "--epochs" if name == "train_digits.py" else "--steps"
+    argv = [sys.executable, f"examples/{name}", flag, "0"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(f"argument {flag}: 0 given; needed at least 1")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from test_compat import run_job
 
-from lms.callbacks import EitherKeras, LMSStatsAverage, StepStats
+from lms.callbacks import EitherKeras, LMSStatsAverage, LMSStatsLogger, StepStats
+from lms.errors import PlaceError
 
 HEADER = "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB reclaimed"
 
@@ -113,3 +114,12 @@ def test_every_method_that_keras_calls_is_there() -> None:
     for name in dir(keras.callbacks.Callback):
         if name.startswith("on_") or name.startswith("set_"):
             assert callable(getattr(EitherKeras, name)), name
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for make in (LMSStatsLogger, lambda path: LMSStatsAverage(path, 32)):
+        with pytest.raises(PlaceError, match="cannot write .* needed in a callback's logfile"):
+            make(tmp_path / "file" / "steps.csv")
+    LMSStatsAverage(tmp_path / "new" / "average.csv", 32)
+    assert (tmp_path / "new").is_dir()
