@@ -53,6 +53,8 @@ def _why_not(
         return "output of the step"
     if not buffers.users[root]:
         return "nobody reads it"
+    if any(buffers.graph.ops[op].conditional for op in (tensor.op, *buffers.users[root])):
+        return "read or made under a condition"
     if tensor.op in floating or any(op in floating for op in buffers.users[root]):
         return "read or made by a communication op"
     if tensor.op not in big or any(op not in big for op in buffers.users[root]):

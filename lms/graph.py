@@ -67,6 +67,9 @@ class Op:
     """Arithmetic of the op when known; otherwise the cost model guesses from bytes."""
     chainable: bool = True
     """May get control edges that fix its place in the order (collectives may not)."""
+    conditional: bool = False
+    """May be left out by a condition of compat.v1. What waits for an op that is left out is left out too, so
+    nothing may be made to wait for it."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ class GraphBuilder:
         workspace_bytes: int = 0,
         flops: float | None = None,
         chainable: bool | None = None,
+        conditional: bool = False,
     ) -> tuple[int, ...]:
         """Append one op; its id is :attr:`next_op` as it was before the call.
 
@@ -174,6 +178,7 @@ class GraphBuilder:
             workspace_bytes: Scratch memory while the op runs.
             flops: Arithmetic, when known.
             chainable: Whether the op may get ordering edges. Default: not for collectives.
+            conditional: Whether a condition may leave the op out.
 
         Returns:
             The ids of the outputs.
@@ -218,6 +223,7 @@ class GraphBuilder:
                 workspace_bytes,
                 flops,
                 not is_collective(op_type) if chainable is None else chainable,
+                conditional,
             )
         )
         return tuple(made)

@@ -29,12 +29,15 @@ def executor_order(graph: Graph) -> tuple[int, ...]:
 
 
 def floating_ops(graph: Graph) -> frozenset[int]:
-    """Ops that must not be chained, and all that depend on them: when they run is not ours to say."""
+    """Ops that must not be chained, and all that depend on them: when they run is not ours to say.
+
+    Ops that a condition may leave out are chained neither; what follows when the branches have met may be.
+    """
     floating: set[int] = set()
     for op in graph.ops:
         if not op.chainable or any(before in floating for before in graph.predecessors[op.id]):
             floating.add(op.id)
-    return frozenset(floating)
+    return frozenset(floating).union(op.id for op in graph.ops if op.conditional)
 
 
 def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:

@@ -35,6 +35,9 @@ BODY_ATTRS = {
 TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "Size", "Shape", "Rank"})
 """Ops whose outputs are a few numbers, however open their shapes are."""
 
+SWITCHES, MERGES = frozenset({"Switch", "RefSwitch"}), frozenset({"Merge", "RefMerge"})
+"""Where the branches of a condition of compat.v1 begin and meet."""
+
 RESERVING, RESERVE = "FusedBatchNormV3", 5
 """Batch normalisation and its last output: cuDNN's own note, empty elsewhere, always of open shape."""
 
@@ -213,6 +216,8 @@ class _Reader:
         self.unknown: list[str] = []
         self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
+        self._depths: list[int] = []
+        self._makers: list[int] = []
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
         self._in_session, self._barriers = in_session, barriers
 
@@ -230,24 +235,34 @@ class _Reader:
             inputs = []
         in_frame = op._get_control_flow_context() is not None
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
+        depth = self._depth(op_type, [*(self._makers[tensor] for tensor in inputs), *controls])
         made = self.build.add(
             op.name,
             op_type,
             inputs=inputs,
             outputs=[self._nbytes(op_type, tensor, elsewhere) for tensor in outputs],
             controls=controls,
+            aliases=[0, 0] if op_type in SWITCHES else None,
             outside=elsewhere,
             forbidden="control flow"
             if in_frame
             else [self._forbidden(op, op_type, tensor) for tensor in outputs],
             workspace_bytes=self._workspace(op, BODY_ATTRS[op_type]) if op_type in BODY_ATTRS else 0,
-            chainable=False if in_frame or (self._in_session and is_update(op_type)) else None,
+            chainable=False if self._in_session and is_update(op_type) else None,
+            conditional=in_frame or depth > 0 or op_type in MERGES,
         )
         self._op_ids[op] = len(self.ops)
+        self._depths.append(depth)
         self.ops.append(op)
         for number, tensor in zip(made, outputs, strict=True):
             self.ids[id(tensor)] = number
             self.tensors.append(tensor)
+            self._makers.append(self._op_ids[op])
+
+    def _depth(self, op_type: str, before: Iterable[int]) -> int:
+        """In how many conditions of compat.v1 an op stands; TensorFlow does not say it of gradients."""
+        depth = max((self._depths[op] for op in before), default=0)
+        return max(0, depth + (op_type in SWITCHES) - (op_type in MERGES))
 
     def _nbytes(self, op_type: str, tensor: Any, elsewhere: bool) -> int | None:
         dtype = tensor.dtype

@@ -235,19 +235,22 @@ def keras_in_session() -> dict[str, Any]:
         while True:
             yield images[:16], labels[:16]
 
-    def weights(*callbacks: Any, generator: bool = False, loaded: bool = False) -> str:
+    def weights(
+        *callbacks: Any, generator: bool = False, loaded: bool = False, normalised: bool = False
+    ) -> str:
         backend.clear_session()
         config = tf1.ConfigProto()
         config.graph_options.rewrite_options.arithmetic_optimization = 2
         backend.set_session(tf1.Session(config=config))
         starts = [tf1.glorot_uniform_initializer(seed=seed) for seed in range(5)]
-        convolutions = [
-            layers.Conv2D(16, 3, padding="same", activation="relu", kernel_initializer=start, name=f"conv{i}")
-            for i, start in enumerate(starts)
-        ]
+        blocks = []
+        for number, start in enumerate(starts):
+            blocks += [layers.Conv2D(16, 3, padding="same", kernel_initializer=start, name=f"conv{number}")]
+            # Each asks whether it trains, and Keras makes a condition of that.
+            blocks += [layers.BatchNormalization()] * normalised + [layers.ReLU()]
         last = layers.Dense(10, kernel_initializer=tf1.glorot_uniform_initializer(seed=9))
         model = tf.keras.Sequential(
-            [tf.keras.Input((32, 32, 3)), *convolutions, layers.GlobalAveragePooling2D(), last]
+            [tf.keras.Input((32, 32, 3)), *blocks, layers.GlobalAveragePooling2D(), last]
         )
         model.compile("rmsprop", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         if loaded:
@@ -269,6 +272,9 @@ def keras_in_session() -> dict[str, Any]:
     given = {"swapout_threshold": 3, "swapin_ahead": 1, "swapin_groupby": 0}
     found["second"] = weights(LMS(**given), generator=True)
     found["second_lines"] = said()
+    found["plain normalised"] = weights(normalised=True)
+    found["normalised"] = weights(LMSKerasCallback(), normalised=True)
+    found["normalised_lines"] = said()
     auto = LMS()
     auto.autotune_gpu_mem = 0.004
     found["auto"] = weights(auto)

@@ -281,6 +281,7 @@ def test_keras_in_a_session_gives_the_same_bits(keras_in_session: dict[str, Any]
     seen = keras_in_session
     assert seen["plain"] == seen["first"] == seen["loaded"] == seen["auto"]
     assert seen["plain generator"] == seen["second"]
+    assert seen["plain normalised"] == seen["normalised"]
 
 
 @pytest.mark.tensorflow
@@ -288,6 +289,7 @@ def test_keras_in_a_session_swaps(keras_in_session: dict[str, Any]) -> None:
     """Twice two steps: two epochs of two batches, whose size Keras tells; a generator's is assumed."""
     seen = keras_in_session
     assert (seen["first_moved"], seen["loaded_moved"]) == (5 * 4, 5 * 4)
+    assert "[LMS][0] 5 tensors will be swapped out(in) to(from) the host" in seen["normalised_lines"]
     assert seen["auto_moved"] > 0 and seen["auto_moved"] % 4 == 0
     assert any(line.startswith("[LMS][0] Added 10 operations to the model") for line in seen["second_lines"])
     assumed = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_BATCH_SIZE)"

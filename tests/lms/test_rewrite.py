@@ -13,6 +13,7 @@ from lms.errors import UnreadableError  # noqa: E402
 from lms.graph import Use  # noqa: E402
 from lms.op_types import is_backward  # noqa: E402
 from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
+from lms.serialize import floating_ops  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
 from lms.tf_graph import BEHIND_BARRIER, GraphView, has_backward_pass, read_graph, schedule  # noqa: E402
@@ -196,6 +197,30 @@ def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
     assert graph.ops[op_id(view, "barrier")].controls == (op_id(view, "gradient"),)
     assert merged in graph.ops[op_id(view, "other")].controls
     assert graph.tensors[graph.ops[op_id(view, "behind")].outputs[0]].forbidden == BEHIND_BARRIER
+
+
+def test_nothing_waits_for_what_a_condition_may_leave_out() -> None:
+    def conditional() -> Any:
+        x = tf.compat.v1.placeholder(tf.float32, (8, 8), name="x")
+        training = tf.compat.v1.placeholder(tf.bool, (), name="training")
+        before = tf.exp(x, name="before")
+        chosen = tf.compat.v1.cond(training, lambda: tf.tanh(before, name="in_branch"), lambda: before * 2)
+        after = tf.sin(chosen, name="after")
+        (slope,) = tf.compat.v1.gradients(after, [before], name="grads")
+        return tf.exp(slope, name="end")
+
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        _, view = build(conditional)
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+    ops = {op.name.rpartition("/")[2]: op for op in view.graph.ops}
+    assert ops["in_branch"].conditional and ops["TanhGrad"].conditional
+    assert not any(ops[name].conditional for name in ("before", "Cos", "end"))
+    floating = floating_ops(view.graph)
+    assert ops["TanhGrad"].id in floating and ops["end"].id not in floating
+    (switch, *_) = [op for op in view.graph.ops if op.type == "Switch" and len(op.inputs) == 2]
+    assert [view.graph.tensors[out].alias_of for out in switch.outputs] == [switch.inputs[0]] * 2
 
 
 def test_open_shapes_are_completed_in_a_copy() -> None:
