@@ -176,6 +176,7 @@ def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str,
     requested = (environ.get("LMS_MODE", "").strip() or "auto") if enabled else "off"
     account = {"requested": requested, "active": False, "mode": "off", "why": "not asked for"}  # type: dict[str, Any]
     if requested == "off":
+        lend_names(tensorflow)
         return account
     if requested not in ("auto", "native", "graph"):
         account["why"] = f"LMS_MODE is {requested!r}; needed auto, native, graph or off"
@@ -197,6 +198,19 @@ def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str,
         else:
             account["why"] = _one_line(error)
     return account
+
+
+def lend_names(tensorflow: "Any") -> None:
+    """Let a script that was written for IBM's TensorFlow or package find its names while LMS is off."""
+    if has_native(tensorflow) or sys.version_info < _OLDEST_FOR_GRAPH:
+        return
+    import importlib
+
+    try:
+        load_lms(os.path.dirname(_HERE))
+        importlib.import_module("lms.compat").install(tensorflow)
+    except (ImportError, RuntimeError) as error:
+        note(f"IBM's names for LMS are not there: {_one_line(error)}")
 
 
 def load_lms(package: str) -> "Any":

@@ -245,6 +245,26 @@ def test_another_lms_of_the_program_comes_first(rank: Rank) -> None:
     )
 
 
+def test_a_script_of_ibms_finds_its_names_where_the_job_forbids_lms(rank: Rank) -> None:
+    source = """
+import importlib.util
+import tensorflow as tf
+tf.config.experimental.set_lms_enabled(True)
+print(tf.config.experimental.get_lms_enabled())
+print(importlib.util.find_spec("tensorflow_large_model_support") is not None)
+"""
+    assert rank.ok(source, LMS_ENABLED="0", FAKE_STOCK="1") == "False\nTrue\n"
+    lms = rank.receipt("framework")["lms"]
+    assert (lms["requested"], lms["active"], lms["why"]) == ("off", False, "not asked for")
+
+
+def test_another_lms_of_the_program_is_left_alone_where_lms_is_off(rank: Rank) -> None:
+    (rank.home / "lms.py").write_text("OWNER = 'the program'\n")
+    source = "import tensorflow, lms; print(lms.OWNER)"
+    assert rank.ok(source, LMS_ENABLED="0", FAKE_STOCK="1") == "the program\n"
+    assert rank.receipt("framework")["lms"]["why"] == "not asked for"
+
+
 def test_a_folder_of_data_is_no_module(rank: Rank) -> None:
     (rank.home / "lms").mkdir()
     (rank.home / "lms" / "scans.csv").write_text("1,2\n")
