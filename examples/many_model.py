@@ -52,14 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     switch = {True: lms.enable, False: lms.disable}.get(options.lms)
     if switch is not None:
         switch()
-    rank, size = start_horovod()
+    rank, local_rank, size = start_horovod()
     use_layout(options.channels_last)
     model = build_model(options.model, options.image_size, distributed=size > 1)
     model.fit(
         random_batches(options.batch_size, model.input_shape[1:]),
         steps_per_epoch=max(1, options.steps // size),
         epochs=options.epochs,
-        callbacks=callbacks(options, rank, size),
+        callbacks=callbacks(options, local_rank, size),
         shuffle=False,
         verbose=2 if rank == 0 else 0,
     )
@@ -105,13 +105,16 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def start_horovod() -> tuple[int, int]:
-    """This process's rank and the number of ranks; without a launcher 0 of 1."""
+def start_horovod() -> tuple[int, int, int]:
+    """This process's rank, its number on its host and how many ranks there are; alone 0, 0 and 1."""
     if int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1) < 2:
-        return 0, 1
+        return 0, 0, 1
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
-    return hvd.rank(), hvd.size()
+    gpus = tf.config.get_visible_devices("GPU")
+    if len(gpus) > 1:  # started by a plain mpirun: under lmsrun a rank sees its own GPU alone
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    return hvd.rank(), hvd.local_rank(), hvd.size()
 
 
 def use_layout(channels_last: bool) -> None:
@@ -145,8 +148,8 @@ def random_batches(batch_size: int, shape: tuple[int, ...]) -> Iterator[tuple[np
         yield images[labels] + offsets, np.eye(CLASSES, dtype=np.float32)[labels]
 
 
-def callbacks(options: argparse.Namespace, rank: int, size: int) -> list[object]:
-    """What the flags ask for; each rank writes files of its own."""
+def callbacks(options: argparse.Namespace, local_rank: int, size: int) -> list[object]:
+    """What the flags ask for; each rank writes files of its own, named as IBM's ManyModel did."""
     found: list[object] = []
     if size > 1:
         from lms.hvd import BroadcastVariables, MetricAverage
@@ -154,7 +157,7 @@ def callbacks(options: argparse.Namespace, rank: int, size: int) -> list[object]
         found += [BroadcastVariables(), MetricAverage()]
     if options.nvprof:
         found.append(CudaProfile(options.nvprof_epoch, options.nvprof_start, options.nvprof_stop))
-    suffix = f"_{platform.node()}_rank{rank}" if size > 1 else ""
+    suffix = f"_{platform.node()}_gpu{local_rank}" if size > 1 else ""
     if options.lms_stats:
         found.append(LMSStatsLogger(options.output_dir / f"{options.model}_lms_stats{suffix}.csv"))
     if options.lms_stats_average:

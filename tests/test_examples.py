@@ -1,6 +1,7 @@
 """Each example runs alone and as two ranks under lmsrun, with real data where it has some."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ALONE = {
     "custom_loop.py": "--policy all --steps 12",
 }
 RANKS = {
-    "many_model.py": "--model mobilenet --image_size 32 --steps 2",
+    "many_model.py": "--model mobilenet --image_size 32 --steps 2 --lms_stats --output_dir {tmp}",
     "unet3d.py": "--size 16 --depth 1 --filters 4 --epochs 1 --steps 10 --min-dice 0.5",
     "session_mnist.py": "--steps 30 --min-accuracy 0.7",
     "custom_loop.py": "--image-size 16 --blocks 2 --steps 12",
@@ -82,12 +83,15 @@ def test_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", RANKS)
-def test_two_ranks(name: str) -> None:
+def test_two_ranks(name: str, tmp_path: Path) -> None:
     pytest.importorskip("horovod")
     lmsrun = [sys.executable, "lmsrun/__main__.py", "run", "-np", "2", "--lms", f"examples/{name}"]
-    text = run([*lmsrun, *RANKS[name].split()], LMS_POLICY="all")
+    text = run([*lmsrun, *RANKS[name].format(tmp=tmp_path).split()], LMS_POLICY="all")
     assert "also after hvd.init()" in text
     assert "[0]" in text
+    if name == "many_model.py":
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert files == [f"mobilenet_lms_stats_{platform.node()}_gpu{rank}.csv" for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("name", ["train_digits.py", *ALONE])
