@@ -48,7 +48,7 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
     """Switch Large Model Support on in this process, at most once.
 
     Call it right after ``import tensorflow``, before the first tensor. Under ``lmsrun`` this has already
-    happened with the job's configuration; an explicit call before anything was built replaces that one.
+    happened with the job's configuration; an explicit call before the first step replaces that one.
 
     Args:
         config: What to do; None is what the ``LMS_*`` variables ask for.
@@ -157,13 +157,21 @@ def _start(config: LMSConfig) -> State:
 
 
 def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
-    """Make room for another configuration, if only the environment asked for this and nothing was built."""
-    if applied.state.active and (not applied.from_environment or tensorflow_is_initialised()):
+    """Make room for another configuration, if only the environment asked for this and it has done nothing."""
+    if applied.state.active and (not applied.from_environment or _has_worked(applied.state)):
+        earlier = ", or enable it before the first step" if applied.from_environment else ""
         raise LMSError(
             f"LMS is already on with another configuration ({_differences(applied.state.config, wanted)}); "
-            "it is applied once: call lms.disable() first, or enable it before the first tensor"
+            f"it is applied once: call lms.disable() first{earlier}"
         )
     _stop(applied.state)
+
+
+def _has_worked(applied: State) -> bool:
+    """Whether a configuration can no longer be replaced as if it had never been."""
+    if applied.mode == "graph":
+        return bool(importlib.import_module("lms.hook").has_worked())
+    return tensorflow_is_initialised()
 
 
 def _stop(applied: State) -> None:

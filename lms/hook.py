@@ -415,6 +415,11 @@ def editor_for(config: LMSConfig | None) -> Engine:
     return Engine(config or LMSConfig(enabled=True, policy="all"), os.environ)
 
 
+def has_worked() -> bool:
+    """Whether a training step was looked at."""
+    return bool(engine().collector.graphs)
+
+
 def report() -> Report:
     """What LMS did so far; prints as a table."""
     return engine().report()

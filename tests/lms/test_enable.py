@@ -23,6 +23,8 @@ hook = types.ModuleType("lms.hook")
 hook.install = lambda config: calls.append(["install", config.policy])
 hook.uninstall = lambda: calls.append(["uninstall"])
 hook.report = lambda: "a report"
+worked = []
+hook.has_worked = lambda: bool(worked)
 sys.modules["lms.hook"] = hook
 import lms
 def refused(function, *args, **kwargs):
@@ -109,13 +111,16 @@ def test_once_only() -> None:
     assert answer[1].startswith(
         "LMS is already on with another configuration (policy: 'all', now 'threshold'); "
     )
+    assert answer[1].endswith("call lms.disable() first")
     assert answer[2] == "all"
 
 
-def test_a_call_replaces_the_environments_before_the_first_tensor() -> None:
+def test_a_call_replaces_the_environments_before_the_first_step() -> None:
     source = "lms.enable(); {}\nanswer = [refused(lms.enable, policy='all'), calls]"
     answer = run(source.format("pass"), FAKE_STOCK="1", LMS_ENABLED="1")
     assert answer == [None, [["install", "auto"], ["uninstall"], ["install", "all"]]]
+    text, _ = run(source.format("worked.append('a step')"), FAKE_STOCK="1", LMS_ENABLED="1")
+    assert text.endswith("call lms.disable() first, or enable it before the first step")
 
 
 def test_in_a_rank_a_call_may_come_before_the_import_of_tensorflow() -> None:
@@ -126,6 +131,7 @@ calls = []
 hook = types.ModuleType("lms.hook")
 hook.install = lambda config: calls.append(["install", config.policy])
 hook.uninstall = lambda: calls.append(["uninstall"])
+hook.has_worked = lambda: False
 sys.modules["lms.hook"] = hook
 import lms
 print(lms.enable(policy="all").config.policy, calls)
@@ -213,14 +219,35 @@ tf.constant(1.0)
 with warnings.catch_warnings(record=True) as late:
     warnings.simplefilter("always")
     print(lms.enable(policy="all").mode, len([w for w in late if "first tensor" in str(w.message)]))
-print(callable(lms.enable), callable(lms.report))
+lms.disable()
+lms.enable()
+variable = tf.Variable(tf.ones((64, 64)))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    print(lms.enable(policy="threshold").config.policy, "after a variable, before a step")
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = variable
+        for _ in range(12):
+            loss = tf.tanh(loss @ variable)
+    return tape.gradient(loss, variable)
+step()
+print(len(lms.report().graphs), callable(lms.enable), callable(lms.report))
+try:
+    lms.enable(policy="all")
+except lms.LMSError as error:
+    print(error)
 """
     path = os.pathsep.join(map(str, [ROOT / "lms" / "bootstrap", ROOT]))
     environ = {**os.environ, "PYTHONPATH": path, "LMS_ENABLED": "1"}
     done = subprocess.run(
         [sys.executable, "-c", source], env=environ, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.splitlines() == ["auto", "graph 0", "graph 1", "True True"], done.stderr[-2000:]
+    *lines, refusal = done.stdout.splitlines()
+    threshold = "threshold after a variable, before a step"
+    assert lines == ["auto", "graph 0", "graph 1", threshold, "1 True True"], done.stderr[-2000:]
+    assert refusal.startswith("LMS is already on with another configuration (policy: 'threshold', now 'all')")
 
 
 def test_the_warning_is_a_category_of_its_own() -> None:
