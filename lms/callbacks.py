@@ -7,10 +7,11 @@ import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lms.enable import state as lms_state
 from lms.places import require_file
 
 GIB = 1 << 30
@@ -90,16 +91,19 @@ class _Meter:
     def __init__(self, gpu_id: int) -> None:
         self._gpu_id = gpu_id
         self._before: StepStats | None = None
+        self._restarts = 0
         self.steps: list[StepStats] = []
 
     def begin(self) -> None:
-        self._before = self._read()
+        self._restarts, self._before = _restarts(), self._read()
 
     def end(self) -> StepStats | None:
         """The step since ``begin``; None where it has not been called."""
         if self._before is None:
             return None
         step = _with_plan(self._read() - self._before)
+        if _restarts() != self._restarts:
+            step = replace(step, allocs=None)
         self._before = None
         self.steps.append(step)
         return step
@@ -114,6 +118,16 @@ class _Meter:
             alls,
             None if nbytes is None else nbytes / GIB,
         )
+
+
+def _restarts() -> int:
+    """How often the engine has started the allocator's counters anew: when it planned a graph."""
+    state = lms_state()
+    if state is None or state.mode != "graph":
+        return 0
+    from lms.hook import engine
+
+    return len(engine().collector.planned)
 
 
 def _counter(name: str, gpu_id: int) -> int | None:
@@ -145,8 +159,9 @@ def _with_plan(step: StepStats) -> StepStats:
 class LMSStatsLogger(EitherKeras):
     """Writes one CSV line a step: ``t`` for training, ``v`` for validation.
 
-    The columns are IBM's. A field is empty where nothing counts it, as ``allocs`` without a compiler for the
-    op that asks the allocator. On a GPU the swapped tensors and bytes are the plan's.
+    The columns are IBM's. A field is empty where nothing counts it: ``allocs`` without a compiler for the op
+    that asks the allocator, and in a step that LMS plans, for that starts the allocator's counters anew. On a
+    GPU the swapped tensors and bytes are the plan's.
 
     Args:
         logfile: The file; it is written anew. Its folder is made.
