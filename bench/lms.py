@@ -36,6 +36,7 @@ PROBES = (2, 6)
 UNPLANNED = 0.85
 """Without LMS the executor's order and the gaps between buffers cost about this share of a plan's batch."""
 MOST_STEPS_A_TURN = 3
+MOST_RESTARTS = 3
 STEPS, STEPS_WITHOUT = 6, 12
 """What trains for so many steps fits. The variables' buffers grow over the first steps, and most of all where
 memory is not planned: 38 images of ResNet-50 without LMS ran out of it after the third step."""
@@ -226,22 +227,57 @@ def measure_time(
     wanted = {f"{policy} at 2x": (policy, 2 * base) for policy in POLICIES if double.get(policy)}
     wanted |= {f"{policy} at most": (policy, found["units"]) for policy, found in most.items()}
     entry["time"] = {}
-    without = Paced(bench.runner, bench.case("off", base))
+    without = Without(bench, base)
     try:
         for name, (policy, units) in wanted.items():
-            entry["time"][name] = in_turns(without, base, bench, policy, units, rounds)
+            entry["time"][name] = in_turns(without, bench, policy, units, rounds)
             save()
             say(f"{bench.model} {name}: {_pair(entry['time'][name])}")
     finally:
         without.kill()
 
 
-def in_turns(without: Paced, base: int, bench: Bench, policy: str, units: int, rounds: int) -> Found:
+class Without:
+    """Training without LMS, step by step. When it runs out of memory in the end it goes on a tenth smaller.
+
+    What ran for some steps at the limit need not run for more: where memory is not planned its order changes
+    from step to step.
+    """
+
+    def __init__(self, bench: Bench, units: int) -> None:
+        self.units = units
+        self._bench = bench
+        self._paced = Paced(bench.runner, bench.case("off", units))
+        self._restarts = 0
+
+    def step(self) -> float:
+        """Take a step; returns its seconds a unit.
+
+        Raises:
+            CaseError: If it fails again and again.
+        """
+        while True:
+            try:
+                return self._paced.step() / self.units
+            except CaseError:
+                self.kill()
+                if self._restarts == MOST_RESTARTS:
+                    raise
+                self._restarts += 1
+                self.units = max(1, int(0.9 * self.units))
+                self._paced = Paced(self._bench.runner, self._bench.case("off", self.units))
+
+    def kill(self) -> None:
+        """End it."""
+        self._paced.kill()
+
+
+def in_turns(without: Without, bench: Bench, policy: str, units: int, rounds: int) -> Found:
     """Median over the rounds of (seconds a unit with ``policy``) / (seconds a unit without LMS).
 
-    ``without`` trains ``base`` units and takes several steps for each one of the other.
+    The one without LMS takes several steps for each one of the other, which has more units.
     """
-    turns = max(1, min(MOST_STEPS_A_TURN, units // base))
+    turns = max(1, min(MOST_STEPS_A_TURN, units // without.units))
     pairs = []
     try:
         with_lms = Paced(bench.runner, bench.case(policy, units))
@@ -250,7 +286,7 @@ def in_turns(without: Paced, base: int, bench: Bench, policy: str, units: int, r
     try:
         for _ in range(rounds):
             off_s = [without.step() for _ in range(turns)]
-            pairs.append((sum(off_s) / turns / base, with_lms.step() / units))
+            pairs.append((sum(off_s) / turns, with_lms.step() / units))
         found = with_lms.close()
     except CaseError as error:
         return {"policy": policy, "units": units, "error": str(error)}
@@ -261,6 +297,7 @@ def in_turns(without: Paced, base: int, bench: Bench, policy: str, units: int, r
     return {
         "policy": policy,
         "units": units,
+        "units_without": without.units,
         "ratio": median(ratios),
         "lowest": ratios[0],
         "highest": ratios[-1],

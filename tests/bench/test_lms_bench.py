@@ -208,6 +208,40 @@ def test_times_need_batches(script: ModuleType) -> None:
         script.measure_time({}, script.Bench(Machine(), "resnet50"))
 
 
+class Fragile:
+    """In the place of a paced case: one of 10 units runs out of memory in its third step."""
+
+    def __init__(self, runner: Any, case: Any) -> None:
+        self.case, self.steps = case, 0
+
+    def step(self) -> float:
+        from lms_children import CaseError
+
+        self.steps += 1
+        if self.case.units == 10 and self.steps == 3:
+            raise CaseError("out of memory")
+        return 0.5 * float(self.case.units)
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> dict[str, Any]:
+        return dict.fromkeys(
+            ("planned_peak_bytes", "measured_peak_bytes", "counted_bytes_out", "counted_bytes_in", "copy_s"),
+            0,
+        )
+
+
+def test_training_without_lms_goes_on_smaller_when_it_fails_late(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "Paced", Fragile)
+    entry: dict[str, Any] = {"without": {"units": 10}, "double": {}, "with": {"all": {"units": 60}}}
+    script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+    found = entry["time"]["all at most"]
+    assert (found["units"], found["units_without"], found["ratio"]) == (60, 9, 1.0)
+
+
 def entry() -> dict[str, Any]:
     peaks = {"measured_peak_bytes": 115, "planned_peak_bytes": 100}
     moved = {"counted_bytes_out": 2**30, "counted_bytes_in": 2**29}
