@@ -31,7 +31,7 @@ class OpenSizes:
     @classmethod
     def of(cls, names: Sequence[str], hints: ShapeHints) -> "OpenSizes | None":
         """What ``names`` (tensors) and what was known of the batch come to; ``None`` without names."""
-        known = hints.batch_size is not None or any(hints.calls)
+        known = hints.batch_size is not None or any((*hints.calls, *hints.feeds.values()))
         return cls(len(names), names[0], known) if names else None
 
     def __str__(self) -> str:
