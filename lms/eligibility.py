@@ -9,6 +9,9 @@ from lms.swap_plan import Rejected
 UNKNOWN_SIZE = "size is unknown"
 """The reason why a tensor stays of which nobody can say what it takes."""
 
+FLOATING = "read or made by communication, by an update in a session, or by what waits for one"
+"""The reason why a tensor stays whose maker or readers float (:func:`lms.serialize.floating_ops`)."""
+
 
 @dataclass(frozen=True)
 class Eligibility:
@@ -56,7 +59,7 @@ def _why_not(
     if any(buffers.graph.ops[op].conditional for op in (tensor.op, *buffers.users[root])):
         return "read or made under a condition"
     if tensor.op in floating or any(op in floating for op in buffers.users[root]):
-        return "read or made by a communication op"
+        return FLOATING
     if tensor.op not in big or any(op not in big for op in buffers.users[root]):
         return "read by an op that passes another buffer on"
     return None

@@ -6,6 +6,7 @@ import pytest
 
 from lms.config import ConfigError, LMSConfig
 from lms.costs import Costs
+from lms.eligibility import FLOATING
 from lms.graph import GraphBuilder, Use
 from lms.liveness import Buffers
 from lms.planner import plan, usable_bytes, wanted_levels
@@ -136,7 +137,7 @@ def test_collectives_and_what_depends_on_them_stay_out_of_the_chain():
     touched = {op for edge in made.serial_edges for op in (edge.before, edge.after)}
     assert touched and not touched & {2, 3}
     assert names(graph, made.swaps) == ["a:0"]
-    assert made.rejected_by_reason["read or made by a communication op"] == 2
+    assert made.rejected_by_reason[FLOATING] == 2
 
 
 def test_an_alias_of_a_swapped_buffer_is_redirected_too():
