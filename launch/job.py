@@ -153,9 +153,10 @@ def check_output_folder(folder: Path) -> None:
     Raises:
         UsageError: If it could not, also for ``receipts.json``, which is written only at the end.
     """
-    if folder.exists() and not folder.is_dir():
+    # os.path, because the methods of Path raise for a name that is too long or a folder that may not be read.
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"the output folder {folder} is no folder; choose another --output-dir")
-    if (folder / RECEIPTS).is_dir():
+    if os.path.isdir(folder / RECEIPTS):
         raise UsageError(
             f"{folder / RECEIPTS} is a folder, and the receipts are to be written there; "
             "remove it, or choose another --output-dir"

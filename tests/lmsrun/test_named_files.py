@@ -45,6 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--output-dir old --launcher mpirun", "old/receipts.json is a folder"),
         ("--output-dir plain", "the output folder plain is no folder"),
         ("--output-dir plain/out", "plain; choose another --output-dir"),
+        (f"--output-dir {'a' * 300}", "aaa: File name too long; choose another --output-dir"),
     ],
 )
 def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, argv: str, said: str) -> None:
