@@ -135,29 +135,29 @@ class Barriers:
     """Between the gradient and its reader."""
     lifted: frozenset[tuple[Any, Any]] = frozenset()
     """(op, control input) that counts no more."""
-    waits: Mapping[Any, Any] = field(default_factory=dict)
-    """By reader the op it waits for."""
+    waits: Mapping[Any, Sequence[Any]] = field(default_factory=dict)
+    """By reader the ops it waits for."""
 
     @classmethod
     def between(cls, twins: Mapping[Any, Any]) -> "Barriers":
         """The barriers between each key of ``twins`` and the op it is merged into."""
         identities: set[Any] = set()
         lifted: set[tuple[Any, Any]] = set()
-        waits: dict[Any, Any] = {}
+        waits: dict[Any, list[Any]] = {}
         for twin, first in twins.items():
             for identity in _passed(first.inputs[TWIN_SLOTS[first.type]])[1]:
                 found = [op for op in _barrier_of(identity) if twin in op.control_inputs]
                 if found:
                     identities.add(identity)
                     lifted.update((op, twin) for op in found)
-                    readers = [*identity.outputs[0].consumers(), *identity._control_outputs]
-                    waits.update((reader, first) for reader in readers if reader is not first)
+                    for reader in {*identity.outputs[0].consumers(), *identity._control_outputs} - {first}:
+                        waits.setdefault(reader, []).append(first)
         return cls(frozenset(identities), frozenset(lifted), waits)
 
     def controls(self, op: Any) -> list[Any]:
         """The ops that ``op`` waits for beside its inputs."""
         waiting = [control for control in op.control_inputs if (op, control) not in self.lifted]
-        return [*waiting, self.waits[op]] if op in self.waits else waiting
+        return [*waiting, *self.waits.get(op, ())]
 
 
 def _barrier_of(identity: Any) -> Iterator[Any]:

@@ -168,25 +168,31 @@ def test_what_onednn_merges_is_one_op_and_gets_its_edges_twice() -> None:
         assert [op.name for op in graph.get_operation_by_name(name).control_inputs] == ["other"]
 
 
+def barred_twins(suffix: str = "") -> tuple[Any, Any, Any]:
+    """The gradients of a convolution with a bias, and what ``tf.gradients`` puts between the two."""
+    x = tf.exp(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3)), name="x" + suffix)
+    gradient = tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)), name="gradient" + suffix)
+    bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="bias" + suffix)
+    with tf.control_dependencies([gradient, bias]):
+        barrier = tf.no_op("barrier" + suffix)
+    with tf.control_dependencies([barrier]):
+        behind, bias = tf.identity(gradient, name="behind" + suffix), tf.identity(bias)
+    kernel = tf.raw_ops.Conv2DBackpropFilter(
+        input=x,
+        filter_sizes=(3, 3, 3, 4),
+        out_backprop=behind,
+        strides=[1, 1, 1, 1],
+        padding="SAME",
+        name="kernel" + suffix,
+    )
+    return kernel, bias, behind
+
+
 def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
-    """As ``tf.gradients`` makes it of a convolution with a bias. Grappler takes the barrier away."""
+    """Grappler takes the barrier away."""
 
     def conv() -> Any:
-        x = tf.exp(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3)), name="x")
-        gradient = tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)), name="gradient")
-        bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="bias")
-        with tf.control_dependencies([gradient, bias]):
-            barrier = tf.no_op("barrier")
-        with tf.control_dependencies([barrier]):
-            behind, bias = tf.identity(gradient, name="behind"), tf.identity(bias)
-        kernel = tf.raw_ops.Conv2DBackpropFilter(
-            input=x,
-            filter_sizes=(3, 3, 3, 4),
-            out_backprop=behind,
-            strides=[1, 1, 1, 1],
-            padding="SAME",
-            name="kernel",
-        )
+        kernel, bias, behind = barred_twins()
         other = tf.exp(behind, name="other")
         return tf.reduce_sum(kernel) + tf.reduce_sum(bias) + tf.reduce_sum(other)
 
@@ -197,6 +203,16 @@ def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
     assert graph.ops[op_id(view, "barrier")].controls == (op_id(view, "gradient"),)
     assert merged in graph.ops[op_id(view, "other")].controls
     assert graph.tensors[graph.ops[op_id(view, "behind")].outputs[0]].forbidden == BEHIND_BARRIER
+
+
+def test_what_reads_behind_two_barriers_waits_for_both() -> None:
+    def convs() -> Any:
+        (one, _, behind), (other, _, behind_other) = barred_twins(), barred_twins("_other")
+        return tf.add(behind, behind_other, name="both") + tf.reduce_sum(one) + tf.reduce_sum(other)
+
+    _, view = build(convs)
+    waited = view.graph.ops[op_id(view, "both")].controls
+    assert {op_id(view, "kernel"), op_id(view, "kernel_other")} <= {*waited}
 
 
 def test_nothing_waits_for_what_a_condition_may_leave_out() -> None:
