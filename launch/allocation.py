@@ -158,7 +158,7 @@ def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ..
     if text and any(asked):
         return parse_counts(text, hosts, "SLURM_TASKS_PER_NODE")
     if text:  # Counts nothing for us; but a damaged environment is told of.
-        expand_counts(text, "SLURM_TASKS_PER_NODE")
+        expand_counts(text, "SLURM_TASKS_PER_NODE", 1)
     return (None,) * hosts
 
 

@@ -45,7 +45,7 @@ def parse_counts(text: str, hosts: int, where: str) -> tuple[int, ...]:
     return counts
 
 
-def expand_counts(text: str, where: str, most: int = MAX_HOSTS) -> tuple[int, ...]:
+def expand_counts(text: str, where: str, most: int) -> tuple[int, ...]:
     """Expand ``4(x2),3`` into 4, 4, 3; each repetition is cut at ``most``.
 
     Raises:
