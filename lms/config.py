@@ -110,6 +110,26 @@ class LMSConfig:
     fuse_swapins: bool = _option(False, "v1: close consumers share one swap-in")
     swap_branches: bool = _option(False, "v1: swap along long forward branches too")
     branch_threshold: int = _option(0, "v1: a forward branch longer than this is swapped", low=0)
+    optimizer_scopes: tuple[str, ...] = _option(
+        (), "v1: how names of backward ops begin, beside the gradients that are found without"
+    )
+    starting_scope: str | None = _option(None, "v1: swap only what depends on the ops of this scope")
+    starting_op_names: tuple[str, ...] = _option((), "v1: swap only what depends on these ops")
+    excl_scopes: tuple[str, ...] = _option((), "v1: what ops of these whole scopes make stays")
+    incl_scopes: tuple[str, ...] = _option((), "v1: swap only what ops of these whole scopes make")
+    excl_types: tuple[str, ...] = _option((), "v1: what ops of these types make stays")
+    incl_types: tuple[str, ...] = _option((), "v1: swap only what ops of these types make")
+
+    excl_output_by_scopes: tuple[str, ...] = _option(
+        (), "v2: what ops make whose names begin so stays on the device"
+    )
+    excl_output_by_types: tuple[str, ...] = _option((), "v2: what ops of these types make stays")
+    excl_input_by_scopes: tuple[str, ...] = _option((), "v2: what ops read whose names begin so stays")
+    excl_input_by_types: tuple[str, ...] = _option((), "v2: what ops of these types read stays")
+    incl_output_by_scopes: tuple[str, ...] = _option((), "v2: swap only what ops make whose names begin so")
+    incl_output_by_types: tuple[str, ...] = _option((), "v2: swap only what ops of these types make")
+    incl_input_by_scopes: tuple[str, ...] = _option((), "v2: swap only what ops read whose names begin so")
+    incl_input_by_types: tuple[str, ...] = _option((), "v2: swap only what ops of these types read")
     debug: bool = _option(False, "log every decision")
 
     def __post_init__(self) -> None:
@@ -146,7 +166,7 @@ class LMSConfig:
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any], base: "LMSConfig | None" = None) -> "LMSConfig":
-        """Read a TOML table over ``base``.
+        """Read a TOML table over ``base``; lists may also be tuples, or the sets that IBM's parameters were.
 
         Raises:
             ConfigError: For an unknown key (the nearest valid one is named) or a value of the wrong type.
@@ -155,9 +175,7 @@ class LMSConfig:
         for key in table:
             if key not in names:
                 raise ConfigError(f"unknown key {key!r}{nearest(key, names)}")
-        given: dict[str, Any] = {
-            key: tuple(map(str, value)) if isinstance(value, list) else value for key, value in table.items()
-        }
+        given = {key: _listed(value) for key, value in table.items()}
         return dataclasses.replace(base or cls(), **given)
 
     @classmethod
@@ -249,8 +267,23 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
     if not good:
         raise ConfigError(f"{declared.name} is {value!r}; needed {_name(kind)}")
+    if kind is tuple:
+        _check_items(declared.name, value)
     if low is not None and value < low:
         raise ConfigError(f"{declared.name} is {value}; needed at least {low:g}")
+
+
+def _check_items(name: str, items: tuple[Any, ...]) -> None:
+    """A variable holds a list between commas: what comes back from there has to be what went in."""
+    for item in items:
+        if not isinstance(item, str) or "," in item or item != item.strip() or not item:
+            raise ConfigError(f"{name} has {item!r}; needed texts without commas and blanks around them")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(str, value))
+    return tuple(sorted(map(str, value))) if isinstance(value, (set, frozenset)) else value
 
 
 def _name(kind: type) -> str:

@@ -5,6 +5,10 @@ class LMSError(RuntimeError):
     """LMS cannot do what was asked; the text says what was found, what was needed and what to try."""
 
 
+class LMSArgumentError(LMSError, ValueError):
+    """A parameter of IBM's classes is missing or matches nothing in the graph."""
+
+
 class PlaceError(LMSError):
     """A file, folder or device that the configuration names cannot be used.
 

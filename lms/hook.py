@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from lms.planner import Case
 from lms.report import explain_out_of_memory, plot_memory, require_drawable
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
+from lms.selection import Unmatched, select
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report
@@ -54,10 +55,14 @@ help, and the message says what does."""
 
 
 class Guest(Protocol):
-    """Who narrows what may be swapped, and hears of every graph that was looked at: IBM's classes."""
+    """Who hears of every graph that is looked at: IBM's classes."""
 
-    def select(self, graph: Graph) -> Graph:
-        """``graph`` with reasons at the tensors that must stay."""
+    def unmatched(self, names: Sequence[Unmatched]) -> None:
+        """What filters of the configuration name and a graph does not have.
+
+        Raises:
+            LMSArgumentError: If the graph is not to be edited then.
+        """
 
     def planned(self, stats: GraphStats) -> None:
         """A graph has been planned, and edited where that helps."""
@@ -87,6 +92,7 @@ class Engine:
         self._device: Device | None = None
         self._transport: Transport | None = None
         self._warned: set[str] = set()
+        self._unmatched: set[Unmatched] = set()
         self.guest: Guest | None = None
         self.steps = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
 
@@ -178,8 +184,7 @@ class Engine:
         open_sizes = OpenSizes.of(view.unknown, hints)
         if open_sizes is not None:
             self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
-        if self.guest is not None:
-            view = replace(view, graph=self.guest.select(view.graph))
+        view = replace(view, graph=self._selected(view.graph, name))
         memory = self.device.memory()
         in_use = memory[0] if memory else 0
         base = in_use + pending_variable_bytes(tf_graph)
@@ -276,6 +281,18 @@ class Engine:
         if hints.calls or hints.batch_size:
             return hints
         return replace(hints, batch_size=self.batch_sizes.latest)
+
+    def _selected(self, graph: Graph, name: str) -> Graph:
+        """What the configuration's filters leave; one warning for each of their names that a graph lacks."""
+        selection = select(graph, self.config)
+        if self.guest is not None:
+            self.guest.unmatched(selection.unmatched)
+            return selection.graph
+        for missed in selection.unmatched:
+            if missed not in self._unmatched:
+                self._unmatched.add(missed)
+                self.warn(f"{name}: {missed.text}")
+        return selection.graph
 
     def _skip(self, tf_graph: Any, name: str, why: str) -> None:
         self.collector.graphs.append(GraphStats(name, False, why, len(tf_graph.get_operations())))

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +19,14 @@ from tensorflow.python.client.session import BaseSession
 
 import lms
 from lms.callbacks import EitherKeras
-from lms.compat.filters import FILTER_NAMES, LMSArgumentError, scopes_without_ops, select
 from lms.compat.parameters import names_of, parse_call
 from lms.eligibility import UNKNOWN_SIZE
 from lms.enable import LMSWarning
-from lms.errors import LMSError
-from lms.graph import Graph
+from lms.errors import LMSArgumentError, LMSError
 from lms.hook import Engine
 from lms.hook import engine as current_engine
 from lms.rewrite import is_edited
+from lms.selection import SECOND_GENERATION, Unmatched
 from lms.shapes import ShapeHints
 from lms.stats import GraphStats
 from lms.tf_graph import has_backward_pass
@@ -59,7 +59,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         request = parse_call(args, keywords, os.environ)
         self.generation, self._graph = request.generation, request.graph
         self._request = request
-        self._config, self._filters = request.config, request.filters
+        self._config = request.config
         self._gpu_memory_gib: float | None = None
         self.is_training = True
         self.autotune_plot: bool | str = False
@@ -165,15 +165,15 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     # --- as a guest of the engine ----------------------------------------------------------------------
 
-    def select(self, graph: Graph) -> Graph:
-        """See :class:`lms.hook.Guest`."""
-        scopes = self._filters.optimizer_scopes
-        missing = scopes_without_ops(graph.ops, scopes)
-        for scope in missing:
-            self._log(f"No operations were found with optimizer scope {scope}.")
-        if len(missing) == len(scopes) and not self._scopes_required:
-            return select(graph, replace(self._filters, optimizer_scopes=frozenset()))
-        return select(graph, self._filters)
+    def unmatched(self, names: Sequence[Unmatched]) -> None:
+        """See :class:`lms.hook.Guest`: one of the optimizer's scopes has to be there, and all else."""
+        scopes = [missed for missed in names if missed.filter == "optimizer_scopes"]
+        for missed in scopes:
+            self._log(f"No operations were found with optimizer scope {missed.item}.")
+        none_found = len(scopes) == len(self._config.optimizer_scopes)
+        for missed in names:
+            if missed not in scopes or (none_found and self._scopes_required):
+                raise LMSArgumentError(missed.text)
 
     def planned(self, stats: GraphStats) -> None:
         """See :class:`lms.hook.Guest`."""
@@ -310,17 +310,16 @@ def _has_open_session(graph: Any) -> bool:
 
 def _filter_property(name: str) -> property:
     def get(self: LMS) -> frozenset[str]:
-        value: frozenset[str] = getattr(self._filters, name)
-        return value
+        return frozenset(getattr(self._config, name))
 
     def set_to(self: LMS, value: Any) -> None:
         changed: dict[str, Any] = {name: names_of(value)}
-        self._filters = replace(self._filters, **changed)
+        self._config = replace(self._config, **changed)
 
-    return property(get, set_to, doc=f"The filter {name}; see :class:`lms.compat.filters.Filters`.")
+    return property(get, set_to, doc=f"The filter {name}; see :mod:`lms.selection`.")
 
 
-for _name in FILTER_NAMES:
+for _name in SECOND_GENERATION:
     setattr(LMS, _name, _filter_property(_name))
 
 
@@ -350,4 +349,4 @@ class LMSKerasCallback(LMS):
     def __init__(self, optimizer_scopes_override: Any = None, **keywords: Any) -> None:
         scopes = names_of(optimizer_scopes_override or ())
         super().__init__(scopes or {"gradient_tape"}, **keywords)
-        self._filters = replace(self._filters, optimizer_scopes=scopes)
+        self._config = replace(self._config, optimizer_scopes=scopes)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lms.compat.filters import Filters, LMSArgumentError
 from lms.config import LMSConfig, Policy
+from lms.errors import LMSArgumentError
 
 MEMORY_RATIO = "TF_LMS_SIMULATOR_MEM_RATIO"
 """The share of the device that the second generation's tuner planned for."""
@@ -22,7 +22,6 @@ class Request:
 
     generation: Literal[1, 2]
     config: LMSConfig
-    filters: Filters
     shown: Mapping[str, object]
     """What is logged when editing starts, as the script gave it."""
     graph: Any = None
@@ -89,16 +88,14 @@ def _first(
         swap_branches=swap_branches,
         # Decides nothing without swap_branches; not being the default, it says whose rules apply.
         branch_threshold=branch_threshold if swap_branches else max(1, branch_threshold),
-        debug=debug,
-    )
-    filters = Filters(
-        excl_output_by_scopes=names_of(excl_scopes),
-        excl_output_by_types=names_of(excl_types),
-        incl_output_by_scopes=names_of(incl_scopes),
-        incl_output_by_types=names_of(incl_types),
+        optimizer_scopes=scopes,
         starting_scope=starting_scope,
         starting_op_names=names_of(starting_op_names or ()),
-        optimizer_scopes=scopes,
+        excl_scopes=names_of(excl_scopes),
+        incl_scopes=names_of(incl_scopes),
+        excl_types=names_of(excl_types),
+        incl_types=names_of(incl_types),
+        debug=debug,
     )
     shown = {
         "n_tensors": "all tensors" if n_tensors < 0 else n_tensors,
@@ -109,7 +106,7 @@ def _first(
         "swap_branches": swap_branches,
         "branch_threshold": branch_threshold,
     }
-    return Request(1, config, filters, shown, graph)
+    return Request(1, config, shown, graph)
 
 
 def _second(
@@ -152,12 +149,12 @@ def _second(
     }
     if gpu_device is not None:
         shown["gpu_device"] = f"{gpu_device} (the first visible GPU is the one that is planned for)"
-    return Request(2, config, Filters(beginnings=True), shown)
+    return Request(2, config, shown)
 
 
-def names_of(value: Iterable[str]) -> frozenset[str]:
-    """A set of names; a single text is one name, not its letters."""
-    return frozenset({value} if isinstance(value, str) else value)
+def names_of(value: Iterable[str]) -> tuple[str, ...]:
+    """A set of names in their order; a single text is one name, not its letters."""
+    return tuple(sorted({value} if isinstance(value, str) else set(value)))
 
 
 def _require_host(cpu_device: str) -> None:

@@ -97,7 +97,7 @@ def sessions() -> dict[str, Any]:
     lms.compat.install()
     from tensorflow_large_model_support import LMS, LMSHook, LMSSessionRunHook
 
-    from lms.compat.filters import FILTER_NAMES
+    from lms.selection import SECOND_GENERATION
 
     found: dict[str, Any] = {"alias": LMSHook is LMSSessionRunHook}
     found["plain"] = in_new_graph(lambda: trained(build()))
@@ -132,7 +132,7 @@ def sessions() -> dict[str, Any]:
             model.autotune_gpu_mem,
             model.autotune_plot,
         ]
-        found["filters"] = [sorted(getattr(model, name)) for name in FILTER_NAMES]
+        found["filters"] = [sorted(getattr(model, name)) for name in SECOND_GENERATION]
         return trained(build(), [model])
 
     found["second"] = in_new_graph(second)

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from lms.compat.counters import COUNTED, GETTERS, NOT_COUNTED
-from lms.compat.filters import FILTER_NAMES, Filters, LMSArgumentError, select
 from lms.compat.parameters import parse_call
 from lms.compat.settings import choose_allocator
 from lms.config import ConfigError
-from lms.errors import LMSError
-from lms.graph import Graph, GraphBuilder
+from lms.errors import LMSArgumentError, LMSError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = """num_allocs bytes_in_use peak_bytes_in_use largest_alloc_size bytes_limit bytes_reserved
@@ -45,7 +43,7 @@ def run_job(argument: str, **environ: str) -> dict[str, Any]:
 def test_generations_are_told_apart() -> None:
     first = parse_call(({"adam"},), {"lb": 3, "fuse_swapins": True}, {})
     assert (first.generation, first.config.policy, first.config.lb) == (1, "threshold", 3)
-    assert parse_call((), {"optimizer_scopes": "adam"}, {}).filters.optimizer_scopes == {"adam"}
+    assert parse_call((), {"optimizer_scopes": "adam"}, {}).config.optimizer_scopes == ("adam",)
     second = parse_call((), {"swapout_threshold": 5, "serialization": [1, "3:5"]}, {})
     assert (second.generation, second.config.swapout_threshold) == (2, 5)
     assert second.config.serialization == ("1", "3:5")
@@ -59,6 +57,15 @@ def test_the_jobs_variables_say_what_the_script_does_not() -> None:
     assert parse_call(({"adam"},), {}, environ).config.batch_size == 8
     second = parse_call((), {}, environ).config
     assert (second.policy, second.batch_size, second.margin) == ("auto", 8, 0.25)
+
+
+def test_filters_of_the_script_replace_the_jobs() -> None:
+    environ = {"LMS_EXCL_SCOPES": "a,b", "LMS_EXCL_INPUT_BY_TYPES": "Relu"}
+    first = parse_call(({"adam"},), {"excl_scopes": {"d", "c"}, "incl_types": "Conv2D"}, environ).config
+    assert (first.excl_scopes, first.incl_types, first.starting_scope) == (("c", "d"), ("Conv2D",), None)
+    assert parse_call(({"adam"},), {}, environ).config.excl_scopes == ()
+    second = parse_call((), {}, environ).config
+    assert (second.excl_scopes, second.excl_input_by_types) == (("a", "b"), ("Relu",))
 
 
 @pytest.mark.parametrize(
@@ -82,85 +89,6 @@ def test_bad_parameters(args: Any, keywords: Any, error: str) -> None:
 def test_a_bad_memory_ratio() -> None:
     with pytest.raises(ValueError, match="TF_LMS_SIMULATOR_MEM_RATIO is '2'; needed a share"):
         parse_call((), {}, {"TF_LMS_SIMULATOR_MEM_RATIO": "2"})
-
-
-# --- the filters ------------------------------------------------------------------------------------------
-
-
-def chain(*names: str) -> Graph:
-    """Three ops in a row, each of another type; tensor i is made by op i."""
-    build, tensor = GraphBuilder(), ()
-    for name, kind in zip(names or ("a/x", "b/y", "b2/z"), ("Conv2D", "Relu", "MaxPool"), strict=True):
-        tensor = build.add(name, kind, inputs=tensor, outputs=[1024])
-    return build.build()
-
-
-def staying(graph: Graph, **filters: Any) -> list[int]:
-    """The tensors that these filters keep on the device."""
-    given = {name: frozenset(value) if isinstance(value, set) else value for name, value in filters.items()}
-    return [tensor.id for tensor in select(graph, Filters(**given)).tensors if tensor.forbidden]
-
-
-@pytest.mark.parametrize(
-    ("filters", "stay"),
-    [
-        ({}, []),
-        ({"excl_output_by_scopes": {"b"}}, [1]),
-        ({"excl_output_by_scopes": {"b/"}}, [1]),
-        ({"excl_output_by_scopes": {"b"}, "beginnings": True}, [1, 2]),
-        ({"excl_output_by_scopes": {"b/"}, "beginnings": True}, [1]),
-        ({"excl_output_by_types": {"Conv2D"}}, [0]),
-        ({"excl_input_by_scopes": {"b"}}, [0]),
-        ({"excl_input_by_types": {"MaxPool"}}, [1]),
-        ({"incl_output_by_scopes": {"a"}}, [1, 2]),
-        ({"incl_output_by_types": {"Relu"}}, [0, 2]),
-        ({"incl_output_by_scopes": {"a"}, "incl_output_by_types": {"Relu"}}, [2]),
-        ({"incl_input_by_scopes": {"b2"}}, [0, 2]),
-        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"MaxPool"}}, [0, 1, 2]),
-        ({"incl_input_by_types": {"Relu"}, "incl_output_by_types": {"Conv2D"}}, [1, 2]),
-        ({"incl_output_by_scopes": {"a", "b"}, "excl_output_by_types": {"Relu"}}, [1, 2]),
-        ({"starting_scope": "b/"}, [0]),
-        ({"starting_scope": "b"}, [0]),
-        ({"starting_op_names": {"b2/z"}}, [0, 1]),
-    ],
-)
-def test_what_filters_keep(filters: dict[str, Any], stay: list[int]) -> None:
-    assert staying(chain(), **filters) == stay
-
-
-@pytest.mark.parametrize(
-    ("filters", "stay"),
-    [
-        ({"excl_output_by_scopes": {"conv1"}}, [0]),
-        ({"excl_output_by_scopes": {"conv1"}, "beginnings": True}, [0, 1]),
-        ({"excl_output_by_scopes": {"conv1/"}, "beginnings": True}, [0]),
-        ({"starting_scope": "conv10"}, [0]),
-    ],
-)
-def test_a_layers_scope_is_found_below_its_models(filters: dict[str, Any], stay: list[int]) -> None:
-    layers = ("functional_1/conv1_1/convolution", "functional_1/conv10_1/Relu")
-    assert staying(chain(*layers, "gradient_tape/functional_1/conv1_1/grad"), **filters) == stay
-
-
-def test_aliases_follow_their_buffer() -> None:
-    build = GraphBuilder()
-    (x,) = build.add("a/x", "Conv2D", outputs=[1024])
-    (alias,) = build.add("b/alias", "Identity", inputs=[x], outputs=[1024])
-    build.add("c/user", "MaxPool", inputs=[alias], outputs=[8])
-    chosen = select(build.build(), Filters(excl_input_by_scopes=frozenset({"c"})))
-    assert [tensor.forbidden is not None for tensor in chosen.tensors] == [True, True, False]
-
-
-def test_optimizer_scopes_are_the_backward_pass() -> None:
-    assert select(chain(), Filters(optimizer_scopes=frozenset({"b2/"}))).backward == {2}
-    assert select(chain(), Filters(optimizer_scopes=frozenset({"b", "sgd"}))).backward == {1, 2}
-
-
-@pytest.mark.parametrize("name", [*FILTER_NAMES, "starting_op_names", "optimizer_scopes", "starting_scope"])
-def test_what_matches_nothing_is_refused(name: str) -> None:
-    value: Any = "b3" if name == "starting_scope" else frozenset({"b3"})
-    with pytest.raises(LMSArgumentError, match=f"{name}.*'b3' matches nothing in the graph"):
-        select(chain(), Filters(**{name: value}))
 
 
 # --- the settings -----------------------------------------------------------------------------------------
@@ -258,7 +186,8 @@ def test_errors_of_sessions(sessions: dict[str, Any]) -> None:
     assert {kind for kind, _ in errors.values()} == {"LMSArgumentError"}
     assert errors["no graph"][1].startswith("no graph to edit")
     assert errors["scope"][1].startswith("optimizer_scopes: 'momentum' matches nothing")
-    assert errors["type"][1].startswith("excl_output_by_types (or excl_types): 'Konv' matches nothing")
+    assert errors["type"][1].startswith("excl_types: 'Konv' matches nothing")
+    assert errors["start"][1].startswith("starting_op_names: 'z' matches nothing")
     assert any("a session of this graph is open" in text for text in sessions["late"])
 
 

@@ -41,6 +41,21 @@ OTHER: dict[str, Any] = {
     "fuse_swapins": True,
     "swap_branches": True,
     "branch_threshold": 12,
+    "optimizer_scopes": ("adam", "gradients/"),
+    "starting_scope": "block1",
+    "starting_op_names": ("x", "block1/y"),
+    "excl_scopes": ("a", "b/c"),
+    "incl_scopes": ("a",),
+    "excl_types": ("Relu", "Add"),
+    "incl_types": ("Conv2D",),
+    "excl_output_by_scopes": ("a1",),
+    "excl_output_by_types": ("Relu",),
+    "excl_input_by_scopes": ("a2",),
+    "excl_input_by_types": ("MaxPool",),
+    "incl_output_by_scopes": ("a3",),
+    "incl_output_by_types": ("Conv2D",),
+    "incl_input_by_scopes": ("a4",),
+    "incl_input_by_types": ("Conv2DBackpropFilter",),
     "debug": True,
 }
 
@@ -155,6 +170,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_levels_may_be_numbers() -> None:
     assert LMSConfig.from_mapping({"serialization": [1, "3:5"]}).serialization == ("1", "3:5")
+    assert LMSConfig.from_mapping({"serialization": (1, "3:5")}).serialization == ("1", "3:5")
+
+
+def test_filters_may_be_sets_as_ibms_were() -> None:
+    assert LMSConfig.from_mapping({"excl_scopes": {"b", "a"}}).excl_scopes == ("a", "b")
+    assert LMSConfig.from_env({"LMS_EXCL_SCOPES": "a, b,"}).excl_scopes == ("a", "b")
+
+
+@pytest.mark.parametrize("item", ["a,b", " a", "", 3])
+def test_what_a_variable_could_not_hold_is_no_item_of_a_list(item: Any) -> None:
+    with pytest.raises(ConfigError, match="excl_scopes has .*; needed texts without commas"):
+        LMSConfig(excl_scopes=("x", item))
+    with pytest.raises(ConfigError, match="excl_scopes is 'a'; needed a list of texts"):
+        LMSConfig.from_mapping({"excl_scopes": "a"})
 
 
 def test_lms_imports_no_tensorflow() -> None:
