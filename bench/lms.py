@@ -187,6 +187,7 @@ def measure_memory(
         entry["without"] = bench.largest("off", guess)
         save()
     without = entry["without"]
+    entry["goal_only"] = goal_only
     double, most = entry.setdefault("double", {}), entry.setdefault("with", {})
     double |= {policy: bench.run(policy, 2 * without["units"]) for policy in policies}
     second = double.get("all") or small
@@ -334,13 +335,14 @@ def render(entries: Iterable[Found]) -> str:
 
 def _row(entry: Found) -> tuple[str, ...]:
     with_lms, double, times = (entry.get(key, {}) for key in ("with", "double", "time"))
+    at_least = ">= " if entry.get("goal_only") else ""
     return (
         f"{entry['tensorflow']}, Keras {entry['keras']}",
         entry["model"],
         f"{entry['limit_mb']} MiB",
         _cell(entry.get("without"), lambda found: str(found["units"])),
         *(_cell(with_lms.get(policy), lambda found: str(found["units"])) for policy in POLICIES),
-        _cell(multiple(entry), lambda value: f"{value:.1f}x"),
+        _cell(multiple(entry), lambda value: f"{at_least}{value:.1f}x"),
         f"{entry['target']:g}x",
         *(_cell(times.get(f"{policy} at 2x"), _pair) for policy in ("auto", "all")),
         *(_cell(times.get(f"{policy} at most"), _pair) for policy in ("auto", "all")),
@@ -374,7 +376,7 @@ def peak_error(found: Found) -> float:
 
 
 def multiple(entry: Found) -> float | None:
-    """The largest batch with LMS over that without."""
+    """The largest batch with LMS that was tried over the largest without."""
     units = [found["units"] for found in entry.get("with", {}).values()]
     return max(units) / entry["without"]["units"] if units and entry.get("without") else None
 

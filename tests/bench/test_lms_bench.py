@@ -132,6 +132,7 @@ def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType) -> Non
     script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
     assert {policy: found["units"] for policy, found in entry["with"].items()} == {"all": 210, "auto": 210}
     assert script.multiple(entry) == 6.0 and len(machine.cases) == 6
+    assert entry["goal_only"], "the table must not call it the largest"
     entry["target"] = 10.0
     with pytest.raises(script.CaseError, match="350 units do not fit with policy auto"):
         script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
@@ -270,6 +271,10 @@ def test_the_table_has_what_was_measured(script: ModuleType) -> None:
         *("failed", "-", "1.10 (1.00-1.20)", "1.40 (1.20-1.50)"),
         *("-1.0%", "+15.0%", "-", "1.50", "200 ms, 3,147 ops"),
     ]
+
+
+def test_a_goal_that_fits_is_no_largest_batch(script: ModuleType) -> None:
+    assert ">= 5.0x" in script.render([entry() | {"goal_only": True}])
 
 
 def test_missed_goals_are_said(script: ModuleType) -> None:
