@@ -296,7 +296,7 @@ class LMSStatsAverage(EitherKeras):
 
     Args:
         logfile: The file; lines are added, so that runs with growing images make one table. Its folder is
-        made.
+            made.
         image_size: Pixels (voxels) along one side.
         image_dimensions: 2 or 3.
         gpu_id: Whose allocator is asked.
