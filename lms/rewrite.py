@@ -72,7 +72,8 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
         for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
             editor.swap(swap)
     for edge in plan.serial_edges:
-        editor.order(view.ops[edge.before], edge.after)
+        for before in editor.both(edge.before):
+            editor.order(before, edge.after)
     return Edits(
         tuple(editor.added),
         editor.swap_outs,
@@ -130,7 +131,7 @@ class _Editor:
         tensor = self.view.tensors[swap.tensor]
         base = f"{MARK}{tensor.op.name.replace('/', '_')}_{tensor.value_index}"
         after = self.view.ops[swap.after]
-        with tf.control_dependencies([] if after is tensor.op else [after]):
+        with tf.control_dependencies([] if after is tensor.op else self.both(swap.after)):
             held = self.transport.swap_out(tensor, len(swap.swap_ins), f"{base}/swap_out")
         self._mark(held.op, "swap_out")
         self.swap_outs += 1
@@ -142,7 +143,7 @@ class _Editor:
     def _swap_in(self, swap: Swap, swap_in: SwapIn, held: Any, name: str) -> None:
         tensor, ops = self.view.tensors[swap.tensor], self.view.ops
         device = tensor.op.device or ops[swap_in.uses[0].op].device
-        with tf.control_dependencies([ops[swap_in.trigger]]):
+        with tf.control_dependencies(self.both(swap_in.trigger)):
             back = self.transport.swap_in(held, tensor, device, name)
         self._mark(back.op, "swap_in")
         self.swap_ins += 1
@@ -196,10 +197,19 @@ class _Editor:
         op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
         self.added.append(op)
 
+    def both(self, op: int) -> list[Any]:
+        """The op, and the second one that it stands for: who waits for the step waits for both.
+
+        oneDNN need not merge them, and a second one for which nobody waits keeps what it reads until the
+        executor comes to it.
+        """
+        twin = self.view.twins.get(op)
+        return [self.view.ops[op]] if twin is None else [self.view.ops[op], twin]
+
     def order(self, before: Any, after: int) -> None:
         """Control edges to an op (and to the second one that it stands for), each once."""
-        for op in (self.view.ops[after], self.view.twins.get(after)):
-            if op is not None and (before.name, op.name) not in self._ordered:
+        for op in self.both(after):
+            if (before.name, op.name) not in self._ordered:
                 self._ordered.add((before.name, op.name))
                 op._add_control_input(before)
                 self.control_edges += 1

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_alone(name: str, tmp_path: Path) -> None:
     if name == "custom_loop.py":
         assert "graphs edited     1" in text
         assert len(moved_bytes(steps)) == 12
+
+
+def test_one_thread_keeps_to_the_plan_too() -> None:
+    """It comes last to what nobody waits for."""
+    argv = [sys.executable, "examples/custom_loop.py", *ALONE["custom_loop.py"].split()]
+    limited = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "400"}
+    text = run(argv, TF_NUM_INTEROP_THREADS="1", **limited)
+    found = re.search(r"measured peak .*\(([+-][\d.]+)% against planned\)", text)
+    assert found and abs(float(found[1])) < 10, text
 
 
 @pytest.mark.ranks

@@ -155,17 +155,20 @@ def test_what_onednn_merges_is_one_op_and_gets_its_edges_twice() -> None:
             padding="SAME",
             name="kernel",
         )
-        return tf.reduce_sum(kernel) + tf.reduce_sum(bias) + tf.reduce_sum(other)
+        later = tf.sin(x, name="later")
+        return tf.reduce_sum(kernel) + tf.reduce_sum(bias) + tf.reduce_sum(other) + tf.reduce_sum(later)
 
     graph, view = build(conv)
     merged = op_id(view, "kernel")
     assert view.twins[merged].name == "bias"
     assert "bias" not in {op.name for op in view.graph.ops}
     assert len(view.graph.ops[merged].outputs) == 2
-    edge = SerialEdge(op_id(view, "other"), merged)
-    rewrite(graph, view, plan_of(view, edges=(edge,)), NumpyTransport())
+    edges = (SerialEdge(op_id(view, "other"), merged), SerialEdge(merged, op_id(view, "later")))
+    rewrite(graph, view, plan_of(view, edges=edges), NumpyTransport())
     for name in ("kernel", "bias"):
         assert [op.name for op in graph.get_operation_by_name(name).control_inputs] == ["other"]
+    waits_for = {op.name for op in graph.get_operation_by_name("later").control_inputs}
+    assert waits_for == {"kernel", "bias"}, "one left alone would keep the gradient"
 
 
 def barred_twins(suffix: str = "") -> tuple[Any, Any, Any]:
