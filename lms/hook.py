@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -31,7 +30,7 @@ from lms.grappler import OptimizerSettings
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
 from lms.planner import Case
-from lms.report import explain_out_of_memory, plot_memory, require_drawable
+from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
 from lms.selection import Unmatched, select
@@ -150,8 +149,7 @@ class Engine:
         call = self.watch.call
         if self.steps is not None and call.functions:
             self.steps.planned(call.functions[0])
-        hints = self._hints(call)
-        self.offer(func_graph, func_graph.name, hints, call)
+        self.offer(func_graph, func_graph.name, self._hints(call), call)
 
     def offer(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None) -> Edits | None:
         """Edit ``tf_graph`` if that can be: what trained without LMS trains with it, after a warning."""
@@ -181,15 +179,15 @@ class Engine:
         device_type = self.device.type
         with _readable_or_left_alone(self.config.debug):
             view = read_graph(tf_graph, device_type, complete_shapes(tf_graph, hints), outputs)
+            selection = select(view.graph, self.config)
         open_sizes = OpenSizes.of(view.unknown, hints)
         if open_sizes is not None:
             self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
-        view = replace(view, graph=self._selected(view.graph, name))
-        memory = self.device.memory()
-        in_use = memory[0] if memory else 0
-        base = in_use + pending_variable_bytes(tf_graph)
+        self._tell_unmatched(selection.unmatched, name)
+        view = replace(view, graph=selection.graph)
+        in_use, _ = self.device.memory() or (0, 0)
         fusion = self.fusion.pending_bytes(tf_graph, device_type, in_use)
-        base += fusion
+        base = in_use + pending_variable_bytes(tf_graph) + fusion
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with _readable_or_left_alone(self.config.debug):
@@ -282,17 +280,15 @@ class Engine:
             return hints
         return replace(hints, batch_size=self.batch_sizes.latest)
 
-    def _selected(self, graph: Graph, name: str) -> Graph:
-        """What the configuration's filters leave; one warning for each of their names that a graph lacks."""
-        selection = select(graph, self.config)
+    def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str) -> None:
+        """One warning for each name in the configuration's filters that a graph lacks."""
         if self.guest is not None:
-            self.guest.unmatched(selection.unmatched)
-            return selection.graph
-        for missed in selection.unmatched:
+            self.guest.unmatched(names)
+            return
+        for missed in names:
             if missed not in self._unmatched:
                 self._unmatched.add(missed)
-                self.warn(f"{name}: {missed.text}")
-        return selection.graph
+                self.warn(f"{graph_name}: {missed.text}")
 
     def _skip(self, tf_graph: Any, name: str, why: str) -> None:
         self.collector.graphs.append(GraphStats(name, False, why, len(tf_graph.get_operations())))
@@ -448,7 +444,6 @@ def plot(path: str | os.PathLike[str]) -> None:
     Raises:
         LMSError: If nothing has been planned yet, or the file cannot be drawn.
     """
-    require_drawable(Path(path))
     planned = engine().collector.planned
     if not planned:
         raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")
