@@ -1,9 +1,11 @@
 """Learns from Keras, whichever one is used, how large the batches are that it is about to feed.
 
 ``fit`` on arrays traces its step with an open batch dimension; only Keras's data adapters know the size.
-They are watched, not changed: a hook notes the batch size whenever one is made.
+They are watched, not changed: a hook notes the batch size whenever one is made. Without eager execution there
+are none, and Keras tells its callbacks instead.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +22,16 @@ ITERATORS = (
 """Module, class and attribute with the adapter: Keras 3, tf_keras, and the Keras 2 that TensorFlow 2.15
 brings."""
 
+CALLBACKS = ("tf_keras.src.callbacks", "keras.src.callbacks")
+"""Where ``configure_callbacks`` is, which only loops without eager execution call."""
+
 
 class BatchSizes:
     """Remembers the batch size of the latest Keras call."""
 
     def __init__(self) -> None:
         self.latest: int | None = None
+        self._by_graph: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self._active = False
         self._registered = False
 
@@ -35,18 +41,25 @@ class BatchSizes:
         if not self._registered:
             self._registered = True
             for module, name, attribute in ITERATORS:
-                wrapt.register_post_import_hook(self._watcher(name, attribute), module)
+                self._watch(module, f"{name}.__init__", self._note(attribute))
+            for module in CALLBACKS:
+                self._watch(module, "configure_callbacks", self._note_graph)
+
+    def of_graph(self, graph: Any) -> int | None:
+        """The batch size with which Keras is about to run ``graph`` in a session; None if it has not told."""
+        return self._by_graph.get(graph)
 
     def uninstall(self) -> None:
         """Stop watching."""
         self._active, self.latest = False, None
+        self._by_graph.clear()
 
-    def _watcher(self, name: str, attribute: str) -> Callable[[Any], None]:
-        def watch(module: Any) -> None:
-            if hasattr(module, name):
-                wrapt.wrap_function_wrapper(module, f"{name}.__init__", self._note(attribute))
+    def _watch(self, module: str, name: str, note: Callable[..., Any]) -> None:
+        def watch(imported: Any) -> None:
+            if hasattr(imported, name.partition(".")[0]):
+                wrapt.wrap_function_wrapper(imported, name, note)
 
-        return watch
+        wrapt.register_post_import_hook(watch, module)
 
     def _note(self, attribute: str) -> Callable[..., Any]:
         def note(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -56,6 +69,11 @@ class BatchSizes:
             return result
 
         return note
+
+    def _note_graph(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if self._active:
+            self._by_graph[tf.compat.v1.get_default_graph()] = kwargs.get("batch_size")
+        return wrapped(*args, **kwargs)
 
 
 def adapter_batch_size(adapter: Any) -> int | None:

@@ -17,6 +17,7 @@ from tensorflow.python.client import session as tf_session
 from lms.config import LMSConfig
 from lms.errors import LMSError
 from lms.grappler import without_memory_optimizer
+from lms.keras import BatchSizes
 from lms.rewrite import Edits, is_edited
 from lms.shapes import ShapeHints
 from lms.step_log import StepLog
@@ -27,6 +28,7 @@ class Editor(Protocol):
     """What edits a graph (the engine of :mod:`lms.hook`)."""
 
     config: LMSConfig
+    batch_sizes: BatchSizes
     steps: StepLog | None
 
     def edit(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
@@ -112,17 +114,18 @@ class SessionWatch:
                 "monitored session"
             )
         else:
-            self.settle(
-                graph,
-                self._editor.offer(graph, "session graph", feed_hints(graph, feeds, self._editor.config)),
-            )
+            size = self._editor.batch_sizes.of_graph(graph)
+            hints = feed_hints(graph, feeds, self._editor.config, size)
+            self.settle(graph, self._editor.offer(graph, "session graph", hints))
 
 
-def feed_hints(graph: Any, feeds: Mapping[Any, Any], config: LMSConfig) -> ShapeHints:
-    """What a configuration, else the fed values, say about open shapes."""
+def feed_hints(
+    graph: Any, feeds: Mapping[Any, Any], config: LMSConfig, batch_size: int | None = None
+) -> ShapeHints:
+    """What a configuration, else the fed values, else the batch size of Keras say about open shapes."""
     if config.batch_size is not None:
         return ShapeHints(batch_size=config.batch_size)
-    return ShapeHints(feeds=dict(_fed_shapes(graph, feeds)))
+    return ShapeHints(batch_size=batch_size, feeds=dict(_fed_shapes(graph, feeds)))
 
 
 def _fed_shapes(graph: Any, feeds: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -279,6 +279,10 @@ def keras_in_session() -> dict[str, Any]:
     auto.autotune_gpu_mem = 0.004
     found["auto"] = weights(auto)
     found["auto_lines"], found["auto_moved"] = said(), lms.report().store.swap_outs
+    lms.disable()
+    lms.enable(policy="all")
+    found["enabled"] = weights()
+    found["enabled_moved"], found["enabled_warnings"] = lms.report().store.swap_outs, lms.report().warnings
     return found
 
 

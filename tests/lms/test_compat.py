@@ -224,3 +224,11 @@ def test_keras_in_a_session_swaps(keras_in_session: dict[str, Any]) -> None:
     assumed = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_BATCH_SIZE)"
     assert assumed in seen["second_lines"]
     assert not any(assumed in seen[name] for name in ("first_lines", "loaded_lines", "auto_lines"))
+
+
+@pytest.mark.tensorflow
+def test_enable_alone_hears_the_batch_size_of_keras_in_a_session(keras_in_session: dict[str, Any]) -> None:
+    seen = keras_in_session
+    assert seen["enabled"] == seen["plain"]
+    assert seen["enabled_moved"] >= 5 * 4
+    assert not any("LMS_BATCH_SIZE" in text for text in seen["enabled_warnings"])
