@@ -15,6 +15,8 @@ class OptimizerSettings:
 
     Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of
     results.
+    The dependency optimizer drops control edges that others imply. oneDNN merges a filter's gradient with its
+    bias's only where both wait for the same ops, and what it leaves apart has other last digits.
     The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the
     plan: it turns sums into chains of updates whose first buffer is allocated long before the plan has room
     for it.
@@ -30,7 +32,7 @@ class OptimizerSettings:
         tf.config.list_physical_devices()  # now, or the changed config would choose the visible ones
         self._options_before = tf.config.optimizer.get_experimental_options()
         self._config_before = context.context()._config
-        context.context()._config = without_memory_optimizer(self._config_before)
+        context.context()._config = as_planned(self._config_before)
         self._set_arithmetic(self._arithmetic)
 
     def restore(self) -> None:
@@ -43,11 +45,12 @@ class OptimizerSettings:
         tf.config.optimizer.set_experimental_options({ARITHMETIC: on})
 
 
-def without_memory_optimizer(config: Any) -> Any:
-    """A copy of a session's or the eager context's configuration, with the memory optimizer off."""
+def as_planned(config: Any) -> Any:
+    """A copy of a session's or the eager context's configuration, without what would undo a plan."""
     changed = config_pb2.ConfigProto()
     if config is not None:
         changed.CopyFrom(config)
     rewrite = changed.graph_options.rewrite_options
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
     return changed

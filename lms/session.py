@@ -16,7 +16,7 @@ from tensorflow.python.client import session as tf_session
 
 from lms.config import LMSConfig
 from lms.errors import LMSError
-from lms.grappler import without_memory_optimizer
+from lms.grappler import as_planned
 from lms.keras import BatchSizes
 from lms.rewrite import Edits, is_edited
 from lms.shapes import ShapeHints
@@ -138,7 +138,7 @@ def _fed_shapes(graph: Any, feeds: Mapping[Any, Any]) -> Iterator[tuple[str, tup
 
 def session_config(config: Any, arithmetic: bool) -> Any:
     """A copy of a session's configuration with the optimizer options that LMS needs."""
-    changed = without_memory_optimizer(config)
+    changed = as_planned(config)
     if not arithmetic:
         rewrite = changed.graph_options.rewrite_options
         rewrite.arithmetic_optimization = type(rewrite).OFF
