@@ -304,7 +304,7 @@ class Engine:
             self.guest.planned(stats)
         if not made.feasible:
             self.warn(f"{stats.name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
-        elif made.policy in ("all", "threshold") and not made.swaps and not view.unknown:
+        elif made.policy in ("all", "threshold") and not (made.swaps or view.unknown or view.is_body):
             self.warn(
                 f"{stats.name}: nothing can be swapped: every tensor is small, short-lived or must stay"
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
@@ -68,6 +69,8 @@ class GraphView:
     """Names of the tensors whose size is not known."""
     twins: Mapping[int, Any]
     """By op id the second TensorFlow op of an op that stands for two (see :data:`TWIN_SLOTS`)."""
+    is_body: bool = False
+    """Whether the graph is the body of a condition or loop: a part of a step, of which no user has heard."""
 
 
 def read_graph(
@@ -97,7 +100,9 @@ def read_graph(
         reader.add(op, types[op], second.get(op))
     kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
     graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
-    return GraphView(graph, tuple(reader.ops), tuple(reader.tensors), tuple(reader.unknown), reader.twins)
+    is_body = isinstance(tf_graph, ControlFlowFuncGraph)
+    ops, tensors, unknown = map(tuple, (reader.ops, reader.tensors, reader.unknown))
+    return GraphView(graph, ops, tensors, unknown, reader.twins, is_body)
 
 
 def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:

@@ -62,6 +62,17 @@ def test_small_buffers_fill_gaps_but_need_room_too() -> None:
     assert peak_in_pieces(Demand(stays), K // 4) is None
 
 
+def test_a_small_buffer_that_stays_keeps_the_chunks_at_its_sides_apart() -> None:
+    stays = (
+        Residency(0, 4 * K, 0, 3),
+        Residency(1, 256, 1, 9),
+        Residency(2, 4 * K, 2, 3),
+        Residency(3, 8 * K, 4, 9),
+    )
+    assert peak_in_pieces(Demand((stays[0], *stays[2:])), 12 * K) == 12 * K
+    assert peak_in_pieces(Demand(stays), 12 * K) is None
+
+
 def test_a_buffer_made_in_place_keeps_the_chunk_with_all_that_it_has_to_spare() -> None:
     stays = (Residency(0, 6 * K, 0, 1), Residency(1, 6 * K, 2, 5), Residency(2, 4 * K, 4, 5))
     assert peak_in_pieces(Demand(stays, handed_on={1: 0}), 11 * K, 1) is None

@@ -119,6 +119,24 @@ def a_step_that_fits_is_left_alone() -> None:
         assert "the step fits" in str(report)
 
 
+def bodies_of_loops_are_no_news() -> None:
+    """That nothing is swapped inside one is nothing a user could change; of a whole step it is said."""
+
+    def looped(x: Any) -> Any:
+        for _ in tf.range(3):
+            for weight in WEIGHTS:
+                x = tf.tanh(x @ weight)
+        return tf.reduce_sum(x)
+
+    with enabled(policy="all", min_tensor_bytes=1 << 30) as texts:
+        tf.function(lambda x: train(x))(BATCH)
+        tf.function(lambda x: train(x, tf.function(looped)))(BATCH)
+        names = [graph.name for graph in lms.report().graphs]
+    assert any("while" in name for name in names), names
+    told = [text for text in texts if "nothing can be swapped" in text]
+    assert told and not any("while" in text for text in told), told
+
+
 def inference_is_left_alone() -> None:
     """A graph without a gradient is no step."""
     with enabled(policy="all"):
@@ -531,6 +549,7 @@ CASES = (
     a_tape_outside_is_reported,
     a_function_traced_before_is_reported,
     a_step_that_fits_is_left_alone,
+    bodies_of_loops_are_no_news,
     inference_is_left_alone,
     a_first_step_out_of_memory_is_planned_again,
     a_scope_called_lms_is_no_edit,
