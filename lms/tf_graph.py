@@ -52,6 +52,10 @@ the engine. Between the two may stand the barrier that ``tf.gradients`` makes of
 BEHIND_BARRIER = "gradient behind a barrier"
 """Why a gradient stays that one of two twins reads through a barrier which waits for the other."""
 
+POOLING, POOLED, PLACE_BYTES = ("MaxPoolGrad", "MaxPoolGradV2"), 1, 8
+"""On the CPU the gradient of pooling pools again, for the places of the maxima: that takes a copy of what was
+pooled (this slot) and an ``int64`` for each element (``MaxPoolingGradOp`` in maxpooling_op.cc)."""
+
 NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
 
 Shapes = Mapping[str, Sequence[int | None] | None]
@@ -252,7 +256,7 @@ class _Reader:
             forbidden="control flow"
             if in_frame
             else [self._forbidden(op, op_type, tensor) for tensor in outputs],
-            workspace_bytes=self._workspace(op, BODY_ATTRS[op_type]) if op_type in BODY_ATTRS else 0,
+            workspace_bytes=self._workspace(op, op_type),
             chainable=False if self._in_session and is_update(op_type) else None,
             conditional=in_frame or depth > 0 or op_type in MERGES,
         )
@@ -289,10 +293,14 @@ class _Reader:
             return "not plain memory"
         return BEHIND_BARRIER if op in self._barriers.identities else UNSWAPPABLE_TYPES.get(op_type)
 
-    def _workspace(self, op: Any, attrs: Iterable[str]) -> int:
+    def _workspace(self, op: Any, op_type: str) -> int:
+        if op_type in POOLING and self._device_type == "CPU":
+            pooled = op.inputs[POOLED]
+            nbytes = self._nbytes(op_type, pooled, elsewhere=True) or 0
+            return int(nbytes + nbytes // pooled.dtype.size * PLACE_BYTES)
         peaks = [
             peak_of_body(self._tf_graph, name, self._device_type)
-            for attr in attrs
+            for attr in BODY_ATTRS.get(op_type, ())
             for name in _body_names(op, attr)
         ]
         return max(peaks, default=0)

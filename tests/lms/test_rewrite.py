@@ -171,6 +171,26 @@ def test_what_onednn_merges_is_one_op_and_gets_its_edges_twice() -> None:
     assert waits_for == {"kernel", "bias"}, "one left alone would keep the gradient"
 
 
+def test_the_gradient_of_pooling_needs_scratch_on_the_cpu() -> None:
+    def pool() -> Any:
+        x = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3), name="x")
+        pooled = tf.nn.max_pool2d(x, 2, 2, "SAME", name="pool")
+        return tf.raw_ops.MaxPoolGrad(
+            orig_input=x,
+            orig_output=pooled,
+            grad=pooled,
+            ksize=[1, 2, 2, 1],
+            strides=[1, 2, 2, 1],
+            padding="SAME",
+            name="slope",
+        )
+
+    graph, view = build(pool)
+    assert view.graph.ops[op_id(view, "slope")].workspace_bytes == 2 * 4 * 4 * 3 * (4 + 8)
+    on_gpu = read_graph(graph, "GPU")
+    assert on_gpu.graph.ops[op_id(on_gpu, "slope")].workspace_bytes == 0
+
+
 def barred_twins(suffix: str = "") -> tuple[Any, Any, Any]:
     """The gradients of a convolution with a bias, and what ``tf.gradients`` puts between the two."""
     x = tf.exp(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3)), name="x" + suffix)
