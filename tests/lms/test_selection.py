@@ -1,19 +1,13 @@
 """The filters of a configuration: what they keep on the device, and that every road leads to them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from child_job import run_job
 
 from lms.config import LMSConfig
 from lms.graph import Graph, GraphBuilder
 from lms.selection import FIRST_GENERATION, SECOND_GENERATION, select
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def chain(*names: str) -> Graph:
@@ -113,7 +107,7 @@ def test_what_matches_nothing_is_told(name: str) -> None:
 @pytest.mark.tensorflow
 def test_every_road_leads_to_the_same_swaps() -> None:
     pytest.importorskip("tensorflow")
-    seen = run_job()
+    seen = run_job("selection_job.py")
     assert seen["plain"]["tensors"] > seen["enable"]["tensors"] > 0
     assert seen["enable"] == seen["variable"] == seen["class"]
     assert seen["enable"]["stay"] == {"excluded by excl_types": 6}
@@ -122,21 +116,7 @@ def test_every_road_leads_to_the_same_swaps() -> None:
 @pytest.mark.tensorflow
 def test_a_name_that_matches_nothing_is_one_warning_in_the_process() -> None:
     pytest.importorskip("tensorflow")
-    seen = run_job(LMS_EXCL_SCOPES="nowhere")
+    seen = run_job("selection_job.py", LMS_EXCL_SCOPES="nowhere")
     (said,) = seen["warnings"]
     assert said.startswith("step512: excl_scopes: 'nowhere' matches nothing in the graph; needed one of ")
     assert seen["variable"]["tensors"] == seen["enable"]["tensors"]
-
-
-def run_job(**environ: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("selection_job.py"))],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found

@@ -1,16 +1,9 @@
 """Sessions of compat.v1: edited before their first run, with the same bits."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-JOB = Path(__file__).with_name("session_job.py")
+from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 
@@ -18,17 +11,7 @@ pytestmark = pytest.mark.tensorflow
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     pytest.importorskip("tensorflow")
-    done = subprocess.run(
-        [sys.executable, str(JOB)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_job("session_job.py")
 
 
 @pytest.mark.parametrize("way", ["hook", "enabled", "fed"])

@@ -1,0 +1,26 @@
+"""Runs a job of these tests in a process of its own; its last line is what it found, as JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def run_job(name: str, *arguments: str, **environ: str) -> dict[str, Any]:
+    """What ``name``, a script beside this file, found."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / name), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
