@@ -24,13 +24,24 @@ LARGEST_WASTE_BYTES = 128 << 20
 
 
 class Arena:
-    """One region of device memory; chunks are known by their offset."""
+    """One region of device memory; chunks are known by their offset.
+
+    A chunk in use need not know its neighbours: when it is freed it joins what is free before and behind it.
+    """
 
     def __init__(self, size: int) -> None:
-        self._size = {0: size}
-        self._before: dict[int, int | None] = {0: None}
-        self._free: list[tuple[int, int]] = [(size, 0)]
-        self._taken: set[int] = set()
+        self.used = 0
+        """Bytes in use: whole chunks, with what they have to spare."""
+        self.peak = 0
+        """The most bytes in use so far."""
+        self._taken: dict[int, int] = {}
+        """Bytes of each chunk in use, by its offset."""
+        self._free = [(size, 0)]
+        """Bytes and offset of each free chunk, ascending: the first that is large enough is the best."""
+        self._begins = {0: size}
+        """Bytes of each free chunk, by where it begins."""
+        self._ends = {size: 0}
+        """Where each free chunk begins, by where it ends."""
 
     def allocate(self, nbytes: int) -> int | None:
         """The offset of a chunk of at least ``nbytes``; ``None`` when no free one is large enough."""
@@ -38,54 +49,51 @@ class Arena:
         if index == len(self._free):
             return None
         size, offset = self._free.pop(index)
-        if size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES:
-            self._split(offset, nbytes)
-        self._taken.add(offset)
+        splits = size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES
+        self._take(offset, size, nbytes if splits else size)
         return offset
 
     def reserve(self, nbytes: int) -> int:
         """The offset of a chunk of exactly ``nbytes``, cut off the largest free one, which must hold it."""
         size, offset = self._free.pop()
-        if size > nbytes:
-            self._split(offset, nbytes)
-        self._taken.add(offset)
+        self._take(offset, size, nbytes)
         return offset
 
     def size_of(self, offset: int) -> int:
-        """Bytes of a chunk; may be more than was asked for."""
-        return self._size[offset]
+        """Bytes of a chunk in use; may be more than was asked for."""
+        return self._taken[offset]
 
-    def release(self, offset: int) -> int:
-        """Free a chunk, join it with its free neighbours, and return its bytes."""
-        self._taken.discard(offset)
-        size = self._size[offset]
-        after = offset + self._size[offset]
-        if after in self._size and after not in self._taken:
-            self._join(offset, after)
-        before = self._before[offset]
-        if before is not None and before not in self._taken:
-            self._free.remove((self._size[before], before))
-            insort(self._free, (self._size[offset], offset))
-            self._join(before, offset)
-            offset = before
-        insort(self._free, (self._size[offset], offset))
-        return size
+    def release(self, offset: int) -> None:
+        """Free a chunk and join it with its free neighbours."""
+        size = self._taken.pop(offset)
+        self.used -= size
+        end = offset + size
+        if end in self._begins:
+            behind = self._begins.pop(end)
+            del self._free[bisect_left(self._free, (behind, end))]
+            end += behind
+        if offset in self._ends:
+            begin = self._ends.pop(offset)
+            del self._free[bisect_left(self._free, (offset - begin, begin))]
+            offset = begin
+        self._begins[offset] = end - offset
+        self._ends[end] = offset
+        insort(self._free, (end - offset, offset))
 
-    def _split(self, offset: int, nbytes: int) -> None:
-        rest, size = offset + nbytes, self._size[offset]
-        if offset + size in self._before:
-            self._before[offset + size] = rest
-        self._size[offset], self._size[rest], self._before[rest] = nbytes, size - nbytes, offset
-        insort(self._free, (size - nbytes, rest))
-
-    def _join(self, offset: int, after: int) -> None:
-        """Merge the free chunk ``after`` into its neighbour ``offset``."""
-        self._free.remove((self._size[after], after))
-        self._size[offset] += self._size.pop(after)
-        del self._before[after]
-        behind = offset + self._size[offset]
-        if behind in self._before:
-            self._before[behind] = offset
+    def _take(self, offset: int, size: int, nbytes: int) -> None:
+        """Use the first ``nbytes`` of a chunk that is on the list of free ones no more."""
+        del self._begins[offset]
+        if nbytes < size:
+            rest = offset + nbytes
+            self._begins[rest] = size - nbytes
+            self._ends[offset + size] = rest
+            insort(self._free, (size - nbytes, rest))
+        else:
+            del self._ends[offset + size]
+        self._taken[offset] = nbytes
+        self.used += nbytes
+        if self.used > self.peak:
+            self.peak = self.used
 
 
 def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
@@ -195,7 +203,7 @@ class _Run:
 
     def __init__(self, tape: Tape, size: int) -> None:
         self._tape = tape
-        self._before = self._used = self._most = sum(tape.variables.values())
+        self._before = sum(tape.variables.values())
         self._arena = Arena(size + self._before)
         self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
         self._chunks += [0] * (tape.registers - len(self._chunks))
@@ -203,26 +211,21 @@ class _Run:
     @property
     def peak(self) -> int:
         """The most bytes so far, less what the variables had at first."""
-        return self._most - self._before
+        return self._arena.peak - self._before
 
     def step(self) -> bool:
         """Run one step; whether all of it found room."""
-        arena, chunks = self._arena, self._chunks
-        used, most = self._used, self._most
+        chunks, allocate, release = self._chunks, self._arena.allocate, self._arena.release
         for register, nbytes in self._tape.calls:
-            if nbytes:
-                offset = arena.allocate(nbytes)
-                if offset is None:
-                    return False
-                chunks[register] = offset
-                used += arena.size_of(offset)
-                if used > most:
-                    most = used
-            else:
-                used -= arena.release(chunks[register])
+            if not nbytes:
+                release(chunks[register])
+                continue
+            offset = allocate(nbytes)
+            if offset is None:
+                return False
+            chunks[register] = offset
         for register, latest in self._tape.moves:
             chunks[register] = chunks[latest]
-        self._used, self._most = used, most
         return True
 
 

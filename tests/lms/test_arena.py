@@ -23,8 +23,9 @@ def test_free_neighbours_join_and_the_best_piece_is_taken() -> None:
     arena = Arena(10 * K)
     first, second, third = (arena.allocate(size * K) for size in (2, 4, 2))
     assert (first, second, third) == (0, 2 * K, 6 * K)
-    assert arena.release(0) == 2 * K
-    assert arena.release(6 * K) == 2 * K  # joins the two at the end
+    arena.release(0)
+    arena.release(6 * K)  # joins the two at the end
+    assert (arena.used, arena.peak) == (4 * K, 8 * K)
     assert arena.allocate(2 * K) == 0, "the smallest that is large enough"
     assert arena.allocate(5 * K) is None
     arena.release(2 * K)
@@ -138,6 +139,58 @@ def test_chunks_never_overlap_and_all_memory_comes_back(buffers: list[tuple[int,
     for offset, _ in live.values():
         arena.release(offset)
     assert arena.allocate(400 * K) == 0
+
+
+class PlainArena:
+    """The same allocator as a row of chunks, each looked at in turn."""
+
+    def __init__(self, size: int) -> None:
+        self.chunks = [(0, size, False)]
+
+    def allocate(self, nbytes: int) -> int | None:
+        fitting = [(size, at) for at, size, taken in self.chunks if not taken and size >= nbytes]
+        if not fitting:
+            return None
+        size, at = min(fitting)
+        index = self.chunks.index((at, size, False))
+        splits = size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES
+        rest = [(at + nbytes, size - nbytes, False)] if splits else []
+        self.chunks[index : index + 1] = [(at, nbytes if splits else size, True), *rest]
+        return at
+
+    def release(self, at: int) -> None:
+        joined: list[tuple[int, int, bool]] = []
+        for begin, size, taken in self.chunks:
+            taken = taken and begin != at
+            if joined and not taken and not joined[-1][2]:
+                before = joined.pop()
+                begin, size = before[0], before[1] + size
+            joined.append((begin, size, taken))
+        self.chunks = joined
+
+    @property
+    def used(self) -> int:
+        return sum(size for _, size, taken in self.chunks if taken)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 90), st.integers(0, 9)), max_size=120))
+def test_chunks_are_those_of_a_plain_row_of_chunks(calls: list[tuple[bool, int, int]]) -> None:
+    arena, plain = Arena(200), PlainArena(200)
+    live: list[int] = []
+    peak = 0
+    for allocates, nbytes, which in calls:
+        if allocates:
+            offset = arena.allocate(nbytes)
+            assert offset == plain.allocate(nbytes)
+            live += [] if offset is None else [offset]
+        elif live:
+            offset = live.pop(which % len(live))
+            arena.release(offset)
+            plain.release(offset)
+        peak = max(peak, plain.used)
+        assert (arena.used, arena.peak) == (plain.used, peak)
+    assert {at: arena.size_of(at) for at in live} == {at: size for at, size, taken in plain.chunks if taken}
 
 
 def layers(count: int, nbytes: int) -> Graph:
