@@ -37,9 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         importlib.import_module("lms.hvd").check_in_sync(model)
     if rank == 0:
         print(f"loss {losses[0]:.4f} in the first step, {np.mean(losses[-5:]):.4f} in the last five")
-        state = lms.state()
-        if state is not None and state.mode == "graph":
-            print(lms.report())
+        print(lms.report())
     if np.mean(losses[-5:]) < losses[0]:
         return 0
     if rank == 0:

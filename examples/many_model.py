@@ -63,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         shuffle=False,
         verbose=2 if rank == 0 else 0,
     )
-    state = lms.state()
-    if rank == 0 and state is not None and state.mode == "graph":
+    if rank == 0:
         print(lms.report())
     return 0
 

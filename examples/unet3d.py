@@ -53,9 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     found = dice(model.predict_on_batch(image) > 0, brain > 0)
     if rank == 0:
         print(f"dice {found:.4f} on the second take, {options.size}^3 voxels")
-        state = lms.state()
-        if state is not None and state.mode == "graph":
-            print(lms.report())
+        print(lms.report())
     if found >= options.min_dice:
         return 0
     if rank == 0:

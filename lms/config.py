@@ -5,7 +5,9 @@ and its help follow from the declaration.
 """
 
 import dataclasses
+import functools
 import importlib
+import re
 import sys
 import types
 import typing
@@ -24,6 +26,10 @@ Transport = Literal["auto", "device", "host", "file", "numpy"]
 ENV_PREFIX = "LMS_"
 CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
+KUBERNETES_SERVICE = re.compile(
+    r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
+)
+"""What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
 LARGEST_FILE_BYTES = 16 << 20
 """A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
@@ -58,12 +64,28 @@ def _option(default: Any, text: str, *, low: float | None = None, env: str | Non
     return dataclasses.field(default=default, metadata={"help": text, "low": low, "env": env})
 
 
+def _with_nearest_name(cls: type[Any]) -> type[Any]:
+    """Have a misspelt field refused with the nearest name, where Python would tell only what is wrong."""
+    plain = cls.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise ConfigError(f"LMSConfig has no {name!r}{nearest(name, cls.__dataclass_fields__)}")
+        plain(self, *args, **given)
+
+    type.__setattr__(cls, "__init__", init)
+    return cls
+
+
+@_with_nearest_name
 @dataclass(frozen=True)
 class LMSConfig:
     """What LMS shall do in one process. Sizes are bytes unless the name says otherwise.
 
     Raises:
-        ConfigError: If a value is outside what its field allows.
+        ConfigError: If a value is outside what its field allows, or there is no such field.
     """
 
     enabled: bool = _option(False, "switch LMS on", env="LMS_ENABLED")
@@ -147,6 +169,8 @@ class LMSConfig:
             raise ConfigError(f"sync_mode is {self.sync_mode}; needed 0, 1, 2 or 3")
         if self.lb > self.ub:
             raise ConfigError(f"lb is {self.lb} and ub is {self.ub}; needed lb <= ub")
+        for text in self.serialization:
+            levels_named(text)
         if self.margin >= 1:
             raise ConfigError(f"margin is {self.margin}; needed a fraction below 1")
         if self.policy == "budget" and self.budget_bytes is None:
@@ -225,14 +249,35 @@ def env_name(declared: "dataclasses.Field[Any]") -> str:
     return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
 
 
-def unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Names that begin as ours and are none of ours: mistyped, or another program's; each with its hint."""
+def doubtful_variables(environ: Iterable[str]) -> list[str]:
+    """A warning for each ``LMS_*`` variable that LMS does not know: others may own such names, so no more.
+
+    Args:
+        environ: Names of variables.
+    """
     known = {env_name(declared) for declared in fields(LMSConfig)} | {CACHE_VARIABLE}
-    return {
-        name: nearest(name, known)
+    return [
+        f"{name} is no variable of Large Model Support{nearest(name, known) or '; it has no effect here'}"
         for name in sorted(environ)
-        if name.startswith(ENV_PREFIX) and name not in known
-    }
+        if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_SERVICE.search(name)
+    ]
+
+
+def levels_named(text: str) -> slice:
+    """The levels of one item of ``serialization``: ``"7"``, or a slice such as ``"3:5"``.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    try:
+        if ":" in text:
+            named = slice(*(int(part) if part.strip() else None for part in text.split(":")))
+        else:
+            named = slice(int(text), int(text) + 1 or None)
+        named.indices(0)  # refuses a step of 0
+    except (TypeError, ValueError):
+        raise ConfigError(f"serialization has {text!r}; needed levels such as 7 or 3:5") from None
+    return named
 
 
 _HINTS: dict[str, Any] = {}

@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lms.config import LMSConfig
+from lms.config import LMSConfig, doubtful_variables
 from lms.errors import LMSError
 
 ActiveMode = Literal["native", "graph", "off"]
 
 HOST_LIMIT_NAMES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB")
 """TensorFlow reads the first since 1.14, the second before."""
+OF_A_JOB = "LMSRUN_JOB_ID"
+"""Set in the ranks of a job, whose launcher has told of doubtful variables once for all of them."""
+
+
+FORBIDDEN = "LMS_ENABLED switches it off"
 
 
 class LMSWarning(UserWarning):
@@ -65,6 +70,9 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
     wanted = _wanted(config, overrides, os.environ)
     from_environment = config is None and not overrides
     if wanted.enabled and wanted.mode != "off":
+        if not os.environ.get(OF_A_JOB):
+            for doubt in doubtful_variables(os.environ):
+                warnings.warn(doubt, LMSWarning, stacklevel=2)
         # First of all: in a rank this import itself enables the job's configuration. Not under the lock, for
         # which another thread's import of TensorFlow would wait while this one waits for that import.
         importlib.import_module("tensorflow")
@@ -101,32 +109,44 @@ def state() -> State | None:
 def report() -> Any:
     """What LMS did so far, as a value that prints as a table: peaks, tensors and bytes swapped, refusals.
 
-    Raises:
-        LMSError: If mode graph is not at work.
+    Where LMS plans nothing (``lmsrun --no-lms``, IBM's TensorFlow, no ``lms.enable()``) it holds no graph and
+    says so, with the peak that the allocator measured: a script runs with and without LMS.
     """
-    return _engine("lms.report()").report()
+    idle = _why_idle()
+    if idle:
+        return importlib.import_module("lms.stats").report_idle(idle)
+    return importlib.import_module("lms.hook").report()
 
 
 def plot(path: str | os.PathLike[str]) -> None:
     """Draw the memory of the last planned step, before and after, into a PNG or SVG file.
 
+    Where LMS plans nothing it writes nothing, and a warning says so.
+
     Raises:
-        LMSError: If mode graph is not at work, or nothing has been planned yet.
+        LMSError: If nothing has been planned yet, or the file cannot be written.
     """
-    _engine("lms.plot()").plot(path)
+    idle = _why_idle()
+    if idle:
+        warnings.warn(f"lms.plot() draws nothing: LMS is {idle}", LMSWarning, stacklevel=2)
+    else:
+        importlib.import_module("lms.hook").plot(path)
 
 
 def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> LMSConfig:
     """What a call asks for: LMS on, unless an override or the environment forbids it."""
     base = LMSConfig.from_env(environ) if config is None else config
-    forbidden = environ.get("LMS_ENABLED", "") != "" and not LMSConfig.from_env(environ).enabled
-    enabled = overrides.get("enabled", not forbidden)
+    enabled = overrides.get("enabled", not _is_forbidden(environ))
     return LMSConfig.from_mapping({**overrides, "enabled": enabled}, base)
+
+
+def _is_forbidden(environ: Mapping[str, str]) -> bool:
+    return environ.get("LMS_ENABLED", "") != "" and not LMSConfig.from_env(environ).enabled
 
 
 def _start(config: LMSConfig) -> State:
     if not config.enabled or config.mode == "off":
-        why = "mode is off" if config.enabled else "LMS_ENABLED switches it off"
+        why = "mode is off" if config.enabled else FORBIDDEN
         return State(config, active=False, mode="off", why=why)
     tensorflow = importlib.import_module("tensorflow")
     _set_host_limit(config, os.environ)
@@ -212,8 +232,11 @@ def tensorflow_is_initialised() -> bool:
     return bool(getattr(current, "_initialized", False))
 
 
-def _engine(what: str) -> Any:
-    if _applied is None or _applied.state.mode != "graph":
-        found = _applied.state.why if _applied is not None else "lms.enable() was not called"
-        raise LMSError(f"{what} describes mode graph, which is not at work: {found}")
-    return importlib.import_module("lms.hook")
+def _why_idle() -> str:
+    """The mode and the reason where nothing is planned in this process; empty where mode graph is at work."""
+    if _applied is not None:
+        state = _applied.state
+        return "" if state.mode == "graph" else f"{state.mode}: {state.why}"
+    if _is_forbidden(os.environ):
+        return f"off: {FORBIDDEN}"
+    return "off: lms.enable() was not called, or lms.disable() was"

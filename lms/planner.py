@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lms.config import ConfigError, LMSConfig
+from lms.config import LMSConfig, levels_named
 from lms.costs import Costs
 from lms.eligibility import UNKNOWN_SIZE, judge
 from lms.graph import Graph
@@ -163,7 +163,7 @@ def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) ->
     top = max(levels, default=-1) + 1
     wanted: set[int] = set()
     for text in config.serialization:
-        wanted.update(range(top)[_levels_named(text)])
+        wanted.update(range(top)[levels_named(text)])
     if config.serialization_by_size:
         sizes = [0] * top
         for op in buffers.graph.ops:
@@ -171,23 +171,6 @@ def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) ->
         limit = config.serialization_by_size * 2**30
         wanted.update(level for level, nbytes in enumerate(sizes) if nbytes > limit)
     return frozenset(wanted)
-
-
-def _levels_named(text: str) -> slice:
-    """``"7"`` or a slice such as ``"3:5"``.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    try:
-        if ":" in text:
-            named = slice(*(int(part) if part.strip() else None for part in text.split(":")))
-        else:
-            named = slice(int(text), int(text) + 1 or None)
-        named.indices(0)  # refuses a step of 0
-    except (TypeError, ValueError):
-        raise ConfigError(f"serialization has {text!r}; needed levels such as 7 or 3:5") from None
-    return named
 
 
 def _plan_budget(case: Case, budget: int) -> SwapPlan:

@@ -26,8 +26,11 @@ def mib(nbytes: int | None) -> str:
 
 def render_report(report: Report) -> str:
     """The report as a table of lines."""
+    device = ("device", f"{report.device.name}, limit {mib(report.device.limit_bytes)}")
+    if report.idle:
+        return _lines([("mode", report.idle), device, ("measured peak", mib(report.measured_peak_bytes))])
     rows: list[tuple[str, str]] = [
-        ("device", f"{report.device.name}, limit {mib(report.device.limit_bytes)}"),
+        device,
         ("transport", report.transport),
         ("graphs looked at", str(len(report.graphs))),
         ("graphs edited", str(len(report.edited))),
@@ -47,7 +50,10 @@ def render_report(report: Report) -> str:
         rows.append(("held at most", mib(report.store.peak_bytes)))
     if report.retries:
         rows.append(("planned again", f"{counted(report.retries, 'time')}, after running out of memory"))
-    rows += [("warning", text) for text in report.warnings]
+    return _lines([*rows, *(("warning", text) for text in report.warnings)])
+
+
+def _lines(rows: Sequence[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "\n".join(["Large Model Support", *(f"  {name:<{width}}  {value}" for name, value in rows)])
 

@@ -1,10 +1,11 @@
 """What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lms.device import MIB, Device
+from lms.device import MIB, Device, read_device
 from lms.graph import Graph
 from lms.liveness import Buffers, Timeline, timeline
 from lms.rewrite import Edits
@@ -134,6 +135,9 @@ class Report:
     store: StoreStats
     retries: int = 0
     warnings: tuple[str, ...] = ()
+    idle: str = ""
+    """The mode and the reason where LMS plans nothing in this process; the measured peak is then since its
+    beginning."""
 
     @property
     def edited(self) -> tuple[GraphStats, ...]:
@@ -226,3 +230,8 @@ class Collector:
             self.retries,
             tuple(self.warnings),
         )
+
+
+def report_idle(why: str) -> Report:
+    """The report of a process in which LMS plans nothing."""
+    return replace(Collector().report(read_device(os.environ), None), idle=why)

@@ -16,14 +16,13 @@ from launch.cluster_settings import find_unread, has_allocation
 from launch.errors import LmsrunError, PlanError, UsageError
 from launch.printable import printable
 from launch.program_path import find_program
-from lms.config import nearest
+from lms.config import doubtful_variables, nearest
 from lmsrun.named_files import check_named_files, check_timeline
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
     Request,
     check_variables,
-    doubtful_variables,
     parse_argv,
     read_request,
 )

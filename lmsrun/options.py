@@ -6,7 +6,7 @@ Parser, TOML file, environment, help and docs derive from the declarations here 
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from launch.settings import (
     switch,
     whole_number,
 )
-from lms.config import nearest, read_text_file, unknown_variables
+from lms.config import KUBERNETES_SERVICE, nearest, read_text_file
 
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
@@ -272,12 +272,6 @@ def _spellings(command: str) -> dict[str, tuple[str, bool]]:
     return known
 
 
-_KUBERNETES_SERVICE = re.compile(
-    r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
-)
-"""What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
-
-
 def check_variables(environ: Mapping[str, str]) -> None:
     """Refuse ``LMSRUN_*`` variables that are no option: a misspelt one would silently do nothing.
 
@@ -288,7 +282,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
     """
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
     for name in sorted(environ):
-        if name.startswith(_SENT) or _KUBERNETES_SERVICE.search(name):
+        if name.startswith(_SENT) or KUBERNETES_SERVICE.search(name):
             continue
         if name.startswith(ENV_PREFIX) and name not in known:
             word = name.removeprefix(ENV_PREFIX).lower()
@@ -298,19 +292,6 @@ def check_variables(environ: Mapping[str, str]) -> None:
                 else nearest(name, known)
             )
             raise UsageError(f"unknown variable {name}{hint}; unset it")
-
-
-def doubtful_variables(environ: Iterable[str]) -> list[str]:
-    """A warning for each ``LMS_*`` variable that LMS does not know: others may own such names, so no more.
-
-    Args:
-        environ: Names of the environment, and of what ``-x`` adds to it.
-    """
-    return [
-        f"{name} is no variable of Large Model Support{hint or '; it has no effect here'}"
-        for name, hint in unknown_variables(environ).items()
-        if not _KUBERNETES_SERVICE.search(name)
-    ]
 
 
 def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -133,6 +133,11 @@ def test_the_environment_wins_over_its_base_and_leaves_the_rest() -> None:
         ({"LMS_SYNC_MODE": "4"}, "sync_mode is 4; needed 0, 1, 2 or 3"),
         ({"LMS_LB": "9", "LMS_UB": "3"}, "lb is 9 and ub is 3; needed lb <= ub"),
         ({"LMS_POLICY": "budget"}, "policy is 'budget' without budget_bytes"),
+        ({"LMS_SERIALIZATION": "7,5-3"}, "serialization has '5-3'; needed levels such as 7 or 3:5"),
+        ({"LMS_SERIALIZATION": "x"}, "serialization has 'x'; needed levels"),
+        ({"LMS_SERIALIZATION": "1:2:3:4"}, "serialization has '1:2:3:4'; needed levels"),
+        ({"LMS_SERIALIZATION": "3:y"}, "serialization has '3:y'; needed levels"),
+        ({"LMS_SERIALIZATION": "1:5:0"}, "serialization has '1:5:0'; needed levels"),
     ],
 )
 def test_wrong_variables_are_named(environ: dict[str, str], text: str) -> None:
@@ -169,6 +174,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_levels_may_be_numbers() -> None:
+    assert LMSConfig(serialization=("-1", "2 :", ":", "1:9:2")).serialization[0] == "-1"
     assert LMSConfig.from_mapping({"serialization": [1, "3:5"]}).serialization == ("1", "3:5")
     assert LMSConfig.from_mapping({"serialization": (1, "3:5")}).serialization == ("1", "3:5")
 

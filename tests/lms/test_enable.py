@@ -1,5 +1,7 @@
 """The door to LMS: at most once, with a reason for everything that is not done."""
 
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -166,9 +168,75 @@ def test_the_job_can_forbid_it() -> None:
     assert answer == [False, "off", "LMS_ENABLED switches it off", []]
 
 
+DRAWN = """
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    lms.plot(sys.argv[0] + "no_folder/x.png")
+answer = [str(one.message) for one in said]
+"""
+
+
 def test_mode_off() -> None:
-    answer = run("state = lms.enable(mode='off')\nanswer = [state.why, refused(lms.plot, 'x.png')]")
-    assert answer == ["mode is off", "lms.plot() describes mode graph, which is not at work: mode is off"]
+    assert run("answer = lms.enable(mode='off').why") == "mode is off"
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "why"),
+    [
+        ("", {"LMS_ENABLED": "0"}, "off: LMS_ENABLED switches it off"),
+        ("lms.enable(policy='all')", {"LMS_ENABLED": "0"}, "off: LMS_ENABLED switches it off"),
+        ("lms.enable(mode='off')", {}, "off: mode is off"),
+        ("lms.enable()", {}, "native: TensorFlow's own large model support is on"),
+        (
+            "lms.enable(mode='graph'); lms.disable()",
+            {},
+            "off: lms.enable() was not called, or lms.disable() was",
+        ),
+    ],
+)
+def test_a_script_that_draws_runs_where_nothing_is_planned(
+    source: str, environ: dict[str, str], why: str
+) -> None:
+    assert run(source + DRAWN, **environ) == [f"lms.plot() draws nothing: LMS is {why}"]
+
+
+@pytest.mark.tensorflow
+def test_a_script_that_reports_runs_without_lms(tmp_path: Path) -> None:
+    """Under ``lmsrun --no-lms``, with the real TensorFlow: the peak is there to compare with."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf\nimport lms\n"
+        "kept = tf.ones((1 << 20,))\nlms.plot('memory.png')\nprint(lms.report())\n"
+        "report = lms.report()\n"
+        "print(report.edited, report.planned_peak_bytes, report.measured_peak_bytes >> 20)\n"
+    )
+    limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
+    command = [sys.executable, str(ROOT / "lmsrun" / "__main__.py"), "-np", "1", "--no-lms", str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, **limit}, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    title, mode, device, measured, values = (" ".join(line.split()) for line in done.stdout.splitlines())
+    assert (title, mode) == ("Large Model Support", "mode off: LMS_ENABLED switches it off")
+    assert (device, measured[:17]) == ("device CPU:0, limit 64.0 MiB", "measured peak 4.0")
+    assert values == "() None 4"
+    assert "lms.plot() draws nothing: LMS is off: LMS_ENABLED switches it off" in done.stderr
+    assert list(tmp_path.iterdir()) == [script]
+
+
+DOUBTED = """
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    lms.enable()
+answer = [str(one.message) for one in said if one.category.__name__ == "LMSWarning"]
+"""
+
+
+def test_a_misspelt_variable_is_told_once_a_job() -> None:
+    hint = "LMS_POLCY is no variable of Large Model Support; did you mean LMS_POLICY?"
+    assert run(DOUBTED, FAKE_STOCK="1", LMS_POLCY="all") == [hint]
+    assert run(DOUBTED, FAKE_STOCK="1", LMS_POLICY="all", LMS_CACHE="/x") == []
+    assert run(DOUBTED, FAKE_STOCK="1", LMS_POLCY="all", LMSRUN_JOB_ID="1") == [], "lmsrun has told it"
 
 
 def test_native_mode_too_late() -> None:
@@ -193,14 +261,15 @@ answer = [os.environ[name] for name in HOST_LIMIT_NAMES]
     assert run(source, FAKE_STOCK="1", TF_CUDA_HOST_MEM_LIMIT_IN_MB="9") == ["64", "9"]
 
 
-def test_report_before_enable() -> None:
-    with pytest.raises(lms.LMSError, match=r"not at work: lms.enable\(\) was not called"):
-        lms.report()
-
-
 def test_a_misspelt_override() -> None:
     with pytest.raises(lms.ConfigError, match="did you mean policy"):
         lms.enable(polcy="all")
+    misspelt: dict[str, Any] = {"polcy": "all"}
+    with pytest.raises(lms.ConfigError, match=r"^LMSConfig has no 'polcy'; did you mean policy\?$"):
+        lms.LMSConfig(**misspelt)
+    with pytest.raises(lms.ConfigError, match=r"^LMSConfig has no 'zzz'$"):
+        dataclasses.replace(lms.LMSConfig(), zzz=1)  # type: ignore[call-arg]
+    assert list(inspect.signature(lms.LMSConfig).parameters)[:3] == ["enabled", "mode", "policy"]
 
 
 @pytest.mark.tensorflow

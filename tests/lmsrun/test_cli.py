@@ -102,6 +102,18 @@ def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
     )
 
 
+def test_levels_that_are_none_are_refused_before_the_start(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-np", "1", "train.py"], {"LMS_SERIALIZATION": "7,5-3"}) == 2
+    said = "lmsrun: LMS: serialization has '5-3'; needed levels such as 7 or 3:5\n"
+    assert capsys.readouterr().err == said
+    (here / "lmsrun.toml").write_text("[lms]\nserialization = [1, '1:5:0']\n")
+    assert main(["-np", "1", "train.py"], {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("serialization has '1:5:0'; needed levels such as 7 or 3:5")
+
+
 def test_a_key_of_the_file_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "lmsrun.toml").write_text("json = true\n")
     assert main(["-np", "1", "train.py"], {}) == 2

@@ -7,8 +7,8 @@ import pytest
 
 from launch.errors import UsageError
 from launch.settings import parse_size
-from lms.config import LMSConfig
-from lmsrun.options import OPTIONS, Request, doubtful_variables, parse_argv, read_request, render_argv
+from lms.config import LMSConfig, doubtful_variables
+from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
 from lmsrun.usage import render_help, render_reference
 
 
