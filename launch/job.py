@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.errors import JobError, UsageError
+from launch.output_file import open_output
 from launch.plan import LaunchPlan, RankPlan
 from launch.rendezvous import Slot, free_port, slot_env
 
@@ -171,11 +172,7 @@ def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return {
-            (number, stream): os.open(
-                folder / f"{name}.{stream}",
-                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
-                0o666,
-            )
+            (number, stream): open_output(folder / f"{name}.{stream}")
             for number, name in names.items()
             for stream in _STREAMS
         }

@@ -13,6 +13,7 @@ import termios
 from collections.abc import Mapping, Sequence
 
 from launch.errors import UsageError
+from launch.output_file import open_output
 from launch.receipt_lines import ReceiptSieve
 
 _STREAMS = {1: "stdout", 2: "stderr"}
@@ -74,7 +75,7 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     """A tee a stream, whose files lie in ``folder``.
 
     Raises:
-        UsageError: If the folder or a file cannot be written.
+        UsageError: If the folder or a file cannot be written, or a file is none.
     """
     # In an elastic job a number may come back with another process.
     late = os.O_APPEND if environ.get("HOROVOD_ELASTIC") else os.O_TRUNC
@@ -83,7 +84,7 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
         os.makedirs(folder, exist_ok=True)
         for fd, stream in _STREAMS.items():
             path = os.path.join(folder, f"rank-{rank}.{stream}")
-            file_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | late, 0o666)
+            file_fd = open_output(path, late)
             tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
     except OSError as error:
         host = os.uname().nodename

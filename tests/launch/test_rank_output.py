@@ -112,6 +112,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert text.count("\n") == 1
 
 
+def test_a_pipe_in_the_place_of_a_file_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-3.stdout")
+    done = work(tmp_path, "print('never')")
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"lmsrun: {tmp_path}/rank-3.stdout is no file, and output is to be kept there; ")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_a_failure_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "rank-3.stdout").symlink_to("/dev/full")

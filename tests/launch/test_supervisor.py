@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -233,6 +233,31 @@ def test_an_output_folder_that_cannot_be_made_starts_nothing(start: JobStarter) 
     assert job.finish() == 2
     assert len(job.stderr.decode().splitlines()) == 1
     assert not (job.folder / "ready-0").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_where_output_is_to_be_kept_starts_nothing(
+    start: JobStarter, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A pipe by that name would have the job wait for a reader."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    make(folder / "rank-1.stderr")
+    job = start(STUB, "ready", options=("--numa", "off", "--output-dir", folder))
+    assert job.finish(20) == 2
+    (line,) = job.stderr.decode().splitlines()
+    assert line.startswith(f"lmsrun: {folder}/rank-1.stderr is no file, and output is to be kept there; ")
+    assert not (job.folder / "ready-0").exists()
+
+
+def test_output_may_be_linked_elsewhere(start: JobStarter, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "rank-0.stdout").symlink_to("/dev/null")
+    (folder / "rank-1.stdout").symlink_to(tmp_path / "kept")
+    job = start(STUB, "say=word", options=("--numa", "off", "--output-dir", folder))
+    assert job.finish() == 0
+    assert (tmp_path / "kept").read_text() == "word"
 
 
 @pytest.mark.parametrize(("program", "code"), [("./missing.py", 127), ("./missing", 127), ("./plain", 126)])
