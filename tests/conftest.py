@@ -1,11 +1,26 @@
 """What all tests share. Its place also puts ``tests/`` on the import path, for ``import machines``."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
+
+
+def pytest_configure() -> None:
+    """Have the tests' jobs meet default signals when this run itself ignores some of them.
+
+    ``nohup`` and a shell's ``&`` start what ignores them, and whatever is started from there inherits it: no
+    job could be ended by them. A handler does not reach over an exec, and here it does nothing: this run goes
+    on ignoring what it was told to ignore.
+    """
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture
