@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ENDING
-
 HERE = Path(__file__)
+ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
 
 def test_jobs_of_the_tests_meet_default_signals() -> None:
