@@ -15,8 +15,6 @@ class OptimizerSettings:
 
     Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of
     results.
-    The dependency optimizer drops control edges that others imply. oneDNN merges a filter's gradient with its
-    bias's only where both wait for the same ops, and what it leaves apart has other last digits.
     The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the
     plan: it turns sums into chains of updates whose first buffer is allocated long before the plan has room
     for it.
@@ -52,5 +50,4 @@ def as_planned(config: Any) -> Any:
         changed.CopyFrom(config)
     rewrite = changed.graph_options.rewrite_options
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-    rewrite.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
     return changed

@@ -71,9 +71,9 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
     with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
         for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
             editor.swap(swap)
-    for edge in plan.serial_edges:
-        for before in editor.both(edge.before):
-            editor.order(before, edge.after)
+        for edge in plan.serial_edges:
+            for before in editor.both(edge.before):
+                editor.order(before, edge.after)
     return Edits(
         tuple(editor.added),
         editor.swap_outs,
@@ -126,6 +126,7 @@ class _Editor:
         self.swap_outs = self.swap_ins = self.control_edges = 0
         self.bypassed: set[str] = set()
         self._ordered: set[tuple[str, str]] = set()
+        self._gates: dict[str, Any] = {}
 
     def swap(self, swap: Swap) -> None:
         tensor = self.view.tensors[swap.tensor]
@@ -191,7 +192,7 @@ class _Editor:
         return copy.outputs[0]
 
     def _mark(self, op: Any, purpose: str) -> None:
-        if purpose != "alias":  # an alias is an op of the user's kind, with its own gradient
+        if purpose.startswith("swap"):  # an alias is an op of the user's kind, with its own gradient
             op._set_attr(GRADIENT_ATTR, attr_value_pb2.AttrValue(s=MOVED.encode()))
         op._set_attr(MARK_ATTR, attr_value_pb2.AttrValue(s=purpose.encode()))
         op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
@@ -207,12 +208,32 @@ class _Editor:
         return [self.view.ops[op]] if twin is None else [self.view.ops[op], twin]
 
     def order(self, before: Any, after: int) -> None:
-        """Control edges to an op (and to the second one that it stands for), each once."""
-        for op in self.both(after):
-            if (before.name, op.name) not in self._ordered:
-                self._ordered.add((before.name, op.name))
-                op._add_control_input(before)
-                self.control_edges += 1
+        """A control edge to an op, or to the gate of the two that it stands for; each once."""
+        first, *twin = self.both(after)
+        waiting = self._gate(first, *twin) if twin else first
+        if (before.name, waiting.name) not in self._ordered:
+            self._ordered.add((before.name, waiting.name))
+            self._wait(waiting, before)
+
+    def _gate(self, op: Any, twin: Any) -> Any:
+        """The one op that two wait for, so that oneDNN finds both waiting for the same.
+
+        With an edge to each, Grappler's dependency optimizer drops those that the inputs of one of them imply
+        and the inputs of the other do not. It bypasses a ``NoOp`` as well, and leaves a protected constant.
+        """
+        gate = self._gates.get(op.name)
+        if gate is None:
+            with op.graph.as_default(), tf.control_dependencies(None), tf.device(op.device or None):
+                gate = tf.constant([], tf.int32, name=f"{MARK}{op.name.replace('/', '_')}/gate").op
+            self._gates[op.name] = gate
+            self._mark(gate, "gate")
+            self._wait(op, gate)
+            self._wait(twin, gate)
+        return gate
+
+    def _wait(self, op: Any, before: Any) -> None:
+        op._add_control_input(before)
+        self.control_edges += 1
 
 
 @tf.RegisterGradient(MOVED)  # type: ignore[untyped-decorator]
