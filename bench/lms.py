@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +27,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from lms_case import MIB, Case  # noqa: E402
-from lms_children import CaseError, Found, Paced, Runner, largest, line_meets, say, table  # noqa: E402
+from lms_children import (  # noqa: E402
+    CaseError,
+    Found,
+    OutOfMemoryError,
+    Paced,
+    Runner,
+    largest,
+    line_meets,
+    say,
+    table,
+)
 from models import MODELS  # noqa: E402
 
 SCHEMA = "lmsrun.bench-lms/2"
@@ -142,7 +153,7 @@ def _bench(book: Book, name: str, keras: str, options: argparse.Namespace) -> No
             measure_memory(entry, bench, options.policies, book.save, goal_only=options.goal_only)
         if options.what in ("time", "both"):
             measure_time(entry, bench, options.rounds, book.save)
-    except CaseError as error:
+    except (CaseError, NoBaselineError) as error:
         entry["error"] = str(error)
         say(str(error))
     book.save()
@@ -188,25 +199,45 @@ def measure_memory(
         save()
     without = entry["without"]
     entry["goal_only"] = goal_only
-    double, most = entry.setdefault("double", {}), entry.setdefault("with", {})
-    double |= {policy: bench.run(policy, 2 * without["units"]) for policy in policies}
+    double, most = (_fresh(entry, key, policies) for key in ("double", "with"))
+    failed = _fresh(entry, "failed", [name for policy in policies for name in (policy, f"{policy} at 2x")])
+    twice, goal = 2 * without["units"], math.ceil(entry["target"] * without["units"])
+    for policy in policies:
+        double[policy] = _tried(failed, f"{policy} at 2x", twice, partial(bench.run, policy, twice))
     second = double.get("all") or small
     guess = max(without["units"], int(0.97 * _guess(entry, more, second, peak="planned_peak_bytes")))
     for policy in policies:
-        if goal_only:
-            units = math.ceil(entry["target"] * without["units"])
-            found = bench.run(policy, units)
-            if found is None:
-                raise CaseError(f"{bench.model}: {units} units do not fit with policy {policy}")
+        units = goal if goal_only else most["all"]["units"] if "all" in most else guess
+        search = bench.run if goal_only else bench.largest
+        found = _tried(failed, policy, units, partial(search, policy, units))
+        if found is not None:
             most[policy] = found
-        else:
-            known = most.get("all")
-            most[policy] = bench.largest(policy, known["units"] if known else guess)
         save()
     edits = [small, more, *double.values(), *most.values()]
     entry["edit"] = min(
         ({"edit_s": one["edit_s"], "ops": one["ops"]} for one in edits if one), key=lambda one: one["edit_s"]
     )
+
+
+def _fresh(entry: Found, key: str, names: Iterable[str]) -> Found:
+    """What an entry holds under ``key``, without what is measured anew under these names."""
+    kept: Found = entry.setdefault(key, {})
+    for name in names:
+        kept.pop(name, None)
+    return kept
+
+
+def _tried(failed: Found, name: str, units: int, find: Callable[[], Found | None]) -> Found | None:
+    """What ``find`` gave. Where it gave nothing the reason is kept, and the next is tried all the same."""
+    try:
+        found = find()
+    except CaseError as error:
+        failed[name] = str(error)
+        say(f"{name}: {error}")
+        return None
+    if found is None:
+        failed[name] = f"{units} units do not fit"
+    return found
 
 
 def _guess(entry: Found, one: Found, other: Found, *, peak: str) -> int:
@@ -238,6 +269,10 @@ def measure_time(
         without.kill()
 
 
+class NoBaselineError(Exception):
+    """Training without LMS failed, so that there is nothing to compare with; the text says how."""
+
+
 class Without:
     """Training without LMS, step by step. When it runs out of memory in the end it goes on a tenth smaller.
 
@@ -248,35 +283,43 @@ class Without:
     def __init__(self, bench: Bench, units: int) -> None:
         self.units = units
         self._bench = bench
-        self._paced = Paced(bench.runner, bench.case("off", units))
+        self._paced: Paced | None = None
         self._restarts = 0
 
     def step(self) -> float:
         """Take a step; returns its seconds a unit.
 
         Raises:
-            CaseError: If it fails again and again.
+            NoBaselineError: If it runs out of memory again and again, or fails for another reason.
         """
         while True:
             try:
+                if self._paced is None:
+                    self._paced = Paced(self._bench.runner, self._bench.case("off", self.units))
                 return self._paced.step() / self.units
-            except CaseError:
+            except OutOfMemoryError as error:
                 self.kill()
                 if self._restarts == MOST_RESTARTS:
-                    raise
+                    raise NoBaselineError(f"without LMS, {MOST_RESTARTS} times smaller: {error}") from error
                 self._restarts += 1
                 self.units = max(1, int(0.9 * self.units))
-                self._paced = Paced(self._bench.runner, self._bench.case("off", self.units))
+            except CaseError as error:
+                raise NoBaselineError(f"without LMS: {error}") from error
 
     def kill(self) -> None:
-        """End it."""
-        self._paced.kill()
+        """End it, until the next step."""
+        if self._paced is not None:
+            self._paced.kill()
+            self._paced = None
 
 
 def in_turns(without: Without, bench: Bench, policy: str, units: int, rounds: int) -> Found:
     """Median over the rounds of (seconds a unit with ``policy``) / (seconds a unit without LMS).
 
     The one without LMS takes several steps for each one of the other, which has more units.
+
+    Raises:
+        NoBaselineError: If the one without LMS fails.
     """
     turns = max(1, min(MOST_STEPS_A_TURN, units // without.units))
     pairs = []
@@ -389,6 +432,7 @@ def misses(entries: Iterable[Found]) -> list[str]:
         reached = multiple(entry)
         if "error" in entry:
             found.append(f"{where}: {entry['error'].splitlines()[0]}")
+        found += [f"{where}: {name}: {why.splitlines()[0]}" for name, why in entry.get("failed", {}).items()]
         if reached is not None and reached < entry["target"]:
             found.append(f"{where}: {reached:.1f}x instead of {entry['target']:g}x")
         found += [

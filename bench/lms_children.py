@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lms_case import CPU, Case
 
@@ -25,6 +26,8 @@ OUT_OF_MEMORY = (
     "ALLOC_FAILED",  # cuDNN and cuBLAS
     "No algorithm worked",  # a convolution on a GPU without room for its scratch
 )
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+"""How the CPU device's kernels end a process when an allocation fails. Any other signal came from outside."""
 
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]
@@ -33,7 +36,11 @@ Point = tuple[float, float]
 
 
 class CaseError(Exception):
-    """A case failed for another reason than memory; the text says what was run and how it ended."""
+    """A case failed; the text says what was run and how it ended."""
+
+
+class OutOfMemoryError(CaseError):
+    """A paced case has run out of its device's memory."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,14 @@ def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
     if code == 0:
         found: Found = json.loads(output.splitlines()[-1])
         return found
-    if code < 0 or any(sign in errors for sign in OUT_OF_MEMORY):
+    if ran_out(code, errors):
         return None
     raise CaseError(f"{told(case)} ended with {code}:\n{errors[-2000:]}")
+
+
+def ran_out(code: int, errors: str) -> bool:
+    """Whether a process that ended with ``code`` had no device memory left."""
+    return -code in CRASHES or (code > 0 and any(sign in errors for sign in OUT_OF_MEMORY))
 
 
 class Paced:
@@ -95,7 +107,7 @@ class Paced:
     """
 
     def __init__(self, runner: Runner, case: Case) -> None:
-        self._case, self._timeout_s = case, runner.timeout_s
+        self._case, self._timeout_s, self._late = case, runner.timeout_s, False
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             runner.argv(replace(case, paced=True)),
@@ -111,7 +123,8 @@ class Paced:
         """Take a step; returns its seconds.
 
         Raises:
-            CaseError: If the case has ended, as one that has run out of memory has.
+            OutOfMemoryError: If it had no memory left for that.
+            CaseError: If it has ended otherwise, or takes too long.
         """
         assert self._process.stdin is not None
         try:
@@ -148,17 +161,25 @@ class Paced:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Kill the case when what is done here takes too long."""
-        watchdog = threading.Timer(self._timeout_s, self._process.kill)
+        watchdog = threading.Timer(self._timeout_s, self._kill_late)
         watchdog.start()
         try:
             yield
         finally:
             watchdog.cancel()
 
-    def _fail(self) -> None:
+    def _kill_late(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _fail(self) -> NoReturn:
         code = self._process.wait()
+        if self._late:
+            raise CaseError(f"{told(self._case)}: no step within {self._timeout_s:.0f} s")
         self._errors.seek(0)
-        raise CaseError(f"{told(self._case)} ended with {code} in mid-run:\n{self._errors.read()[-1000:]}")
+        errors = self._errors.read()
+        kind = OutOfMemoryError if ran_out(code, errors) else CaseError
+        raise kind(f"{told(self._case)} ended with {code} in mid-run:\n{errors[-1000:]}")
 
 
 def told(case: Case) -> str:

@@ -111,7 +111,7 @@ GROWTH_MIB = {"off": 10, "all": 1, "auto": 1.2}
 
 
 def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
-    machine, entry, saved = Machine(), {"limit_mb": 400}, []
+    machine, entry, saved = Machine(), {"limit_mb": 400, "target": 6.0}, []
     bench = script.Bench(machine, "resnet50")
     script.measure_memory(entry, bench, script.POLICIES, lambda: saved.append(len(entry)))
     units = {policy: found["units"] for policy, found in entry["with"].items()}
@@ -133,9 +133,41 @@ def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType) -> Non
     assert {policy: found["units"] for policy, found in entry["with"].items()} == {"all": 210, "auto": 210}
     assert script.multiple(entry) == 6.0 and len(machine.cases) == 6
     assert entry["goal_only"], "the table must not call it the largest"
-    entry["target"] = 10.0
-    with pytest.raises(script.CaseError, match="350 units do not fit with policy auto"):
-        script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
+    assert entry["failed"] == {}
+
+
+class Faulty(Machine):
+    """One whose policy ``all`` crashes with larger batches, for another reason than memory."""
+
+    def run(self, case: Any) -> dict[str, Any] | None:
+        from lms_children import CaseError
+
+        if case.policy == "all" and case.units > 100:
+            raise CaseError(f"all {case.units} ended with 1:\nTypeError: a fault")
+        return super().run(case)
+
+
+@pytest.mark.parametrize("order", [["all", "auto"], ["auto", "all"]])
+def test_a_policy_that_misses_the_goal_does_not_end_the_others(script: ModuleType, order: list[str]) -> None:
+    held: dict[str, Any] = {"limit_mb": 400, "target": 10.0, "without": {"units": 35}}
+    held["with"] = {"auto": {"units": 1000}}
+    machine = Machine()
+    script.measure_memory(held, script.Bench(machine, "resnet50"), order, goal_only=True)
+    assert held["with"].keys() == {"all"} and script.multiple(held) == 10.0
+    assert held["failed"] == {"auto": "350 units do not fit"}
+    held |= {"tensorflow": "2.21.0", "keras": "3", "model": "resnet50", "with": {}}
+    assert script.misses([held]) == ["TensorFlow 2.21.0, Keras 3, resnet50: auto: 350 units do not fit"]
+    script.measure_memory(held | {"target": 6.0}, script.Bench(machine, "resnet50"), order, goal_only=True)
+    assert held["failed"] == {}, "measured anew"
+
+
+@pytest.mark.parametrize("goal_only", [True, False])
+def test_a_policy_that_crashes_does_not_end_the_others(script: ModuleType, goal_only: bool) -> None:
+    held: dict[str, Any] = {"limit_mb": 400, "target": 6.0, "without": {"units": 35}}
+    script.measure_memory(held, script.Bench(Faulty(), "resnet50"), script.POLICIES, goal_only=goal_only)
+    (policy,) = held["with"]
+    assert policy == "auto" and script.multiple(held) >= 6.0
+    assert held["failed"].keys() == {"all"} and "TypeError: a fault" in held["failed"]["all"]
 
 
 class Gpu(Machine):
@@ -210,17 +242,19 @@ def test_times_need_batches(script: ModuleType) -> None:
 
 
 class Fragile:
-    """In the place of a paced case: one of 10 units runs out of memory in its third step."""
+    """In the place of a paced case: one of 10 units runs out of memory in its third step; 20 crash."""
 
     def __init__(self, runner: Any, case: Any) -> None:
         self.case, self.steps = case, 0
 
     def step(self) -> float:
-        from lms_children import CaseError
+        from lms_children import CaseError, OutOfMemoryError
 
         self.steps += 1
         if self.case.units == 10 and self.steps == 3:
-            raise CaseError("out of memory")
+            raise OutOfMemoryError("out of memory")
+        if self.case.units == 20:
+            raise CaseError("resnet50 off 20 ended with 1 in mid-run:\nTypeError: a fault")
         return 0.5 * float(self.case.units)
 
     def kill(self) -> None:
@@ -241,6 +275,46 @@ def test_training_without_lms_goes_on_smaller_when_it_fails_late(
     script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
     found = entry["time"]["all at most"]
     assert (found["units"], found["units_without"], found["ratio"]) == (60, 9, 1.0)
+
+
+def test_a_crash_without_lms_is_not_taken_for_a_lack_of_memory(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have been tried again on ever smaller batches, and the times be those of the smallest."""
+    monkeypatch.setattr(script, "Paced", Fragile)
+    entry: dict[str, Any] = {"without": {"units": 20}, "double": {}, "with": {"all": {"units": 60}}}
+    with pytest.raises(script.NoBaselineError, match="^without LMS: resnet50 off 20 .*\n.*TypeError"):
+        script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+    assert entry["time"] == {}
+
+
+def test_running_out_of_memory_for_ever_ends_the_row(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hopeless(Fragile):
+        def step(self) -> float:
+            raise script.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(script, "Paced", Hopeless)
+    entry: dict[str, Any] = {"without": {"units": 40}, "double": {}, "with": {"all": {"units": 60}}}
+    with pytest.raises(script.NoBaselineError, match="3 times smaller: out of memory"):
+        script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "memory"),
+    [
+        (-11, "", True),
+        (-6, "could not create a memory object", True),
+        (1, "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM", True),
+        (1, "TypeError: a fault", False),
+        (-9, "", False),
+        (-15, "OOM", False),
+        (0, "OOM", False),
+    ],
+)
+def test_what_counts_as_out_of_memory(children: ModuleType, code: int, errors: str, memory: bool) -> None:
+    assert children.ran_out(code, errors) == memory
 
 
 def entry() -> dict[str, Any]:
@@ -396,8 +470,30 @@ def test_a_case_that_does_not_fit_is_no_error(children: ModuleType) -> None:
 
     case = Case("tiny", "tiny", units=400, limit_mb=32)
     assert children.Runner().run(case) is None
-    with pytest.raises(children.CaseError, match="tiny off 400 ended with"):
+    with pytest.raises(children.OutOfMemoryError, match="tiny off 400 ended with"):
         children.Paced(children.Runner(), case)
+
+
+def test_paced_cases_that_crash_or_hang_are_told_apart(children: ModuleType, tmp_path: Path) -> None:
+    """A stand-in for Python runs in their place."""
+    from lms_case import Case
+
+    def paced(script: str, timeout_s: float) -> Any:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        return children.Paced(children.Runner(str(python), timeout_s=timeout_s), Case("tiny", "tiny"))
+
+    for script, said in (
+        ("echo 'TypeError: a fault' >&2; exit 1", "tiny off 1 ended with 1 in mid-run:\nTypeError: a fault"),
+        ("kill -TERM $$", "tiny off 1 ended with -15 in mid-run"),
+        ("exec sleep 60", "tiny off 1: no step within 1 s"),
+    ):
+        with pytest.raises(children.CaseError, match=said) as caught:
+            paced(script, 1)
+        assert not isinstance(caught.value, children.OutOfMemoryError)
+    with pytest.raises(children.OutOfMemoryError):
+        paced("kill -SEGV $$", 30)
 
 
 def test_a_python_without_tensorflow_is_one_line(tmp_path: Path) -> None:
