@@ -292,7 +292,11 @@ class _Board:
 
 
 class LMSStatsAverage(EitherKeras):
-    """Appends one CSV line a training: throughput and averages over its steps.
+    """Appends one CSV line a training: throughput and averages over its steps, in IBM's columns.
+
+    The first step of a training traces and plans, which takes seconds and starts the allocator's counters
+    anew. ``start_batch=0`` counts it as any other, as IBM's did: the averages have its time, the median
+    hardly, and ``allocs`` is empty.
 
     Args:
         logfile: The file; lines are added, so that runs with growing images make one table. Its folder is
@@ -302,7 +306,7 @@ class LMSStatsAverage(EitherKeras):
         gpu_id: Whose allocator is asked.
         batch_size: Images a step.
         start_epoch: First epoch that counts, from 0.
-        start_batch: First step of an epoch that counts, from 0; those before warm up.
+        start_batch: First step of each epoch that counts, from 0; those before warm up.
 
     Raises:
         PlaceError: If the file cannot be written.
@@ -339,7 +343,8 @@ class LMSStatsAverage(EitherKeras):
     def on_train_end(self, logs: Any = None) -> None:
         """Write the line; a training that ended while warming up writes none and says so."""
         if not self._meter.steps:
-            print(f"LMSStatsAverage: no step counted; training ended before step {self._start_batch}")
+            first = f"step {self._start_batch} of epoch {self._start_epoch}"
+            print(f"LMSStatsAverage: no step counted; training ended before {first}, both from 0")
             return
         row = self._row(self._meter.steps)
         is_new = not self._logfile.exists()

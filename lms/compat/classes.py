@@ -27,7 +27,7 @@ from lms.hook import Engine
 from lms.hook import engine as current_engine
 from lms.rewrite import is_edited
 from lms.selection import SECOND_GENERATION, Unmatched
-from lms.shapes import ShapeHints
+from lms.shapes import PLACEHOLDERS, ShapeHints
 from lms.stats import GraphStats
 from lms.tf_graph import has_backward_pass
 
@@ -295,7 +295,7 @@ def _has_open_batch(graph: Any) -> bool:
     return any(
         output.shape.rank and output.shape.as_list()[0] is None
         for op in graph.get_operations()
-        if op.type in ("Placeholder", "IteratorGetNext")
+        if op.type in (*PLACEHOLDERS, "IteratorGetNext")
         for output in op.outputs
     )
 

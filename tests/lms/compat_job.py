@@ -47,13 +47,20 @@ def error_of(function: Any, *args: Any, **kwargs: Any) -> list[str]:
 tf1 = tf.compat.v1
 
 
-def build(ref_variables: bool = False, bias: bool = False) -> tuple[Any, Any, Any, Any]:
+def build(
+    ref_variables: bool = False, bias: bool = False, defaults: bool = False
+) -> tuple[Any, Any, Any, Any]:
     """A small network as TensorFlow 1 programs built them, in the default graph.
 
-    With ``bias`` each convolution has one, and the first reads a tensor that can be swapped.
+    With ``bias`` each convolution has one, and the first reads a tensor that can be swapped. With
+    ``defaults`` what is fed has a value without.
     """
     tf1.set_random_seed(1)
-    x, y = tf1.placeholder(tf.float32, [None, 32, 32, 3], "x"), tf1.placeholder(tf.int32, [None], "y")
+    if defaults:
+        x = tf1.placeholder_with_default(tf.zeros([4, 32, 32, 3]), [None, 32, 32, 3], "x")
+        y = tf1.placeholder_with_default(tf.zeros([4], tf.int32), [None], "y")
+    else:
+        x, y = tf1.placeholder(tf.float32, [None, 32, 32, 3], "x"), tf1.placeholder(tf.int32, [None], "y")
     h = x * 2 if bias else x
     for i in range(5):
         with tf1.variable_scope(f"block{i}", use_resource=not ref_variables):
@@ -175,6 +182,13 @@ def sessions() -> dict[str, Any]:
         return [len(added), said(), [str(warning.message) for warning in caught]]
 
     found["open"] = in_new_graph(open_batch)
+
+    def defaults() -> list[Any]:
+        build(defaults=True)
+        said()
+        return [len(LMS({"adam_optimizer"}, lb=3).run(tf1.get_default_graph())), said()]
+
+    found["defaults"] = in_new_graph(defaults)
 
     def errors() -> dict[str, Any]:
         build()
@@ -318,6 +332,7 @@ def keras(folder: Path) -> dict[str, Any]:
     stats = [
         LMSStatsLogger(folder / "log.csv", log_dir=folder / "board"),
         LMSStatsAverage(folder / "average.csv", 32, batch_size=16),
+        LMSStatsAverage(folder / "whole.csv", 32, batch_size=16, start_batch=0),
     ]
     fit = {"batch_size": 16, "verbose": 0, "validation_data": (images[:16], labels[:16])}
     model().fit(images, labels, epochs=2, callbacks=[LMSKerasCallback(lb=3, n_tensors=4), *stats], **fit)
@@ -325,6 +340,7 @@ def keras(folder: Path) -> dict[str, Any]:
     found["report"] = [lms.report().edited[-1].tensors, lms.report().edited[-1].bytes_out]
     found["log"] = (folder / "log.csv").read_text().splitlines()
     found["average"] = (folder / "average.csv").read_text().splitlines()
+    found["whole"] = (folder / "whole.csv").read_text().splitlines()
     found["board"] = board(folder / "board")
     found["values"] = {
         name: error_of(getattr(tf.experimental, name), 0) or getattr(tf.experimental, name)(0)

@@ -57,7 +57,20 @@ def test_one_line_for_the_average(seen: dict[str, Any]) -> None:
     row = dict(zip(header.split(","), line.split(","), strict=True))
     assert float(row["megapixels/sec"]) == pytest.approx(16 * 32**2 / float(row["time"]) / 1e6)
     assert (row["num_steps"], float(row["reclaim_ones"])) == ("4", seen["report"][0])
-    assert seen["short"] == ["LMSStatsAverage: no step counted; training ended before step 9\n", False]
+    said = "LMSStatsAverage: no step counted; training ended before step 9 of epoch 0, both from 0\n"
+    assert seen["short"] == [said, False]
+
+
+@pytest.mark.tensorflow
+def test_the_average_from_the_first_step_on_has_all_of_them(seen: dict[str, Any]) -> None:
+    """As IBM's did with ``start_batch=0``: the step that traces and plans counts like the others."""
+    header, line = seen["whole"]
+    row = dict(zip(header.split(","), line.split(","), strict=True))
+    durations = [float(line.split(",")[3]) for line in seen["log"][1:] if line.startswith("t")]
+    assert (row["num_steps"], float(row["reclaim_ones"])) == ("8", seen["report"][0])
+    assert float(row["time"]) == pytest.approx(sum(durations) / 8, rel=0.2)
+    assert float(row["time"]) > float(seen["average"][1].split(",")[-1]), "tracing takes longer than a step"
+    assert row["allocs"] == "", "planning the step started the allocator's counters anew"
 
 
 @pytest.mark.tensorflow

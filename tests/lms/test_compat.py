@@ -151,6 +151,13 @@ def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
 
 
 @pytest.mark.tensorflow
+def test_placeholders_with_defaults_leave_the_batch_open_too(sessions: dict[str, Any]) -> None:
+    added, lines = sessions["defaults"]
+    assumed = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_BATCH_SIZE)"
+    assert added > 0 and assumed in lines
+
+
+@pytest.mark.tensorflow
 def test_what_fits_is_not_guessed_where_the_batch_size_is_open(sessions: dict[str, Any]) -> None:
     added, lines, warned = sessions["open"]
     assert added == 0 and not any("LMS is not necessary" in line or "32" in line for line in lines)
