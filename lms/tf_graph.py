@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
@@ -98,7 +99,8 @@ def read_graph(
     types = {op: op.type for op in ops}
     twins = find_twins(types) if device_type == "CPU" else {}
     barriers = Barriers.between(twins)
-    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, barriers)
+    has_conditions = not SWITCHES.isdisjoint(types.values())
+    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, has_conditions, barriers)
     second = {first: twin for twin, first in twins.items()}
     for op in schedule(ops, twins, barriers):
         reader.add(op, types[op], second.get(op))
@@ -165,6 +167,8 @@ class Barriers:
 
     def controls(self, op: Any) -> list[Any]:
         """The ops that ``op`` waits for beside its inputs."""
+        if not self.waits:  # nothing is lifted either
+            return list(op.control_inputs)
         waiting = [control for control in op.control_inputs if (op, control) not in self.lifted]
         return [*waiting, *self.waits.get(op, ())]
 
@@ -188,9 +192,9 @@ def schedule(
     ops = [op for op in ops if op not in twins]
     place = {op: index for index, op in enumerate(ops)}
     place.update((twin, place[op]) for twin, op in twins.items())
-    before = [{place[t.op] for t in op.inputs}.union(place[c] for c in barriers.controls(op)) for op in ops]
+    before = [[place[t.op] for t in op.inputs] + [place[c] for c in barriers.controls(op)] for op in ops]
     for twin, op in twins.items():
-        before[place[op]].update(place[c] for c in twin.control_inputs)
+        before[place[op]] += [place[c] for c in twin.control_inputs]
     if all(not earlier or max(earlier) < index for index, earlier in enumerate(before)):
         return ops
     waiting = [len(earlier) for earlier in before]
@@ -216,7 +220,13 @@ def schedule(
 
 class _Reader:
     def __init__(
-        self, tf_graph: Any, device_type: str, shapes: Shapes, in_session: bool, barriers: Barriers
+        self,
+        tf_graph: Any,
+        device_type: str,
+        shapes: Shapes,
+        in_session: bool,
+        has_conditions: bool,
+        barriers: Barriers,
     ) -> None:
         self.build = GraphBuilder()
         self.ops: list[Any] = []
@@ -226,9 +236,8 @@ class _Reader:
         self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
         self._depths: list[int] = []
-        self._makers: list[int] = []
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
-        self._in_session, self._barriers = in_session, barriers
+        self._in_session, self._has_conditions, self._barriers = in_session, has_conditions, barriers
 
     def add(self, op: Any, op_type: str, twin: Any = None) -> None:
         outputs = list(op.outputs)
@@ -244,7 +253,7 @@ class _Reader:
             inputs = []
         in_frame = op._get_control_flow_context() is not None
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
-        depth = self._depth(op_type, [*(self._makers[tensor] for tensor in inputs), *controls])
+        depth = self._depth(op, op_type, controls) if self._has_conditions else 0
         made = self.build.add(
             op.name,
             op_type,
@@ -253,9 +262,7 @@ class _Reader:
             controls=controls,
             aliases=[0, 0] if op_type in SWITCHES else None,
             outside=elsewhere,
-            forbidden="control flow"
-            if in_frame
-            else [self._forbidden(op, op_type, tensor) for tensor in outputs],
+            forbidden="control flow" if in_frame else self._forbidden(op, op_type, outputs),
             workspace_bytes=self._workspace(op, op_type),
             chainable=False if self._in_session and is_update(op_type) else None,
             conditional=in_frame or depth > 0 or op_type in MERGES,
@@ -266,41 +273,45 @@ class _Reader:
         for number, tensor in zip(made, outputs, strict=True):
             self.ids[id(tensor)] = number
             self.tensors.append(tensor)
-            self._makers.append(self._op_ids[op])
 
-    def _depth(self, op_type: str, before: Iterable[int]) -> int:
+    def _depth(self, op: Any, op_type: str, controls: Sequence[int]) -> int:
         """In how many conditions of compat.v1 an op stands; TensorFlow does not say it of gradients."""
-        depth = max((self._depths[op] for op in before), default=0)
+        before = [*(self._op_ids[tensor.op] for tensor in op.inputs), *controls]
+        depth = max((self._depths[earlier] for earlier in before), default=0)
         return max(0, depth + (op_type in SWITCHES) - (op_type in MERGES))
 
     def _nbytes(self, op_type: str, tensor: Any, elsewhere: bool) -> int | None:
-        dtype = tensor.dtype
-        if dtype in NOT_PLAIN or op_type in TINY or (op_type == RESERVING and tensor.value_index == RESERVE):
+        item_bytes = _item_bytes(tensor.dtype.as_datatype_enum)
+        if not item_bytes or op_type in TINY or (op_type == RESERVING and tensor.value_index == RESERVE):
             return 0
-        size = _elements(tensor.shape)
+        size: int | None = tensor.shape.num_elements()
         if size is None and (better := self._shapes.get(tensor.name)) is not None:
             size = _product(better)
         if size is None:
             if not elsewhere:
                 self.unknown.append(tensor.name)
             return None
-        return int(size * dtype.size)
+        return size * item_bytes
 
-    def _forbidden(self, op: Any, op_type: str, tensor: Any) -> str | None:
+    def _forbidden(self, op: Any, op_type: str, outputs: Sequence[Any]) -> str | list[str | None]:
         if op_type.startswith("Lms"):
             return "swapped already"
-        if tensor.dtype in NOT_PLAIN:
-            return "not plain memory"
-        return BEHIND_BARRIER if op in self._barriers.identities else UNSWAPPABLE_TYPES.get(op_type)
+        behind = op in self._barriers.identities
+        reason = BEHIND_BARRIER if behind else UNSWAPPABLE_TYPES.get(op_type)
+        return [
+            reason if _item_bytes(tensor.dtype.as_datatype_enum) else "not plain memory" for tensor in outputs
+        ]
 
     def _workspace(self, op: Any, op_type: str) -> int:
         if op_type in POOLING and self._device_type == "CPU":
             pooled = op.inputs[POOLED]
             nbytes = self._nbytes(op_type, pooled, elsewhere=True) or 0
             return int(nbytes + nbytes // pooled.dtype.size * PLACE_BYTES)
+        if op_type not in BODY_ATTRS:
+            return 0
         peaks = [
             peak_of_body(self._tf_graph, name, self._device_type)
-            for attr in BODY_ATTRS.get(op_type, ())
+            for attr in BODY_ATTRS[op_type]
             for name in _body_names(op, attr)
         ]
         return max(peaks, default=0)
@@ -327,8 +338,11 @@ def _body_names(op: Any, attr: str) -> list[str]:
     return [item.name for item in (value if isinstance(value, list) else [value])]
 
 
-def _elements(shape: Any) -> int | None:
-    return None if shape.rank is None else _product(shape.as_list())
+@cache
+def _item_bytes(data_type: int) -> int:
+    """Bytes of an element of a type, which TensorFlow numbers; 0 where its memory is not plain."""
+    dtype = tf.as_dtype(data_type)
+    return 0 if dtype in NOT_PLAIN else int(dtype.size)
 
 
 def _product(dims: Sequence[int | None]) -> int | None:
