@@ -167,7 +167,7 @@ class Barriers:
 
     def controls(self, op: Any) -> list[Any]:
         """The ops that ``op`` waits for beside its inputs."""
-        if not self.waits:  # nothing is lifted either
+        if not self.lifted:  # nothing waits for a first twin either
             return list(op.control_inputs)
         waiting = [control for control in op.control_inputs if (op, control) not in self.lifted]
         return [*waiting, *self.waits.get(op, ())]

@@ -229,6 +229,16 @@ def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
     assert graph.tensors[graph.ops[op_id(view, "behind")].outputs[0]].forbidden == BEHIND_BARRIER
 
 
+def test_a_barrier_waits_for_neither_where_one_alone_reads_behind_it() -> None:
+    def conv() -> Any:
+        kernel, bias, _ = barred_twins()
+        return tf.reduce_sum(kernel) + tf.reduce_sum(bias)
+
+    _, view = build(conv)
+    assert view.twins[op_id(view, "kernel")].name == "bias"
+    assert view.graph.ops[op_id(view, "barrier")].controls == (op_id(view, "gradient"),)
+
+
 def test_what_reads_behind_two_barriers_waits_for_both() -> None:
     def convs() -> Any:
         (one, _, behind), (other, _, behind_other) = barred_twins(), barred_twins("_other")
