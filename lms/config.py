@@ -64,6 +64,11 @@ def _option(default: Any, text: str, *, low: float | None = None, env: str | Non
     return dataclasses.field(default=default, metadata={"help": text, "low": low, "env": env})
 
 
+def env_name(declared: "dataclasses.Field[Any]") -> str:
+    """The environment variable of a field of LMSConfig."""
+    return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
+
+
 def _with_nearest_name(cls: type[Any]) -> type[Any]:
     """Have a misspelt field refused with the nearest name, where Python would tell only what is wrong."""
     plain = cls.__init__
@@ -79,6 +84,17 @@ def _with_nearest_name(cls: type[Any]) -> type[Any]:
     return cls
 
 
+def _with_fields_told(cls: type[Any]) -> type[Any]:
+    """Let ``help()`` tell each field with its variable, default and meaning."""
+    told = [
+        f"    {one.name} ({env_name(one)}, {one.default!r}):\n        {one.metadata['help']}"
+        for one in fields(cls)
+    ]
+    cls.__doc__ = "\n".join([cls.__doc__ or "", "Fields, each with its variable and its default:", *told])
+    return cls
+
+
+@_with_fields_told
 @_with_nearest_name
 @dataclass(frozen=True)
 class LMSConfig:
@@ -242,11 +258,6 @@ class LMSConfig:
             if value != declared.default:
                 lines.append(f"{declared.name} = {_to_toml(value)}")
         return "\n".join(lines) + "\n"
-
-
-def env_name(declared: "dataclasses.Field[Any]") -> str:
-    """The environment variable of a field of LMSConfig."""
-    return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
 
 
 def doubtful_variables(environ: Iterable[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The configuration: every field by every road, and every wrong value by its name."""
 
 import dataclasses
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_names_of_variables() -> None:
         "LMS_SWAPIN_AHEAD",
     )
     assert len(set(names.values())) == len(names)
+
+
+def test_help_tells_every_field() -> None:
+    told = pydoc.plain(pydoc.render_doc(LMSConfig))
+    for field in dataclasses.fields(LMSConfig):
+        assert f"    {field.name} ({env_name(field)}, {field.default!r}):\n" in told
+        assert field.metadata["help"] in told
 
 
 @pytest.mark.parametrize("word", ["1", "true", "YES", " on "])
