@@ -141,7 +141,8 @@ def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Map
 
 
 def _is_forbidden(environ: Mapping[str, str]) -> bool:
-    return environ.get("LMS_ENABLED", "") != "" and not LMSConfig.from_env(environ).enabled
+    word = environ.get("LMS_ENABLED", "")
+    return word != "" and not LMSConfig.from_env({"LMS_ENABLED": word}).enabled
 
 
 def _start(config: LMSConfig) -> State:

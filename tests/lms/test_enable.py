@@ -185,6 +185,7 @@ def test_mode_off() -> None:
     [
         ("", {"LMS_ENABLED": "0"}, "off: LMS_ENABLED switches it off"),
         ("lms.enable(policy='all')", {"LMS_ENABLED": "0"}, "off: LMS_ENABLED switches it off"),
+        ("", {"LMS_ENABLED": "0", "LMS_LB": "x"}, "off: LMS_ENABLED switches it off"),
         ("lms.enable(mode='off')", {}, "off: mode is off"),
         ("lms.enable()", {}, "native: TensorFlow's own large model support is on"),
         (
