@@ -70,7 +70,9 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
         return made
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
     note = f"planned {planned:.1f} MiB instead of {wanted:.1f} MiB, because free memory lies in pieces"
-    return replace(made, budget_bytes=first.budget_bytes, notes=(*made.notes, note))
+    told = replace(made, budget_bytes=first.budget_bytes)
+    # That a try missed its own, tighter budget concerns nobody.
+    return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 
 def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
