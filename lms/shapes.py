@@ -77,7 +77,7 @@ def complete_shapes(tf_graph: Any, hints: ShapeHints) -> dict[str, Dims]:
         tensor
         for op in tf_graph.get_operations()
         for tensor in op.outputs
-        if tensor.dtype != tf.resource and not tensor.shape.is_fully_defined()
+        if not tensor.shape.is_fully_defined() and tensor.dtype != tf.resource
     ]
     found: dict[str, Dims] = {tensor.name: (0,) for tensor in open_tensors if _is_reserve(tensor)}
     asked = [tensor for tensor in open_tensors if tensor.name not in found]
@@ -133,17 +133,31 @@ def _import_pinned(tf_graph: Any, excerpt: _Excerpt, hints: ShapeHints) -> dict[
     """By name the ops of a copy of the excerpt, with pinned arguments."""
     definition = graph_pb2.GraphDef(versions=tf_graph.graph_def_versions)
     tf_graph._copy_functions_to_graph_def(definition, 0)
-    for leaf in excerpt.leaves:
-        argument = definition.node.add(name=leaf.op.name, op="Placeholder")
-        argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
-        argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
+    stand_ins = _add_stand_ins(definition, excerpt.leaves)
     arguments = hints.pin_all(_arguments(tf_graph))
     for op in excerpt.whole:
-        _take(definition.node.add(), op, hints, arguments)
+        _take(definition.node.add(), op, stand_ins, hints, arguments)
     copy = tf.Graph()
     with copy.as_default():
         handles = _handles(excerpt)
     return _import_ops(copy, definition, handles)
+
+
+def _add_stand_ins(definition: Any, leaves: Iterable[Any]) -> dict[str, str]:
+    """Add an argument for each kind of leaf; which one, by the name of the leaf's op.
+
+    Leaves of one type and shape share it: a third of what would be imported are leaves, most of them weights.
+    """
+    arguments: dict[tuple[int, Dims], str] = {}
+    stand_ins: dict[str, str] = {}
+    for leaf in leaves:
+        kind = leaf.dtype.as_datatype_enum, tuple(leaf.shape.as_list())
+        name = stand_ins[leaf.op.name] = arguments.setdefault(kind, leaf.op.name)
+        if name == leaf.op.name:
+            argument = definition.node.add(name=name, op="Placeholder")
+            argument.attr["dtype"].type = leaf.dtype.as_datatype_enum
+            argument.attr["shape"].shape.CopyFrom(leaf.shape.as_proto())
+    return stand_ins
 
 
 def _arguments(tf_graph: Any) -> dict[str, Dims]:
@@ -182,10 +196,12 @@ def _import_ops(copy: Any, definition: Any, handles: Mapping[str, Any]) -> dict[
     return {op.name: op for op in made}
 
 
-def _take(taken: Any, op: Any, hints: ShapeHints, arguments: Mapping[str, Dims]) -> None:
+def _take(
+    taken: Any, op: Any, stand_ins: Mapping[str, str], hints: ShapeHints, arguments: Mapping[str, Dims]
+) -> None:
     taken.MergeFromString(op._node_def)
-    data = [name for name in taken.input if not name.startswith("^")]
-    del taken.input[len(data) :]
+    data = [stand_ins.get(name, name) for name in taken.input if not name.startswith("^")]
+    taken.input[:] = data
     for attr in ("_output_shapes", "_class"):
         taken.attr.pop(attr, None)
     if taken.op in PLACEHOLDERS:

@@ -73,3 +73,17 @@ def test_what_batch_normalisation_leaves_open_for_good_is_nothing() -> None:
     open_sizes = read_graph(graph, "CPU", shapes).unknown
     assert shapes["nothing:0"] == (0,)
     assert open_sizes and not any(name.startswith("nothing") for name in open_sizes)
+
+
+def test_weights_of_one_shape_decide_shapes_like_weights_of_their_own() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, (None, 3), name="x")
+        square, other, wide = (tf.exp(tf.zeros(shape)) for shape in ((3, 3), (3, 3), (3, 5)))
+        double = tf.exp(tf.zeros((3, 5), tf.float64))
+        once = tf.matmul(x, square, name="once")
+        tf.matmul(tf.matmul(once, other), wide, name="twice")
+        tf.matmul(tf.cast(once, tf.float64), double, name="double")
+    shapes = complete_shapes(graph, ShapeHints(batch_size=8))
+    assert shapes["once:0"] == (8, 3)
+    assert shapes["twice:0"] == shapes["double:0"] == (8, 5)
