@@ -6,14 +6,8 @@ neighbours.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
-from heapq import heappop, heappush
 
-from lms.demand import Demand, Update
-from lms.liveness import Residency
-
-SMALLEST_BYTES = 256
-"""Nothing is too small to matter: a momentum of 1 KiB keeps the free chunks at its sides apart."""
+from lms.demand import Demand, Tape
 
 STEPS = 10
 """Each step leaves its updated variables elsewhere. One plan for a ResNet-50 with momentum finds room here in
@@ -111,91 +105,17 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
         Bytes, not counting what these variables had before the first step; ``None`` when a buffer finds no
         chunk.
     """
-    small = sum(stay.nbytes for stay in demand.stays if stay.nbytes < SMALLEST_BYTES)
-    if size < small:
-        return None
-    tape = Tape(demand)
-    run = _Run(tape, size - small)
-    if not tape.moves:  # all steps are alike
+    key = size, steps
+    if key not in demand.peaks:
+        demand.peaks[key] = _peak(demand, size, steps)
+    return demand.peaks[key]
+
+
+def _peak(demand: Demand, size: int, steps: int) -> int | None:
+    run = _Run(demand.tape, size)
+    if not demand.tape.moves:  # all steps are alike
         steps = min(steps, 1)
-    return run.peak + small if all(run.step() for _ in range(steps)) else None
-
-
-class Tape:
-    """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
-
-    Chunks are known by registers. A variable has its own, and one more for each chunk that it gets.
-    """
-
-    def __init__(self, demand: Demand) -> None:
-        self.calls: list[tuple[int, int]] = []
-        """Register and bytes of an allocation; register and 0: it is freed."""
-        self.variables = {
-            update.variable: update.nbytes for update in demand.updates if update.nbytes >= SMALLEST_BYTES
-        }
-        """Bytes by variable; their registers come first, in this order."""
-        self._latest = {variable: register for register, variable in enumerate(self.variables)}
-        self.registers = len(self._latest)
-        self._handed_on = demand.handed_on
-        self._ends: list[tuple[int, int]] = []
-        self._held: dict[int, tuple[int, int]] = {}
-        """For each buffer on the device the last point of its stay, and its register."""
-        self._passed: Counter[int] = Counter()
-        """Registers that have a new owner when the old one's stay ends."""
-        events: list[Residency | Update] = [*demand.stays, *demand.updates]
-        for event in sorted((one for one in events if one.nbytes >= SMALLEST_BYTES), key=_when):
-            if isinstance(event, Update):
-                self._update(event)
-            else:
-                self._stay(event)
-        self._free_before(None)
-        self.moves = tuple(
-            (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
-        )
-        """At the end of the step: a variable's register, and the one whose chunk it has now."""
-
-    def _stay(self, stay: Residency) -> None:
-        register = self._handed_to(stay)
-        self._free_before(stay.first)
-        if register is None:
-            register = self._allocate(stay.nbytes)
-        self._held[stay.tensor] = stay.last, register
-        heappush(self._ends, (stay.last, register))
-
-    def _handed_to(self, stay: Residency) -> int | None:
-        """The register that another buffer leaves to this one, if any does."""
-        source = self._handed_on.get(stay.tensor)
-        if source is None or source not in self._held:
-            return None
-        last, register = self._held[source]
-        if last != stay.first - 1:
-            return None
-        self._passed[register] += 1
-        return register
-
-    def _update(self, update: Update) -> None:
-        self._free_before(update.point)
-        if update.source is None:
-            register = self._allocate(update.nbytes)
-        else:
-            _, register = self._held[update.source]
-            self._passed[register] += 1
-        heappush(self._ends, (update.freed, self._latest[update.variable]))
-        self._latest[update.variable] = register
-
-    def _allocate(self, nbytes: int) -> int:
-        register = self.registers
-        self.registers += 1
-        self.calls.append((register, nbytes))
-        return register
-
-    def _free_before(self, point: int | None) -> None:
-        while self._ends and (point is None or self._ends[0][0] < point):
-            _, register = heappop(self._ends)
-            if self._passed[register]:
-                self._passed[register] -= 1
-            else:
-                self.calls.append((register, 0))
+    return run.peak if all(run.step() for _ in range(steps)) else None
 
 
 class _Run:
@@ -227,10 +147,3 @@ class _Run:
         for register, latest in self._tape.moves:
             chunks[register] = chunks[latest]
         return True
-
-
-def _when(event: Residency | Update) -> tuple[int, bool, int]:
-    """Stays before updates, at the same point."""
-    if isinstance(event, Update):
-        return event.point, True, event.variable
-    return event.first, False, event.nbytes

@@ -1,7 +1,10 @@
 """What a planned step asks of the device's allocator, and what it leaves there for the next step."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from lms.liveness import Buffers, Residency, round_up, timeline
@@ -22,7 +25,10 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Demand:
-    """The allocations of one step, in points (see :class:`lms.liveness.Timeline`)."""
+    """The allocations of one step, in points (see :class:`lms.liveness.Timeline`).
+
+    None is too small to matter: a momentum of 1 KiB keeps the free chunks at its sides apart.
+    """
 
     stays: tuple[Residency, ...]
     """Buffers and scratch."""
@@ -32,7 +38,12 @@ class Demand:
 
     @classmethod
     def of(cls, buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> "Demand":
-        """The demand of a step that runs in ``order`` with ``swaps``."""
+        """The demand of a step that runs in ``order`` with ``swaps``, worked out once."""
+        order, swaps = tuple(order), tuple(swaps)
+        return buffers.once((Demand, order, swaps), lambda: cls._of(buffers, order, swaps))
+
+    @classmethod
+    def _of(cls, buffers: Buffers, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Demand":
         stays, placed = timeline(buffers, order, swaps).residencies, buffers.placement(order)
         scratch = tuple(
             Residency(-1 - op, nbytes, point, point)
@@ -44,7 +55,18 @@ class Demand:
             for source, op in placed.takers.items()
             if ends[source] == 2 * placed.position[op] - 1
         }
-        return cls(stays + scratch, tuple(_updates(buffers, placed.position)), handed_on)
+        updates = buffers.once((Update, order), lambda: tuple(_updates(buffers, placed.position)))
+        return cls(stays + scratch, updates, handed_on)
+
+    @cached_property
+    def tape(self) -> "Tape":
+        """The same as calls of the allocator."""
+        return Tape(self)
+
+    @cached_property
+    def peaks(self) -> dict[tuple[int, int], int | None]:
+        """What regions have been tried already: their bytes and how many steps, and the peak in them."""
+        return {}
 
 
 def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
@@ -69,3 +91,85 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
             variable, point = graph.roots[op.inputs[0]], 2 * position[op.id]
             if last_read.get(variable, 0) > point:
                 yield Update(point, variable, size[variable], None, last_read[variable])
+
+
+class Tape:
+    """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
+
+    Chunks are known by registers. A variable has its own, and one more for each chunk that it gets.
+    """
+
+    def __init__(self, demand: Demand) -> None:
+        self.calls: list[tuple[int, int]] = []
+        """Register and bytes of an allocation; register and 0: it is freed."""
+        self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}
+        """Bytes by variable; their registers come first, in this order."""
+        self._latest = {variable: register for register, variable in enumerate(self.variables)}
+        self.registers = len(self._latest)
+        self._handed_on = demand.handed_on
+        self._ends: list[tuple[int, int]] = []
+        self._held: dict[int, tuple[int, int]] = {}
+        """For each buffer on the device the last point of its stay, and its register."""
+        self._passed: Counter[int] = Counter()
+        """Registers that have a new owner when the old one's stay ends."""
+        events: list[Residency | Update] = [*demand.stays, *demand.updates]
+        for event in sorted((one for one in events if one.nbytes), key=_when):
+            if isinstance(event, Update):
+                self._update(event)
+            else:
+                self._stay(event)
+        self._free_before(None)
+        self.moves = tuple(
+            (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
+        )
+        """At the end of the step: a variable's register, and the one whose chunk it has now."""
+
+    def _stay(self, stay: Residency) -> None:
+        register = self._handed_to(stay)
+        self._free_before(stay.first)
+        if register is None:
+            register = self._allocate(stay.nbytes)
+        self._held[stay.tensor] = stay.last, register
+        heappush(self._ends, (stay.last, register))
+
+    def _handed_to(self, stay: Residency) -> int | None:
+        """The register that another buffer leaves to this one, if any does."""
+        source = self._handed_on.get(stay.tensor)
+        if source is None or source not in self._held:
+            return None
+        last, register = self._held[source]
+        if last != stay.first - 1:
+            return None
+        self._passed[register] += 1
+        return register
+
+    def _update(self, update: Update) -> None:
+        self._free_before(update.point)
+        if update.source is None:
+            register = self._allocate(update.nbytes)
+        else:
+            _, register = self._held[update.source]
+            self._passed[register] += 1
+        heappush(self._ends, (update.freed, self._latest[update.variable]))
+        self._latest[update.variable] = register
+
+    def _allocate(self, nbytes: int) -> int:
+        register = self.registers
+        self.registers += 1
+        self.calls.append((register, nbytes))
+        return register
+
+    def _free_before(self, point: int | None) -> None:
+        while self._ends and (point is None or self._ends[0][0] < point):
+            _, register = heappop(self._ends)
+            if self._passed[register]:
+                self._passed[register] -= 1
+            else:
+                self.calls.append((register, 0))
+
+
+def _when(event: Residency | Update) -> tuple[int, bool, int]:
+    """Stays before updates, at the same point."""
+    if isinstance(event, Update):
+        return event.point, True, event.variable
+    return event.first, False, event.nbytes

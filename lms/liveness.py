@@ -5,14 +5,16 @@ starts and freed when the last reader of its buffer is done; aliases share one b
 place over an input that nobody else reads any more; every buffer is rounded up to 256 bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lms.graph import Graph, Op
 from lms.swap_plan import Swap
+
+Found = TypeVar("Found")
 
 GRANULE_BYTES = 256
 """``BFCAllocator::kMinAllocationSize``: every allocation is a multiple of it."""
@@ -89,16 +91,21 @@ class Buffers:
                 reads[op].append(root)
         return tuple(map(tuple, reads))
 
-    @cached_property
-    def _placements(self) -> dict[tuple[int, ...], "Placement"]:
-        return {}
-
     def placement(self, order: Sequence[int]) -> "Placement":
         """What follows from ``order`` alone, worked out once however many plans are made for it."""
         order = tuple(order)
-        if order not in self._placements:
-            self._placements[order] = Placement.of(self, order)
-        return self._placements[order]
+        return self.once((Placement, order), lambda: Placement.of(self, order))
+
+    def once(self, key: Hashable, work: Callable[[], Found]) -> Found:
+        """What ``work`` finds, which is asked once for each ``key``; kept as long as the buffers are."""
+        if key not in self._found:
+            self._found[key] = work()
+        found: Found = self._found[key]
+        return found
+
+    @cached_property
+    def _found(self) -> dict[Hashable, Any]:
+        return {}
 
     @cached_property
     def takeovers(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms import fitting
-from lms.arena import LARGEST_WASTE_BYTES, Arena, peak_in_pieces
+from lms.arena import LARGEST_WASTE_BYTES, STEPS, Arena, peak_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.demand import Demand, Update
@@ -118,6 +118,18 @@ def test_a_step_asks_for_buffers_scratch_and_its_variables_new_chunks() -> None:
         Update(12, handle, 2 * K, total, 12),
         Update(14, weights, 2 * K, None, 16),
     )
+
+
+def test_a_step_is_made_ready_and_tried_once_however_often_it_is_asked_for() -> None:
+    graph = layers(4, 4 * K)
+    buffers, order = Buffers.of(graph), range(len(graph.ops))
+    demand = Demand.of(buffers, order)
+    assert Demand.of(buffers, list(order)) is demand
+    assert Demand.of(Buffers.of(graph), order) is not demand
+    assert peak_in_pieces(demand, 400 * K) == demand.peaks[400 * K, STEPS]
+    demand.peaks[400 * K, STEPS] = 7
+    assert peak_in_pieces(demand, 400 * K) == 7
+    assert peak_in_pieces(demand, 500 * K) != 7
 
 
 @settings(max_examples=60, deadline=None)
