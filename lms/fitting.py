@@ -34,6 +34,8 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         config: Policy and parameters, with the ``min_tensor_bytes`` that the case was made with.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
     """
+    if config.policy == "all":
+        return _least_in_pieces(case, config, limit_bytes)
     first = plan_case(case, config, limit_bytes)
     if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
@@ -42,7 +44,16 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         if _peak(case.buffers, made, room) is not None:
             return _told(made, first)
     # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
-    return _told(plan_case(case, replace(config, policy="all"), limit_bytes), first)
+    return _told(_least_in_pieces(case, replace(config, policy="all"), limit_bytes), first)
+
+
+def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """The leanest plan whose buffers find room; where none does, the one that lacks least."""
+    leanest = plan_case(case, config, limit_bytes)
+    if limit_bytes is None or _peak(case.buffers, leanest, limit_bytes) is not None:
+        return leanest
+    options = least_plans(case, leanest.budget_bytes)
+    return min(options, key=lambda made: (_need(case.buffers, made, limit_bytes), made.peak_bytes))
 
 
 def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:

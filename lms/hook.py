@@ -17,19 +17,17 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.saved_model import save_context
 
 from lms.config import LMSConfig
-from lms.costs import costs_of
 from lms.creation import is_thrown_away
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.errors import LMSError, UnreadableError
 from lms.fetches import keep_fetches_apart
-from lms.fitting import plan_in_pieces, predicted_peak
 from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
+from lms.host_reads import Decision, decide
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
-from lms.planner import Case
 from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
@@ -191,20 +189,19 @@ class Engine:
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with _readable_or_left_alone(self.config.debug):
-            case = Case.of(view.graph, self.rescue.config, costs_of(device_type))
-            made = plan_in_pieces(case, self.rescue.config, limit)
+            decided = decide(view.graph, self.rescue.config, device_type, limit)
             if not isinstance(tf_graph, FuncGraph):
-                made = keep_fetches_apart(view.graph, made)
+                decided = decided.with_plan(keep_fetches_apart(decided.graph, decided.plan), limit)
             plan_s = time.perf_counter() - planned_at
-            peak = base + predicted_peak(case.buffers, made, limit)
+            made, peak = decided.plan, base + decided.peak_bytes
         edits = None
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
-            edits = rewrite(tf_graph, view, made, self.transport)
+            edits = rewrite(tf_graph, view, made, self.transport, decided.relocation)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)
         timed = replace(stats, edit_s=time.perf_counter() - started)
-        self._record(timed, view, made)
+        self._record(timed, view, decided)
         if call is not None:
             self.rescue.planned(call, tf_graph, made)
         self.device.reset_peak()
@@ -293,13 +290,14 @@ class Engine:
     def _skip(self, tf_graph: Any, name: str, why: str) -> None:
         self.collector.graphs.append(GraphStats(name, False, why, len(tf_graph.get_operations())))
 
-    def _record(self, stats: GraphStats, view: GraphView, made: SwapPlan) -> None:
+    def _record(self, stats: GraphStats, view: GraphView, decided: Decision) -> None:
         self.collector.graphs.append(stats)
-        planned = Planned(stats.name, view.graph, made, stats.base_bytes, stats.open_sizes)
+        made = decided.plan
+        planned = Planned(stats.name, decided.graph, made, stats.base_bytes, stats.open_sizes, view.graph)
         self.collector.planned.append(planned)
         logger.info("%s: %s", stats.name, stats.why)
         if self.config.debug:
-            self._log_decisions(view.graph, made)
+            self._log_decisions(decided.graph, made)
         if self.guest is not None:
             self.guest.planned(stats)
         if not made.feasible:

@@ -121,7 +121,7 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
 
 def _needs(planned: Planned) -> str:
     plan = planned.plan
-    swapped = f"{counted(len(plan.swaps), 'tensor')} swapped"
+    swapped = f"{counted(plan.tensors_out, 'tensor')} swapped"
     if planned.open_sizes:
         return (
             f"What {planned.name} needs is not known: {planned.open_sizes}. Planned without these: {swapped}."
@@ -204,7 +204,7 @@ def _peak_text(planned: Planned) -> str:
     named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= MIB // 20]
     rest = sum(nbytes for _, nbytes in live[len(named) :])
     parts: Sequence[str] = (
-        f"{counted(len(plan.swaps), 'tensor')} swapped",
+        f"{counted(plan.tensors_out, 'tensor')} swapped",
         f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
         *((f"not drawn: {planned.open_sizes.count:,} of unknown size",) if planned.open_sizes else ()),
         "",

@@ -4,18 +4,19 @@ Requires: the graph was not edited before, and every edge of the plan goes forwa
 Ensures: every planned use reads a swap-in, every added op is marked, and the values computed are the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from lms.errors import LMSError
-from lms.graph import Graph
+from lms.graph import Graph, Op, Use
+from lms.host_reads import HostRead, Relocation
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
 from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
-from lms.transports.base import Transport
+from lms.transports.base import HOST_DEVICE, Transport
 
 MARK_ATTR = "_lms"
 """Attribute of every added op; its value says what the op is for."""
@@ -47,17 +48,24 @@ class Edits:
 
 def is_edited(tf_graph: Any) -> bool:
     """Whether a graph holds ops of an earlier edit."""
-    return any(op.name.startswith(MARK) and MARK_ATTR in op.node_def.attr for op in tf_graph.get_operations())
+    return any(MARK in op.name and MARK_ATTR in op.node_def.attr for op in tf_graph.get_operations())
 
 
-def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport) -> Edits:
+def rewrite(
+    tf_graph: Any,
+    view: GraphView,
+    plan: SwapPlan,
+    transport: Transport,
+    relocation: Relocation | None = None,
+) -> Edits:
     """Edit ``tf_graph`` as ``plan`` says.
 
     Args:
         tf_graph: The graph that ``view`` was read from.
         view: Its values and objects.
-        plan: A plan for ``view.graph``.
+        plan: A plan for ``view.graph``, or for the graph of ``relocation``.
         transport: How tensors leave and come back.
+        relocation: Which ops read from the host, where some do.
 
     Raises:
         RewriteError: If the graph was edited before, or the plan does not fit it. Nothing was changed then.
@@ -66,9 +74,13 @@ def rewrite(tf_graph: Any, view: GraphView, plan: SwapPlan, transport: Transport
         raise RewriteError(
             f"{getattr(tf_graph, 'name', 'the graph')} was edited already; a graph is edited once"
         )
+    if relocation is not None:
+        view = relocated(view, relocation)
     require_forward(view.graph, plan)
-    editor = _Editor(view, transport)
+    editor = _Editor(view, transport, plan)
     with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
+        if relocation is not None:
+            editor.read_from_host(relocation)
         for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
             editor.swap(swap)
         for edge in plan.serial_edges:
@@ -119,30 +131,85 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
                 forward(swap_in.trigger, op, "swap-in")
 
 
+def relocated(view: GraphView, relocation: Relocation) -> GraphView:
+    """The view of the relocated graph; the ops and tensors that it adds are ``None`` until they are made."""
+    numbers = {old: new for new, old in enumerate(relocation.ops) if old is not None}
+    return replace(
+        view,
+        graph=relocation.graph,
+        ops=tuple(None if old is None else view.ops[old] for old in relocation.ops),
+        tensors=tuple(None if old is None else view.tensors[old] for old in relocation.tensors),
+        twins={numbers[op]: twin for op, twin in view.twins.items()},
+    )
+
+
 class _Editor:
-    def __init__(self, view: GraphView, transport: Transport) -> None:
-        self.view, self.transport = view, transport
+    def __init__(self, view: GraphView, transport: Transport, plan: SwapPlan) -> None:
+        self.view, self.transport, self._copied = view, transport, plan.copied
+        self.ops, self.tensors = list(view.ops), list(view.tensors)
         self.added: list[Any] = []
         self.swap_outs = self.swap_ins = self.control_edges = 0
         self.bypassed: set[str] = set()
         self._ordered: set[tuple[str, str]] = set()
         self._gates: dict[str, Any] = {}
 
-    def swap(self, swap: Swap) -> None:
-        tensor = self.view.tensors[swap.tensor]
-        base = f"{MARK}{tensor.op.name.replace('/', '_')}_{tensor.value_index}"
-        after = self.view.ops[swap.after]
-        with tf.control_dependencies([] if after is tensor.op else self.both(swap.after)):
-            held = self.transport.swap_out(tensor, len(swap.swap_ins), f"{base}/swap_out")
+    def read_from_host(self, relocation: Relocation) -> None:
+        """Make the copies of a relocated graph, and let its ops read them."""
+        reads = {read.op: read for read in relocation.reads}
+        fetched = {op for read in relocation.reads for op in read.fetches}
+        for op in relocation.graph.ops:
+            if op.id in reads:
+                self._read_there(reads[op.id])
+            elif op.id in fetched:
+                self._fetch(op)
+            elif self.ops[op.id] is None:
+                self._add(op, self._out(self.tensors[op.inputs[0]], 1))
+
+    def _read_there(self, read: HostRead) -> None:
+        op = self.ops[read.op]
+        if read.fetches:
+            op._set_device(HOST_DEVICE)
+            op._clear_attr("_class")  # the device of another op would contradict this one
+        for slot, held in read.slots.items():
+            op._update_input(slot, self.tensors[held])
+
+    def _fetch(self, op: Op) -> None:
+        """Copy what an op has made on the host to the device, for all that read it."""
+        made = self.tensors[op.inputs[0]]
+        uses = [use for use in self.view.graph.uses[op.outputs[0]] if self.ops[use.op] is not None]
+        device = next((self.ops[use.op].device for use in uses), "")
+        back = self.transport.swap_in(made, made, device, f"{_base(made)}/fetch")
+        self._mark(back.op, "swap_in")
+        self.swap_ins += 1
+        self._add(op, back)
+        for use in uses:
+            self._redirect(use, back)
+
+    def _add(self, op: Op, made: Any) -> None:
+        self.ops[op.id], self.tensors[op.outputs[0]] = made.op, made
+
+    def _out(self, tensor: Any, readers: int) -> Any:
+        held = self.transport.swap_out(tensor, readers, f"{_base(tensor)}/swap_out")
         self._mark(held.op, "swap_out")
         self.swap_outs += 1
+        return held
+
+    def swap(self, swap: Swap) -> None:
+        tensor = self.tensors[swap.tensor]
+        base = _base(tensor)
+        if swap.tensor in self._copied:
+            held = self.ops[self._copied[swap.tensor]].outputs[0]
+        else:
+            after = self.ops[swap.after]
+            with tf.control_dependencies([] if after is tensor.op else self.both(swap.after)):
+                held = self._out(tensor, len(swap.swap_ins))
         for op in swap.blocks:
             self.order(held.op, op)
         for number, swap_in in enumerate(swap.swap_ins):
             self._swap_in(swap, swap_in, held, f"{base}/swap_in_{number}")
 
     def _swap_in(self, swap: Swap, swap_in: SwapIn, held: Any, name: str) -> None:
-        tensor, ops = self.view.tensors[swap.tensor], self.view.ops
+        tensor, ops = self.tensors[swap.tensor], self.ops
         device = tensor.op.device or ops[swap_in.uses[0].op].device
         with tf.control_dependencies(self.both(swap_in.trigger)):
             back = self.transport.swap_in(held, tensor, device, name)
@@ -151,12 +218,15 @@ class _Editor:
         versions = {swap.tensor: back}
         for use in swap_in.uses:
             read = self.view.graph.ops[use.op].inputs[use.slot]
-            version = self._version(read, versions, name)
-            ops[use.op]._update_input(use.slot, version)
-            if use.op in self.view.twins and use.slot == TWIN_SLOTS[ops[use.op].type]:
-                self.view.twins[use.op]._update_input(0, version)
+            self._redirect(use, self._version(read, versions, name))
         for op in swap_in.blocks:
             self.order(back.op, op)
+
+    def _redirect(self, use: Use, version: Any) -> None:
+        op = self.ops[use.op]
+        op._update_input(use.slot, version)
+        if use.op in self.view.twins and use.slot == TWIN_SLOTS[op.type]:
+            self.view.twins[use.op]._update_input(0, version)
 
     def _version(self, tensor: int, versions: dict[int, Any], name: str) -> Any:
         """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
@@ -166,9 +236,9 @@ class _Editor:
                 raise RewriteError(
                     f"{self.view.graph.tensor_name(tensor)} is not an alias of what was swapped"
                 )
-            self.bypassed.add(self.view.tensors[tensor].name)
+            self.bypassed.add(self.tensors[tensor].name)
             source = self._version(original, versions, name)
-            versions[tensor] = self._alias_again(self.view.tensors[tensor], original, source, name)
+            versions[tensor] = self._alias_again(self.tensors[tensor], original, source, name)
         return versions[tensor]
 
     def _alias_again(self, tensor: Any, original: int, source: Any, name: str) -> Any:
@@ -180,7 +250,7 @@ class _Editor:
                 copy = tf.raw_ops.Identity(input=source, name=f"{name}/identity")
             self._mark(copy.op, "alias")
             return copy
-        replaced = self.view.tensors[original]
+        replaced = self.tensors[original]
         inputs = [source if item is replaced else item for item in op.inputs]
         attrs = {key: value for key, value in op.node_def.attr.items() if not key.startswith("_")}
         with tf.control_dependencies([op] if op.control_inputs else []), tf.device(op.device or None):
@@ -205,7 +275,7 @@ class _Editor:
         executor comes to it.
         """
         twin = self.view.twins.get(op)
-        return [self.view.ops[op]] if twin is None else [self.view.ops[op], twin]
+        return [self.ops[op]] if twin is None else [self.ops[op], twin]
 
     def order(self, before: Any, after: int) -> None:
         """A control edge to an op, or to the gate of the two that it stands for; each once."""
@@ -234,6 +304,11 @@ class _Editor:
     def _wait(self, op: Any, before: Any) -> None:
         op._add_control_input(before)
         self.control_edges += 1
+
+
+def _base(tensor: Any) -> str:
+    """How the names of the ops begin that move ``tensor``."""
+    return f"{tensor.op.name}/{MARK}{tensor.value_index}"
 
 
 @tf.RegisterGradient(MOVED)  # type: ignore[untyped-decorator]

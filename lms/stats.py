@@ -105,7 +105,7 @@ class GraphStats:
             base_bytes=base,
             budget_bytes=made.budget_bytes,
             floor_bytes=made.floor_bytes if known else None,
-            tensors=len(made.swaps),
+            tensors=made.tensors_out,
             swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
             bytes_out=made.bytes_out,
             bytes_in=made.bytes_in,
@@ -120,7 +120,7 @@ def _why(made: SwapPlan) -> str:
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
     out, back = made.bytes_out / MIB, made.bytes_in / MIB
-    return f"{counted(len(made.swaps), 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+    return f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,15 @@ class Planned:
     graph: Graph
     plan: SwapPlan
     base_bytes: int
-    open_sizes: OpenSizes | None = None
+    open_sizes: OpenSizes | None
+    unedited: Graph
+    """The graph as it was read."""
 
     def before(self) -> Timeline:
         """The memory of the unedited step."""
         from lms.serialize import executor_order
 
-        return timeline(Buffers.of(self.graph), executor_order(self.graph))
+        return timeline(Buffers.of(self.unedited), executor_order(self.unedited))
 
     def after(self) -> Timeline:
         """The memory of the step as planned."""

@@ -9,13 +9,17 @@ Meaning of a plan for the executor, all by ids of :class:`lms.graph.Graph`:
   use in ``uses`` reads the swap-in instead of what it read (reshaped where it read an alias of another
   shape). Ops in ``blocks`` get a control edge from the swap-in.
 * For each :class:`SerialEdge` op ``after`` gets a control edge from op ``before``.
+* Each :class:`Sent` is an op of the graph itself that copies a tensor to the host, for another op to read it
+  there. A swap of that tensor takes this copy instead of making one (:meth:`SwapPlan.copied`).
 
 All of these edges go forward in ``order``, in which a swap-out stands right behind ``after`` and a swap-in
 right behind ``trigger``; so no plan can make a cycle, and no swap-in can be read before it was swapped out.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from lms.graph import Use
 
@@ -46,6 +50,12 @@ class Swap:
     blocks: tuple[int, ...] = ()
     """Ops that wait until the copy to the host is done, because they need its memory."""
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """All ops that wait for the copy to the host, at once or through a copy back."""
+        through = (op for back in self.swap_ins for op in (*back.blocks, *(use.op for use in back.uses)))
+        return (*self.blocks, *through)
+
 
 @dataclass(frozen=True, slots=True)
 class SerialEdge:
@@ -53,6 +63,16 @@ class SerialEdge:
 
     before: int
     after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A copy to the host of which an op reads there (see :mod:`lms.host_reads`)."""
+
+    op: int
+    """The op that copies."""
+    tensor: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +106,15 @@ class SwapPlan:
     """What had to be met (margin already taken off), if anything."""
     notes: tuple[str, ...] = ()
     """One line each, for people: why nothing is edited, why the budget cannot be met and what would help."""
+    sent: tuple[Sent, ...] = ()
+    """Copies to the host that ops read there, beside the swaps."""
+    fetched_bytes: int = 0
+    """What ops that ran on the host have made there, and is copied to the device."""
 
     @property
     def is_empty(self) -> bool:
         """Whether applying the plan changes nothing."""
-        return not self.swaps and not self.serial_edges
+        return not self.swaps and not self.serial_edges and not self.sent
 
     @property
     def feasible(self) -> bool:
@@ -100,12 +124,33 @@ class SwapPlan:
     @property
     def bytes_out(self) -> int:
         """Bytes copied to the host in one step."""
-        return sum(swap.nbytes for swap in self.swaps)
+        copied = self.copied
+        moved = sum(swap.nbytes for swap in self.swaps if swap.tensor not in copied)
+        return moved + sum(sent.nbytes for sent in self.sent)
+
+    @property
+    def tensors_out(self) -> int:
+        """How many tensors leave the device in one step."""
+        return len(self.swaps) - len(self.copied) + len(self.sent)
+
+    @cached_property
+    def copied(self) -> Mapping[int, int]:
+        """The swapped tensors that are sent in time for their swaps, each with the op that copies it."""
+        if not self.sent:
+            return {}
+        place = {op: index for index, op in enumerate(self.order)}
+        senders = {sent.tensor: sent.op for sent in self.sent}
+        return {
+            swap.tensor: op
+            for swap in self.swaps
+            if (op := senders.get(swap.tensor)) is not None
+            and all(place[op] < place[later] for later in swap.waiting)
+        }
 
     @property
     def bytes_in(self) -> int:
         """Bytes copied back in one step."""
-        return sum(swap.nbytes * len(swap.swap_ins) for swap in self.swaps)
+        return sum(swap.nbytes * len(swap.swap_ins) for swap in self.swaps) + self.fetched_bytes
 
     @property
     def rejected_by_reason(self) -> dict[str, int]:

@@ -53,9 +53,18 @@ the engine. Between the two may stand the barrier that ``tf.gradients`` makes of
 BEHIND_BARRIER = "gradient behind a barrier"
 """Why a gradient stays that one of two twins reads through a barrier which waits for the other."""
 
+POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
+"""On the CPU oneDNN's graph pass takes the gradient of pooling where it reads the result from the pooling
+itself, which then keeps a byte an element for it: the place of each maximum. Otherwise another kernel runs,
+which shares the gradient out in another way. So the result of a pooling stays where one of these reads it."""
+
+PLACES = "oneDNN's gradient of the pooling reads it"
+"""Why the result of a pooling stays on a CPU device."""
+
 POOLING, POOLED, PLACE_BYTES = ("MaxPoolGrad", "MaxPoolGradV2"), 1, 8
-"""On the CPU the gradient of pooling pools again, for the places of the maxima: that takes a copy of what was
-pooled (this slot) and an ``int64`` for each element (``MaxPoolingGradOp`` in maxpooling_op.cc)."""
+"""Where oneDNN does not take it, the gradient of pooling pools again, for the places of the maxima: that
+takes a copy of the result (this slot) and an ``int64`` for each element of it (``MaxPoolingGradOp`` in
+maxpooling_op.cc)."""
 
 NOT_PLAIN = frozenset({tf.resource, tf.variant, tf.string})
 
@@ -235,6 +244,8 @@ class _Reader:
         self.unknown: list[str] = []
         self.twins: dict[int, Any] = {}
         self._op_ids: dict[Any, int] = {}
+        self._places: dict[Any, int] = {}
+        """By pooling the tensor of places that oneDNN keeps for its gradient."""
         self._depths: list[int] = []
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
         self._in_session, self._has_conditions, self._barriers = in_session, has_conditions, barriers
@@ -254,15 +265,25 @@ class _Reader:
         in_frame = op._get_control_flow_context() is not None
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
         depth = self._depth(op, op_type, controls) if self._has_conditions else 0
+        sizes = [self._nbytes(op_type, tensor, elsewhere) for tensor in outputs]
+        if pools := self._keeps_places(op, op_type):
+            sizes.append((sizes[0] or 0) // _item_bytes(outputs[0].dtype.as_datatype_enum))
+            outputs.append(None)
+        elif self._reads_places(op, op_type):
+            inputs.append(self._places[op.inputs[POOLED].op])
         made = self.build.add(
             op.name,
             op_type,
             inputs=inputs,
-            outputs=[self._nbytes(op_type, tensor, elsewhere) for tensor in outputs],
+            outputs=sizes,
             controls=controls,
             aliases=[0, 0] if op_type in SWITCHES else None,
             outside=elsewhere,
-            forbidden="control flow" if in_frame else self._forbidden(op, op_type, outputs),
+            forbidden="control flow"
+            if in_frame
+            else PLACES
+            if pools
+            else self._forbidden(op, op_type, outputs),
             workspace_bytes=self._workspace(op, op_type),
             chainable=False if self._in_session and is_update(op_type) else None,
             conditional=in_frame or depth > 0 or op_type in MERGES,
@@ -273,6 +294,20 @@ class _Reader:
         for number, tensor in zip(made, outputs, strict=True):
             self.ids[id(tensor)] = number
             self.tensors.append(tensor)
+        if pools:
+            self._places[op] = made[-1]
+
+    def _keeps_places(self, op: Any, op_type: str) -> bool:
+        """Whether a pooling keeps the places of its maxima for its gradient."""
+        if self._device_type != "CPU" or op_type not in POOLS.values():
+            return False
+        return any(
+            POOLS.get(reader.type) == op_type and reader.inputs[POOLED].op is op
+            for reader in op.outputs[0].consumers()
+        )
+
+    def _reads_places(self, op: Any, op_type: str) -> bool:
+        return op_type in POOLS and op.inputs[POOLED].op in self._places
 
     def _depth(self, op: Any, op_type: str, controls: Sequence[int]) -> int:
         """In how many conditions of compat.v1 an op stands; TensorFlow does not say it of gradients."""
@@ -303,7 +338,7 @@ class _Reader:
         ]
 
     def _workspace(self, op: Any, op_type: str) -> int:
-        if op_type in POOLING and self._device_type == "CPU":
+        if op_type in POOLING and self._device_type == "CPU" and not self._reads_places(op, op_type):
             pooled = op.inputs[POOLED]
             nbytes = self._nbytes(op_type, pooled, elsewhere=True) or 0
             return int(nbytes + nbytes // pooled.dtype.size * PLACE_BYTES)

@@ -1,6 +1,7 @@
-"""Trains convolutions with biases and batch normalisation with and without LMS; prints both digests as JSON.
+"""Trains convolutional models with and without LMS; prints both digests as JSON.
 
-The bias before a normalisation has a gradient of rounding errors alone: any other order of a sum shows.
+The bias before a normalisation has a gradient of rounding errors alone: any other order of a sum shows. So
+does another kernel for the gradient of pooling, where windows overlap or have three dimensions.
 """
 
 import hashlib
@@ -17,14 +18,43 @@ import tensorflow as tf  # noqa: E402
 import lms  # noqa: E402
 
 
-def train(optimizer: str) -> str:
-    """Four steps from the same start."""
+def normalised() -> Any:
+    """Convolutions with biases before normalisations."""
     keras, layers = tf.keras, tf.keras.layers
-    keras.utils.set_random_seed(1)
     stack = [layers.Input((16, 16, 3))]
     for filters in (16, 16, 32):
         stack += [layers.Conv2D(filters, 3, padding="same"), layers.BatchNormalization(), layers.ReLU()]
-    model = keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(5)])
+    return keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(5)])
+
+
+def pooled(dims: int) -> Any:
+    """Poolings whose results are read again further on."""
+    keras, layers = tf.keras, tf.keras.layers
+    conv = layers.Conv2D if dims == 2 else layers.Conv3D
+    pool = layers.MaxPooling2D(3, 2, padding="same") if dims == 2 else layers.MaxPooling3D(2)
+    means = layers.GlobalAveragePooling2D if dims == 2 else layers.GlobalAveragePooling3D
+    inputs = layers.Input((16, 16, 3))
+    x = inputs if dims == 2 else layers.Reshape((16, 8, 6, 1))(inputs)
+    for filters in (8, 16):
+        x = conv(filters, 3, padding="same", activation="relu")(x)
+        x = layers.Add()([conv(filters, 1)(pool(x)), pool(x)])
+    return keras.Model(inputs, layers.Dense(5)(means()(x)))
+
+
+CASES = {
+    "sgd": (normalised, "sgd"),
+    "adam": (normalised, "adam"),
+    "pooling": (lambda: pooled(2), "sgd"),
+    "pooling in 3D": (lambda: pooled(3), "sgd"),
+}
+
+
+def train(case: str) -> str:
+    """Four steps from the same start."""
+    keras = tf.keras
+    keras.utils.set_random_seed(1)
+    build, optimizer = CASES[case]
+    model = build()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     random = np.random.default_rng(0)
     images, labels = random.normal(size=(128, 16, 16, 3)).astype("float32"), random.integers(0, 5, 128)
@@ -33,15 +63,15 @@ def train(optimizer: str) -> str:
 
 
 def main() -> dict[str, Any]:
-    """By optimizer the digests without and with, and how many tensors were swapped."""
+    """By case the digests without and with, and how many tensors were swapped."""
     warnings.simplefilter("ignore")
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     seen = {}
-    for optimizer in ("sgd", "adam"):
-        off = train(optimizer)
+    for case in CASES:
+        off = train(case)
         lms.enable(policy="all")
-        on = train(optimizer)
-        seen[optimizer] = (off, on, sum(graph.tensors for graph in lms.report().graphs))
+        on = train(case)
+        seen[case] = (off, on, sum(graph.tensors for graph in lms.report().graphs))
         lms.disable()
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     return seen

@@ -55,7 +55,7 @@ def train(with_hook: LMSSessionRunHook | None = None, feed_first: bool = False) 
             for _ in range(20):
                 session.run([loss, step], fed)
             values = session.run(v1.trainable_variables())
-        added = sum(op.name.startswith("lms/") for op in graph.get_operations())
+        added = sum("/lms/" in op.name for op in graph.get_operations())
     return b"".join(value.tobytes() for value in values).hex(), added
 
 

@@ -7,7 +7,7 @@ buffers. What the planner predicts must bound every such run.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.graph import Graph, GraphBuilder
+from lms.host_reads import FETCH, SEND, read_from_host
 from lms.liveness import Buffers
 from lms.planner import plan
 from lms.simulator import simulate
@@ -32,7 +33,11 @@ def graphs(draw: st.DrawFn) -> Graph:
     sizes: list[int] = []
     for number in range(draw(st.integers(2, 22))):
         inputs = draw(st.lists(st.sampled_from(tensors), max_size=3)) if tensors else []
-        kind = draw(st.sampled_from(["Op"] * 6 + ["Relu", "AddV2", "Reshape", "Sink", "Const"]))
+        kind = draw(
+            st.sampled_from(
+                ["Op"] * 6 + ["Relu", "AddV2", "Reshape", "Sink", "Const", "ConcatV2", "ConcatV2"]
+            )
+        )
         if kind in ("Relu", "AddV2", "Reshape") and not inputs:
             kind = "Op"
         count = 0 if kind == "Sink" else draw(st.sampled_from([1, 1, 1, 2])) if kind == "Op" else 1
@@ -97,17 +102,19 @@ class Oracle:
                     owner[tensor] = owner[op.inputs[0]]
                 else:
                     owner[tensor] = f"t{tensor}"
-                    node.makes.append((f"t{tensor}", 0 if op.type == "Const" else value.nbytes or 0))
+                    node.makes.append((f"t{tensor}", 0 if value.outside else value.nbytes or 0))
             node.in_place = op.type in ("Relu", "AddV2")
         self.kept = {owner[tensor] for tensor in graph.kept}
         for edge in made.serial_edges:
             self.nodes[f"op{edge.after}"].after.add(f"op{edge.before}")
         for swap in made.swaps:
-            out = f"out{swap.tensor}"
+            sender = made.copied.get(swap.tensor)
+            out = f"out{swap.tensor}" if sender is None else f"op{sender}"
             assert owner[swap.tensor] == f"t{swap.tensor}", "an alias is swapped"
             assert graph.tensors[swap.tensor].forbidden is None and owner[swap.tensor] not in self.kept
             producers = {f"op{graph.tensors[swap.tensor].op}", f"op{swap.after}"}
-            self.nodes[out] = Node(after=producers, reads=[(owner[swap.tensor], 0)], is_copy=True)
+            if sender is None:
+                self.nodes[out] = Node(after=producers, reads=[(owner[swap.tensor], 0)], is_copy=True)
             for op in swap.blocks:
                 self.nodes[f"op{op}"].after.add(out)
             for number, swap_in in enumerate(swap.swap_ins):
@@ -201,6 +208,35 @@ def test_all_never_exceeds_its_own_prediction(graph, seed):
     made = plan(graph, LMSConfig(policy="all", min_tensor_bytes=1), costs=SLOW_LINK)
     check(graph, made, seed)
     assert made.feasible
+
+
+def value_of(graph: Graph, tensor: int, known: dict[int, object]) -> object:
+    """What a tensor stands for, as a term over the names of ops; a copy stands for what it copies."""
+    if tensor not in known:
+        made = graph.tensors[tensor]
+        op = graph.ops[made.op]
+        read = tuple(value_of(graph, one, known) for one in op.inputs)
+        known[tensor] = read[0] if op.type in (SEND, FETCH) else (op.name, made.index, read)
+    return known[tensor]
+
+
+@MODEST
+@given(graphs(), st.booleans(), st.integers(0, 99))
+def test_reading_from_the_host_changes_no_value_and_holds_the_prediction(graph, direct, seed):
+    movers = [op.id for op in graph.ops if op.type == "ConcatV2"]
+    relocation = read_from_host(graph, movers, 1, direct=direct)
+    known: tuple[dict[int, object], dict[int, object]] = ({}, {})
+    for new, old in enumerate(relocation.tensors):
+        if old is not None:
+            assert value_of(relocation.graph, new, known[0]) == value_of(graph, old, known[1])
+    for new, old in enumerate(relocation.ops):
+        if old is not None:
+            read = [
+                value_of(relocation.graph, tensor, known[0]) for tensor in relocation.graph.ops[new].inputs
+            ]
+            assert read == [value_of(graph, tensor, known[1]) for tensor in graph.ops[old].inputs]
+    made = plan(relocation.graph, LMSConfig(policy="all", min_tensor_bytes=1), costs=SLOW_LINK)
+    check(relocation.graph, replace(made, sent=relocation.sent), seed)
 
 
 @MODEST

@@ -31,7 +31,7 @@ def planned() -> Planned:
     for index in reversed(range(4)):
         (gradient,) = build.add(f"b{index}", "ConvGrad", inputs=[made[index], gradient], outputs=[1024])
     graph = build.build(kept=[gradient])
-    return Planned("a step", graph, plan(graph, LMSConfig(policy="all")), 3 * MIB)
+    return Planned("a step", graph, plan(graph, LMSConfig(policy="all")), 3 * MIB, None, graph)
 
 
 def test_the_picture_names_what_is_alive_at_the_peak(tmp_path: Path) -> None:
