@@ -125,7 +125,7 @@ class LMSConfig:
     host_mem_limit_mb: int | None = _option(None, "pinned host memory TensorFlow may take, in MiB", low=1)
     defrag: bool = _option(False, "defragment device memory (native), or the allocator's own measure")
     arithmetic_optimization: bool | None = _option(
-        None, "Grappler's arithmetic rewrites; None: off while LMS is on, so that results stay bit-identical"
+        None, "Grappler's arithmetic rewrites while LMS is on; None: as the program has set them"
     )
 
     swapout_threshold: int = _option(

@@ -13,14 +13,12 @@ ARITHMETIC = "arithmetic_optimization"
 class OptimizerSettings:
     """Changes the optimizer's options, and puts them back.
 
-    Arithmetic rewrites look at who else reads a tensor, so with them swaps would change the last digits of
-    results.
     The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the
     plan: it turns sums into chains of updates whose first buffer is allocated long before the plan has room
     for it.
     """
 
-    def __init__(self, arithmetic: bool) -> None:
+    def __init__(self, arithmetic: bool | None) -> None:
         self._arithmetic = arithmetic
         self._options_before: Mapping[str, Any] = {}
         self._config_before: Any = None
@@ -31,7 +29,8 @@ class OptimizerSettings:
         self._options_before = tf.config.optimizer.get_experimental_options()
         self._config_before = context.context()._config
         context.context()._config = as_planned(self._config_before)
-        self._set_arithmetic(self._arithmetic)
+        before = bool(self._options_before.get(ARITHMETIC, True))
+        self._set_arithmetic(before if self._arithmetic is None else self._arithmetic)
 
     def restore(self) -> None:
         """Put back what was there before."""

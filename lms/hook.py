@@ -22,6 +22,7 @@ from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.errors import LMSError, UnreadableError
 from lms.fetches import keep_fetches_apart
+from lms.fitting import pool_bytes
 from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
@@ -34,6 +35,7 @@ from lms.rewrite import Edits, RewriteError, is_edited, rewrite
 from lms.selection import Unmatched, select
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
+from lms.small_pool import SmallPool
 from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report
 from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
@@ -84,10 +86,11 @@ class Engine:
         self.watch = Watch(self)
         self.rescue = Rescue(config)
         self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
-        self.optimizer = OptimizerSettings(bool(config.arithmetic_optimization))
-        self.sessions = SessionWatch(self, bool(config.arithmetic_optimization))
+        self.optimizer = OptimizerSettings(config.arithmetic_optimization)
+        self.sessions = SessionWatch(self, config.arithmetic_optimization)
         self._device: Device | None = None
         self._transport: Transport | None = None
+        self.small_pool = SmallPool()
         self._warned: set[str] = set()
         self._unmatched: set[Unmatched] = set()
         self.guest: Guest | None = None
@@ -198,6 +201,7 @@ class Engine:
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport, decided.relocation)
+            self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)
         timed = replace(stats, edit_s=time.perf_counter() - started)

@@ -13,6 +13,7 @@ from tensorflow.core.framework import attr_value_pb2
 from lms.errors import LMSError
 from lms.graph import Graph, Op, Use
 from lms.host_reads import HostRead, Relocation
+from lms.kernels import Detours, find_groups
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
 from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
@@ -77,6 +78,7 @@ def rewrite(
     if relocation is not None:
         view = relocated(view, relocation)
     require_forward(view.graph, plan)
+    groups = find_groups([op for op in view.ops if op is not None])
     editor = _Editor(view, transport, plan)
     with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
         if relocation is not None:
@@ -86,6 +88,9 @@ def rewrite(
         for edge in plan.serial_edges:
             for before in editor.both(edge.before):
                 editor.order(before, edge.after)
+    detours = Detours({editor.ops[op]: place for place, op in enumerate(plan.order)}, editor.mark)
+    for group in groups:
+        detours.round(group)
     return Edits(
         tuple(editor.added),
         editor.swap_outs,
@@ -179,7 +184,7 @@ class _Editor:
         uses = [use for use in self.view.graph.uses[op.outputs[0]] if self.ops[use.op] is not None]
         device = next((self.ops[use.op].device for use in uses), "")
         back = self.transport.swap_in(made, made, device, f"{_base(made)}/fetch")
-        self._mark(back.op, "swap_in")
+        self.mark(back.op, "swap_in")
         self.swap_ins += 1
         self._add(op, back)
         for use in uses:
@@ -190,7 +195,7 @@ class _Editor:
 
     def _out(self, tensor: Any, readers: int) -> Any:
         held = self.transport.swap_out(tensor, readers, f"{_base(tensor)}/swap_out")
-        self._mark(held.op, "swap_out")
+        self.mark(held.op, "swap_out")
         self.swap_outs += 1
         return held
 
@@ -213,7 +218,7 @@ class _Editor:
         device = tensor.op.device or ops[swap_in.uses[0].op].device
         with tf.control_dependencies(self.both(swap_in.trigger)):
             back = self.transport.swap_in(held, tensor, device, name)
-        self._mark(back.op, "swap_in")
+        self.mark(back.op, "swap_in")
         self.swap_ins += 1
         versions = {swap.tensor: back}
         for use in swap_in.uses:
@@ -248,7 +253,7 @@ class _Editor:
         if op.type == "IdentityN":
             with tf.control_dependencies([op]), tf.device(op.device or None):
                 copy = tf.raw_ops.Identity(input=source, name=f"{name}/identity")
-            self._mark(copy.op, "alias")
+            self.mark(copy.op, "alias")
             return copy
         replaced = self.tensors[original]
         inputs = [source if item is replaced else item for item in op.inputs]
@@ -258,10 +263,10 @@ class _Editor:
                 op.type, inputs, [tensor.dtype], name=f"{name}/{op.type.lower()}", attrs=attrs
             )
         copy.outputs[0].set_shape(tensor.shape)
-        self._mark(copy, "alias")
+        self.mark(copy, "alias")
         return copy.outputs[0]
 
-    def _mark(self, op: Any, purpose: str) -> None:
+    def mark(self, op: Any, purpose: str) -> None:
         if purpose.startswith("swap"):  # an alias is an op of the user's kind, with its own gradient
             op._set_attr(GRADIENT_ATTR, attr_value_pb2.AttrValue(s=MOVED.encode()))
         op._set_attr(MARK_ATTR, attr_value_pb2.AttrValue(s=purpose.encode()))
@@ -296,7 +301,7 @@ class _Editor:
             with op.graph.as_default(), tf.control_dependencies(None), tf.device(op.device or None):
                 gate = tf.constant([], tf.int32, name=f"{MARK}{op.name.replace('/', '_')}/gate").op
             self._gates[op.name] = gate
-            self._mark(gate, "gate")
+            self.mark(gate, "gate")
             self._wait(op, gate)
             self._wait(twin, gate)
         return gate

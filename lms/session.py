@@ -44,7 +44,7 @@ class Editor(Protocol):
 class SessionWatch:
     """Edits each session's graph at its first run, and sets the optimizer options LMS needs."""
 
-    def __init__(self, editor: Editor, arithmetic: bool) -> None:
+    def __init__(self, editor: Editor, arithmetic: bool | None) -> None:
         self._editor, self._arithmetic = editor, arithmetic
         self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         base = tf_session.BaseSession
@@ -136,12 +136,12 @@ def _fed_shapes(graph: Any, feeds: Mapping[Any, Any]) -> Iterator[tuple[str, tup
             yield tensor.op.name, np.shape(value)
 
 
-def session_config(config: Any, arithmetic: bool) -> Any:
+def session_config(config: Any, arithmetic: bool | None) -> Any:
     """A copy of a session's configuration with the optimizer options that LMS needs."""
     changed = as_planned(config)
-    if not arithmetic:
+    if arithmetic is not None:
         rewrite = changed.graph_options.rewrite_options
-        rewrite.arithmetic_optimization = type(rewrite).OFF
+        rewrite.arithmetic_optimization = type(rewrite).ON if arithmetic else type(rewrite).OFF
     return changed
 
 

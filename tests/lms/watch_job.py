@@ -419,7 +419,7 @@ def a_budget_that_cannot_be_met_says_the_floor() -> None:
 def optimizer_options_come_back() -> None:
     """What was set before is set after."""
     options = tf.config.optimizer.get_experimental_options()
-    with enabled(policy="all"):
+    with enabled(policy="all", arithmetic_optimization=False):
         assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False
     after = tf.config.optimizer.get_experimental_options()
     assert after.get("arithmetic_optimization", True) == options.get("arithmetic_optimization", True)

@@ -1,0 +1,191 @@
+"""Ops that TensorFlow makes one kernel of, as the edit of a graph leaves them.
+
+Grappler merges a convolution with its bias and activation, sums with sums, and chains of elementwise ops, and
+what it makes of them differs from what they are in the last digits. It merges nothing that has a control
+edge. So the edges of a plan go round such a group: they lead to gates in front of it and start from a probe
+behind it, ops that only pass a tensor on.
+
+Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``DoesOpTypePatternMatch``) and
+``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``) of TensorFlow.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+CONTRACTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
+BIASES, SUMS = frozenset({"BiasAdd"}), frozenset({"Add", "AddN", "AddV2"})
+ACTIVATIONS = frozenset({"Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"})
+UNARY = frozenset(
+    """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Exp Expm1 Floor Inv Log Log1p Neg Reciprocal
+    Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Sqrt Square Tan Tanh""".split()
+)
+SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+"""By the time of merging the shape is known, and these are constants."""
+MERGED = CONTRACTIONS | BIASES | SUMS | ACTIVATIONS | UNARY
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that may become one: a tree in which each but the last is read by another one of them alone."""
+
+    members: tuple[Any, ...]
+    """In the order in which they run."""
+
+    @property
+    def last(self) -> Any:
+        """What the others lead to."""
+        return self.members[-1]
+
+
+def find_groups(ops: Sequence[Any]) -> list[Group]:
+    """The groups of a graph that is not edited yet, in its order; ``ops`` in the order in which they run."""
+    reader_of = {}
+    for op in ops:
+        if op.type in MERGED and (reader := _only_reader(op)) is not None and _merge(op, reader):
+            reader_of[op] = reader
+    members: dict[Any, list[Any]] = {}
+    for op in ops:
+        last = op
+        while last in reader_of:
+            last = reader_of[last]
+        if last is not op or op in members:
+            members.setdefault(last, []).append(op)
+    return [Group(tuple(found)) for found in members.values() if len(found) > 1]
+
+
+def _merge(op: Any, reader: Any) -> bool:
+    """Whether TensorFlow may make one op of these."""
+    kind, after = op.type, reader.type
+    if kind in CONTRACTIONS:
+        fits = after in BIASES or (after in SUMS and reader.inputs[1].shape.rank == 1)
+    elif kind in BIASES:
+        fits = after in SUMS or after in ACTIVATIONS
+    elif kind in SUMS:
+        fits = after in SUMS or after in ACTIVATIONS
+    elif kind == "Sigmoid" and after == "Mul":
+        fits = any(tensor is op.inputs[0] for tensor in reader.inputs)
+    else:
+        fits = kind in UNARY and after in UNARY
+    return fits and _is_free(op) and _is_free(reader)
+
+
+def _only_reader(op: Any) -> Any:
+    """The one op that reads what ``op`` makes; ``None`` where there are others."""
+    readers = [reader for reader in op.outputs[0].consumers() if reader.type not in SHAPE_READERS]
+    return readers[0] if len(readers) == 1 else None
+
+
+def _is_free(op: Any) -> bool:
+    return not op.control_inputs and not op._control_outputs
+
+
+@dataclass(frozen=True)
+class Detours:
+    """Takes the control edges of an edit off the groups of a graph.
+
+    A group runs where its last op stands in the plan's order: whatever waits for another of its ops and
+    stands before that waits for what that op waits for instead. Nothing else leads from these ops anywhere
+    but to the last, so no edge can close a cycle.
+
+    Args:
+        place: For each op of the graph before the edit its place in the order.
+        mark: Called with each op that is added, and with what it is for.
+    """
+
+    place: Mapping[Any, int]
+    mark: Callable[[Any, str], None]
+
+    def round(self, group: Group) -> None:
+        """Take the edges off one group."""
+        if not all(_is_read_by(op, group.members) for op in group.members[:-1]):
+            return  # a swap reads what is between: it is not merged
+        waits = {op: list(op.control_inputs) for op in group.members}
+        with (
+            group.last.graph.as_default(),
+            tf.control_dependencies(None),
+            tf.device(group.last.device or None),
+        ):
+            late: dict[Any, None] = {}
+            for op in group.members:
+                early = []
+                for after in op._control_outputs:
+                    if self._is_later(after, self.place[group.last]):
+                        late[after] = None
+                    else:
+                        early.append(after)
+                if early:
+                    _wait_instead(early, group, self._passed(_read(op, group), waits[op], "before"))
+            if late:
+                _wait_instead(late, group, self._passed(group.last.outputs[0], (), "probe"))
+            for tensor, before in self._gates(group, waits):
+                self._close(tensor, before, group)
+
+    def _is_later(self, op: Any, place: int) -> bool:
+        """Whether an op, or all that follows it where it was added, comes behind a place in the order."""
+        if op in self.place:
+            return self.place[op] > place
+        return all(self._is_later(after, place) for after in _after(op))
+
+    def _gates(self, group: Group, waits: Mapping[Any, Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
+        """For each tensor that needs a gate what opens it."""
+        gates: dict[int, tuple[Any, list[Any]]] = {}
+        for op in group.members:
+            tensor = _read(op, group)
+            if waits[op] or (op.type == "Sigmoid" and _has_edges(tensor.op)):
+                gates.setdefault(id(tensor), (tensor, []))[1].extend(waits[op])
+        return list(gates.values())
+
+    def _close(self, tensor: Any, before: Sequence[Any], group: Group) -> None:
+        gate = self._passed(tensor, before, "gate")
+        if any(op.type == "Sigmoid" for op in group.members):  # there what is read may have no edges either
+            gate = self._passed(gate.outputs[0], (), "passed")
+        for op in group.members:
+            op._remove_all_control_inputs()
+            for slot, read in enumerate(op.inputs):
+                if read is tensor:
+                    op._update_input(slot, gate.outputs[0])
+
+    def _passed(self, tensor: Any, before: Sequence[Any], purpose: str) -> Any:
+        """An op that passes a tensor on once others have run.
+
+        It is named after what it shows: Grappler sorts the inputs of sums by name.
+        """
+        name = tensor.op.name.split("/lms/")[0]
+        with tf.control_dependencies(before):
+            passed = tf.raw_ops.Identity(input=tensor, name=f"{name}/lms/{purpose}").op
+        self.mark(passed, "gate")
+        return passed
+
+
+def _is_read_by(op: Any, members: Sequence[Any]) -> bool:
+    reader = _only_reader(op)
+    return reader is not None and reader in members
+
+
+def _read(op: Any, group: Group) -> Any:
+    """A tensor from outside of the group that ``op`` reads, else one that a member reads before it."""
+    for tensor in op.inputs:
+        if tensor.op not in group.members:
+            return tensor
+    return _read(op.inputs[0].op, group)
+
+
+def _has_edges(op: Any) -> bool:
+    return bool(op.control_inputs or op._control_outputs)
+
+
+def _wait_instead(ops: Iterable[Any], group: Group, other: Any) -> None:
+    """Let ops wait for another one in place of those of the group."""
+    for op in ops:
+        kept = [before for before in op.control_inputs if before not in group.members]
+        op._remove_all_control_inputs()
+        op._add_control_inputs([*kept, other])
+
+
+def _after(op: Any) -> Iterator[Any]:
+    for tensor in op.outputs:
+        yield from tensor.consumers()
+    yield from op._control_outputs
