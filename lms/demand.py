@@ -1,10 +1,11 @@
 """What a planned step asks of the device's allocator, and what it leaves there for the next step."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from lms.liveness import Buffers, Residency, round_up, timeline
@@ -93,6 +94,10 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
                 yield Update(point, variable, size[variable], None, last_read[variable])
 
 
+_BEGIN, _PLACE = attrgetter("first", "nbytes"), attrgetter("point", "variable")
+"""In which order stays and updates come; at the same point stays come before updates."""
+
+
 class Tape:
     """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
 
@@ -110,14 +115,15 @@ class Tape:
         self._ends: list[tuple[int, int]] = []
         self._held: dict[int, tuple[int, int]] = {}
         """For each buffer on the device the last point of its stay, and its register."""
-        self._passed: Counter[int] = Counter()
+        self._passed: defaultdict[int, int] = defaultdict(int)
         """Registers that have a new owner when the old one's stay ends."""
-        events: list[Residency | Update] = [*demand.stays, *demand.updates]
-        for event in sorted((one for one in events if one.nbytes), key=_when):
-            if isinstance(event, Update):
-                self._update(event)
-            else:
-                self._stay(event)
+        updates = sorted((one for one in demand.updates if one.nbytes), key=_PLACE, reverse=True)
+        for stay in sorted((one for one in demand.stays if one.nbytes), key=_BEGIN):
+            while updates and updates[-1].point < stay.first:
+                self._update(updates.pop())
+            self._stay(stay)
+        while updates:
+            self._update(updates.pop())
         self._free_before(None)
         self.moves = tuple(
             (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
@@ -125,20 +131,20 @@ class Tape:
         """At the end of the step: a variable's register, and the one whose chunk it has now."""
 
     def _stay(self, stay: Residency) -> None:
-        register = self._handed_to(stay)
+        source = self._handed_on.get(stay.tensor)
+        register = None if source is None else self._handed_from(source, stay.first)
         self._free_before(stay.first)
         if register is None:
             register = self._allocate(stay.nbytes)
         self._held[stay.tensor] = stay.last, register
         heappush(self._ends, (stay.last, register))
 
-    def _handed_to(self, stay: Residency) -> int | None:
-        """The register that another buffer leaves to this one, if any does."""
-        source = self._handed_on.get(stay.tensor)
-        if source is None or source not in self._held:
+    def _handed_from(self, source: int, first: int) -> int | None:
+        """The register that the buffer ``source`` leaves to a stay that begins at ``first``, if it does."""
+        if source not in self._held:
             return None
         last, register = self._held[source]
-        if last != stay.first - 1:
+        if last != first - 1:
             return None
         self._passed[register] += 1
         return register
@@ -166,10 +172,3 @@ class Tape:
                 self._passed[register] -= 1
             else:
                 self.calls.append((register, 0))
-
-
-def _when(event: Residency | Update) -> tuple[int, bool, int]:
-    """Stays before updates, at the same point."""
-    if isinstance(event, Update):
-        return event.point, True, event.variable
-    return event.first, False, event.nbytes

@@ -24,6 +24,9 @@ from lms.serialize import (
 from lms.swap_plan import Rejected, SwapPlan
 from lms.tuner import best, grid
 
+NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
+"""Why a tensor stays that could be swapped."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -195,7 +198,7 @@ def _chained(
     floor, floor_op = case.floor
     chosen = {swap.tensor for swap in swaps}
     idle = tuple(
-        Rejected(root, case.graph.tensors[root].nbytes, _why_stays(schedule, root))
+        Rejected(root, case.graph.tensors[root].nbytes, NOT_NEEDED if root in schedule.apart else NO_GAP)
         for root in schedule.candidates
         if root not in chosen
     )
@@ -212,12 +215,6 @@ def _chained(
         budget_bytes=budget,
     )
     return made if made.feasible else replace(made, notes=(_why_infeasible(case, made),))
-
-
-def _why_stays(schedule: Schedule, root: int) -> str:
-    steps = schedule.uses[root]
-    apart = any(back - left > 1 for left, back in zip(steps, steps[1:], strict=False))
-    return "not needed to fit" if apart else "all its uses are neighbours"
 
 
 def _why_infeasible(case: Case, made: SwapPlan) -> str:

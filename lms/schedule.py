@@ -67,6 +67,29 @@ class Schedule:
         }
 
     @cached_property
+    def reads(self) -> dict[int, tuple[Use, ...]]:
+        """For each candidate every slot that reads it, in chain order; passing an alias on does not count."""
+        graph, step = self.buffers.graph, self.step
+        return {
+            root: tuple(
+                Use(op, slot)
+                for op in sorted(self.buffers.users[root], key=step.__getitem__)
+                for slot, tensor in enumerate(graph.ops[op].inputs)
+                if graph.roots[tensor] == root and not _passes_on(self.buffers, op, tensor)
+            )
+            for root in self.candidates
+        }
+
+    @cached_property
+    def apart(self) -> frozenset[int]:
+        """The candidates that are out of use for a whole step or more."""
+        return frozenset(
+            root
+            for root, steps in self.uses.items()
+            if any(back - left > 1 for left, back in zip(steps, steps[1:], strict=False))
+        )
+
+    @cached_property
     def serial_edges(self) -> tuple[SerialEdge, ...]:
         """The control edges that keep the steps in order."""
         return serial_edges(self.buffers.graph, self.order, self.chain)
@@ -134,7 +157,7 @@ class Schedule:
 
     def _swap(self, root: int, trips: list[Trip]) -> Swap:
         graph = self.buffers.graph
-        reads = self._reads(root)
+        reads = self.reads[root]
         ends = [trip.left for trip in trips[1:]] + [len(self.chain)]
         swap_ins = tuple(
             SwapIn(
@@ -148,17 +171,6 @@ class Schedule:
         blocks = () if freed is None else (self.chain[freed],)
         tensor = graph.tensors[root]
         return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks)
-
-    def _reads(self, root: int) -> list[Use]:
-        """Every slot that reads the buffer, in chain order; ops that only pass an alias on do not count."""
-        graph, roots = self.buffers.graph, self.buffers.graph.roots
-        readers = sorted(self.buffers.users[root], key=lambda op: self.step[op])
-        return [
-            Use(op, slot)
-            for op in readers
-            for slot, tensor in enumerate(graph.ops[op].inputs)
-            if roots[tensor] == root and not _passes_on(self.buffers, op, tensor)
-        ]
 
 
 def _passes_on(buffers: Buffers, op: int, tensor: int) -> bool:

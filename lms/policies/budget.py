@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import add
 
 from lms.costs import Costs
 from lms.profile import MemoryProfile
@@ -73,7 +74,7 @@ def fit(schedule: Schedule, budget_bytes: int, costs: Costs, seconds: Sequence[f
     for rank, share in ALTERNATIVES:
         trips = spare(schedule, evict(schedule, int(budget_bytes * share), rank), budget_bytes)
         trips = prefetch(schedule, trips, budget_bytes, costs, pace)
-        memory = _memory_with(schedule, trips)
+        memory = memory_with(schedule, trips)
         over = max(0, memory.largest(0, len(memory) - 1) - budget_bytes)
         makespan_s = clock(schedule.order, schedule.swaps(trips), costs, seconds).now_s
         score = (over, makespan_s, sum(nbytes[trip.tensor] for trip in trips))
@@ -136,7 +137,7 @@ class _Sweep:
 
 def spare(schedule: Schedule, trips: Sequence[Trip], budget_bytes: int) -> tuple[Trip, ...]:
     """The second pass: drop each trip without which the step still fits, those with most bytes first."""
-    memory = _memory_with(schedule, trips)
+    memory = memory_with(schedule, trips)
     nbytes = schedule.buffers.nbytes
     needed = set(trips)
     for trip in sorted(
@@ -156,7 +157,7 @@ def prefetch(
 
     Copies start in the order in which they are needed, so that none waits behind one that is needed later.
     """
-    memory = _memory_with(schedule, trips)
+    memory = memory_with(schedule, trips)
     by_need = sorted(trips, key=lambda trip: (trip.back, trip.tensor))
     link = _Link(pace)
     early: list[Trip] = []
@@ -218,8 +219,13 @@ def _latest_starts(schedule: Schedule, by_need: Sequence[Trip], costs: Costs, pa
     return starts[::-1]
 
 
-def _memory_with(schedule: Schedule, trips: Sequence[Trip]) -> MemoryProfile:
-    memory = MemoryProfile(schedule.memory)
+def memory_with(schedule: Schedule, trips: Sequence[Trip]) -> MemoryProfile:
+    """The memory at the schedule's points while the trips keep their buffers away."""
+    nbytes = schedule.buffers.nbytes
+    change = [0] * (len(schedule.memory) + 1)
     for trip in trips:
-        memory.add(*schedule.away(trip), -schedule.buffers.nbytes[trip.tensor])
-    return memory
+        first, last = schedule.away(trip)
+        if first <= last:
+            change[first] -= nbytes[trip.tensor]
+            change[last + 1] += nbytes[trip.tensor]
+    return MemoryProfile(list(map(add, schedule.memory, accumulate(change))))

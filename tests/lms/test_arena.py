@@ -205,6 +205,51 @@ def test_chunks_are_those_of_a_plain_row_of_chunks(calls: list[tuple[bool, int, 
     assert {at: arena.size_of(at) for at in live} == {at: size for at, size, taken in plain.chunks if taken}
 
 
+POINTS = st.integers(0, 12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(POINTS, st.integers(0, 3), POINTS), max_size=20),
+    st.lists(st.tuples(POINTS, st.integers(0, 2), POINTS), max_size=3),
+)
+def test_a_step_calls_in_the_order_of_its_points_and_frees_what_has_ended_first(
+    buffers: list[tuple[int, int, int]], copies: list[tuple[int, int, int]]
+) -> None:
+    stays = [Residency(i, size * K, first, first + long) for i, (first, size, long) in enumerate(buffers)]
+    updates = [Update(first, i, size * K, None, first + long) for i, (first, size, long) in enumerate(copies)]
+    tape = Demand(tuple(stays), tuple(updates)).tape
+    registers = {variable: register for register, variable in enumerate(tape.variables)}
+    last: dict[int, int] = {}
+    expected: list[tuple[int, int]] = []
+
+    def free_before(point: int) -> None:
+        for register in sorted(last, key=lambda register: (last[register], register)):
+            if last[register] < point:
+                expected.append((register, 0))
+                del last[register]
+
+    for event in sorted([*stays, *updates], key=lambda one: begin_of(one)):
+        if event.nbytes:
+            free_before(begin_of(event)[0])
+            register = len(tape.variables) + sum(nbytes > 0 for _, nbytes in expected)
+            expected.append((register, event.nbytes))
+            if isinstance(event, Update):
+                last[registers[event.variable]] = event.freed
+                registers[event.variable] = register
+            else:
+                last[register] = event.last
+    free_before(max(last.values(), default=0) + 1)
+    assert tape.calls == expected
+
+
+def begin_of(event: Residency | Update) -> tuple[int, bool, int]:
+    """When an event comes: updates after what begins at the same point."""
+    if isinstance(event, Update):
+        return event.point, True, event.variable
+    return event.first, False, event.nbytes
+
+
 def layers(count: int, nbytes: int) -> Graph:
     """A forward chain whose outputs a backward chain reads in reverse, of sizes that alternate."""
     build = GraphBuilder()

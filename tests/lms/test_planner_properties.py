@@ -17,7 +17,10 @@ from lms.costs import Costs
 from lms.graph import Graph, GraphBuilder
 from lms.host_reads import FETCH, SEND, read_from_host
 from lms.liveness import Buffers
-from lms.planner import plan
+from lms.planner import Case, plan
+from lms.policies.budget import memory_with
+from lms.policies.least import plan_all
+from lms.profile import MemoryProfile
 from lms.simulator import simulate
 from lms.swap_plan import SwapPlan
 
@@ -237,6 +240,20 @@ def test_reading_from_the_host_changes_no_value_and_holds_the_prediction(graph, 
             assert read == [value_of(graph, tensor, known[1]) for tensor in graph.ops[old].inputs]
     made = plan(relocation.graph, LMSConfig(policy="all", min_tensor_bytes=1), costs=SLOW_LINK)
     check(relocation.graph, replace(made, sent=relocation.sent), seed)
+
+
+@MODEST
+@given(graphs(), st.integers(2, 4))
+def test_the_memory_beside_trips_is_that_without_them_less_each_by_itself(graph, shortest):
+    for schedule in Case.of(graph, LMSConfig(min_tensor_bytes=1), SLOW_LINK).schedules:
+        trips = plan_all(schedule, shortest)
+        one_by_one = MemoryProfile(schedule.memory)
+        for trip in trips:
+            one_by_one.add(*schedule.away(trip), -schedule.buffers.nbytes[trip.tensor])
+        beside = memory_with(schedule, trips)
+        assert [beside[point] for point in range(len(beside))] == [
+            one_by_one[point] for point in range(len(schedule.memory))
+        ]
 
 
 @MODEST
