@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lms.arena import peak_in_pieces
+from lms.arena import STEPS, peak_in_pieces
 from lms.config import LMSConfig
 from lms.demand import Demand
 from lms.liveness import Buffers
@@ -17,6 +17,8 @@ MOST_OPS = 60_000
 would give another plan on another machine. The least plans come after them in any case."""
 TIGHTER = 0.9
 """Each further try plans for this fraction of the bytes of the one before, at most."""
+LONGER = 3
+"""A plan that needs half of the margin to find room must find it for so many times the steps."""
 WIDE = 2
 """In a region of so many times the room a plan shows what its pieces come to."""
 LARGER = 1.04
@@ -28,6 +30,7 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
 
     Memory in pieces can need half as much again as its bytes say. A plan that would fail for that reason is
     made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
+    The least plans move several times the bytes, so before they are tried a plan may use half of the margin.
 
     Args:
         case: The step, made ready for planning.
@@ -40,7 +43,16 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
     if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
     room = int(limit_bytes * (1 - config.margin))
-    for made in _candidates(case, config, room, first):
+    tries: list[SwapPlan] = []
+    for made in _tries(case, config, room, first):
+        if _peak(case.buffers, made, room) is not None:
+            return _told(made, first)
+        tries.append(made)
+    closer = int(limit_bytes * (1 - config.margin / 2))
+    for made in tries:
+        if _peak(case.buffers, made, closer, LONGER * STEPS) is not None:
+            return _told(made, first)
+    for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
         if _peak(case.buffers, made, room) is not None:
             return _told(made, first)
     # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
@@ -56,8 +68,8 @@ def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> 
     return min(options, key=lambda made: (_need(case.buffers, made, limit_bytes), made.peak_bytes))
 
 
-def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
-    """Plans for less and less memory, and in the end those for the least, leanest first."""
+def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
+    """Plans for less and less memory."""
     yield first
     made = first
     for _ in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
@@ -68,7 +80,10 @@ def _candidates(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> It
         yield made
         if not made.feasible:
             break
-    yield from sorted(least_plans(case, first.budget_bytes), key=lambda made: made.bytes_out + made.bytes_in)
+
+
+def _moved_bytes(made: SwapPlan) -> int:
+    return made.bytes_out + made.bytes_in
 
 
 def tries_for(ops: int) -> int:
@@ -110,6 +125,6 @@ def _pieces(buffers: Buffers, made: SwapPlan, room: int) -> int:
     return _peak(buffers, made, WIDE * room) or WIDE * room
 
 
-def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int | None:
+def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
     order = executor_order(buffers.graph) if made.is_empty else made.order
-    return peak_in_pieces(Demand.of(buffers, order, made.swaps), limit_bytes)
+    return peak_in_pieces(Demand.of(buffers, order, made.swaps), limit_bytes, steps)

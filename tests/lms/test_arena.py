@@ -9,7 +9,7 @@ from lms.arena import LARGEST_WASTE_BYTES, STEPS, Arena, peak_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.demand import Demand, Update
-from lms.fitting import plan_in_pieces, predicted_peak, tries_for
+from lms.fitting import LONGER, plan_in_pieces, predicted_peak, tries_for
 from lms.graph import Graph, GraphBuilder
 from lms.liveness import Buffers, Residency
 from lms.planner import Case
@@ -294,6 +294,16 @@ def test_a_single_try_still_ends_in_a_plan_that_finds_room(monkeypatch: pytest.M
     for limit in range(14, 60, 3):
         made = planned(graph, LMSConfig(margin=0.0), limit << 20)
         assert predicted_peak(Buffers.of(graph), made, limit << 20) <= limit << 20, f"{limit} MiB"
+
+
+def test_a_plan_may_use_half_of_the_margin_before_all_is_moved_that_can_be() -> None:
+    graph, limit_bytes = layers(12, 1 << 20), 14 << 20
+    made = planned(graph, LMSConfig(margin=0.3), limit_bytes)
+    least = planned(graph, LMSConfig(policy="all"), limit_bytes)
+    assert made.feasible and made.bytes_in < least.bytes_in
+    demand = Demand.of(Buffers.of(graph), made.order, made.swaps)
+    assert peak_in_pieces(demand, int(0.7 * limit_bytes)) is None
+    assert peak_in_pieces(demand, int(0.85 * limit_bytes), LONGER * STEPS) is not None
 
 
 def test_a_step_that_finds_room_nowhere_is_planned_as_policy_all_plans_it() -> None:
