@@ -8,6 +8,7 @@ neighbours.
 from bisect import bisect_left, insort
 
 from lms.demand import Demand, Tape
+from lms.liveness import round_up
 
 STEPS = 10
 """Each step leaves its updated variables elsewhere. One plan for a ResNet-50 with momentum finds room here in
@@ -15,6 +16,13 @@ STEPS = 10
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
+
+POOL_SHARE = 32
+"""The room for small buffers is at most this part of the region."""
+
+POOL_GUARD = 4
+"""What keeps that room apart from the rest takes this part of it: less might find room elsewhere, and the two
+would join again (:mod:`lms.small_pool`)."""
 
 
 class Arena:
@@ -90,7 +98,12 @@ class Arena:
             self.peak = self.used
 
 
-def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
+def small_pool_bytes(demand: Demand, size: int) -> int:
+    """The bytes of the room that a step's small buffers get for themselves in a region of ``size`` bytes."""
+    return min(round_up(demand.tape.small_bytes * 5 // 4), size // POOL_SHARE)
+
+
+def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: bool = False) -> int | None:
     """The most bytes in use, as the allocator counts them: what chunks have to spare is in use too.
 
     The first step finds the variables that it will move side by side and all else free; each later one finds
@@ -100,19 +113,20 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS) -> int | None:
         demand: What a step allocates and when.
         size: Bytes of the region, not counting the variables that the step moves.
         steps: How many steps to run.
+        pooled: Whether small buffers find room of their own at first.
 
     Returns:
         Bytes, not counting what these variables had before the first step; ``None`` when a buffer finds no
         chunk.
     """
-    key = size, steps
+    key = size, steps, pooled
     if key not in demand.peaks:
-        demand.peaks[key] = _peak(demand, size, steps)
+        demand.peaks[key] = _peak(demand, size, steps, small_pool_bytes(demand, size) if pooled else 0)
     return demand.peaks[key]
 
 
-def _peak(demand: Demand, size: int, steps: int) -> int | None:
-    run = _Run(demand.tape, size)
+def _peak(demand: Demand, size: int, steps: int, pool: int) -> int | None:
+    run = _Run(demand.tape, size, pool)
     if not demand.tape.moves:  # all steps are alike
         steps = min(steps, 1)
     return run.peak if all(run.step() for _ in range(steps)) else None
@@ -121,12 +135,16 @@ def _peak(demand: Demand, size: int, steps: int) -> int | None:
 class _Run:
     """Steps in an arena, one after the other."""
 
-    def __init__(self, tape: Tape, size: int) -> None:
+    def __init__(self, tape: Tape, size: int, pool: int) -> None:
         self._tape = tape
         self._before = sum(tape.variables.values())
         self._arena = Arena(size + self._before)
         self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
         self._chunks += [0] * (tape.registers - len(self._chunks))
+        if pool >= POOL_GUARD:
+            room = self._arena.reserve(pool)
+            self._arena.reserve(pool // POOL_GUARD)
+            self._arena.release(room)
 
     @property
     def peak(self) -> int:

@@ -65,8 +65,8 @@ class Demand:
         return Tape(self)
 
     @cached_property
-    def peaks(self) -> dict[tuple[int, int], int | None]:
-        """What regions have been tried already: their bytes and how many steps, and the peak in them."""
+    def peaks(self) -> dict[tuple[int, int, bool], int | None]:
+        """The peaks in regions that were tried: of what size, for how many steps, with room for the small."""
         return {}
 
 
@@ -96,6 +96,10 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
 
 _BEGIN, _PLACE = attrgetter("first", "nbytes"), attrgetter("point", "variable")
 """In which order stays and updates come; at the same point stays come before updates."""
+
+
+SMALL_BYTES = 16 << 10
+"""Up to here a buffer is small: the statistics of 4,096 channels."""
 
 
 class Tape:
@@ -129,6 +133,20 @@ class Tape:
             (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
         )
         """At the end of the step: a variable's register, and the one whose chunk it has now."""
+
+    @cached_property
+    def small_bytes(self) -> int:
+        """The most bytes that small buffers have at once."""
+        sizes: dict[int, int] = {}
+        used = most = 0
+        for register, nbytes in self.calls:
+            if not nbytes:
+                used -= sizes.pop(register, 0)
+            elif nbytes <= SMALL_BYTES:
+                sizes[register] = nbytes
+                used += nbytes
+                most = max(most, used)
+        return most
 
     def _stay(self, stay: Residency) -> None:
         source = self._handed_on.get(stay.tensor)

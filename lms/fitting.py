@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lms.arena import STEPS, peak_in_pieces
+from lms.arena import STEPS, peak_in_pieces, small_pool_bytes
 from lms.config import LMSConfig
 from lms.demand import Demand
 from lms.liveness import Buffers
@@ -126,5 +126,16 @@ def _pieces(buffers: Buffers, made: SwapPlan, room: int) -> int:
 
 
 def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
+    return peak_in_pieces(_demand(buffers, made), limit_bytes, steps, pooled=not made.is_empty)
+
+
+def pool_bytes(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
+    """The room that the planned step's small buffers get for themselves; none without a limit."""
+    if limit_bytes is None or made.is_empty:
+        return 0
+    return small_pool_bytes(_demand(buffers, made), limit_bytes)
+
+
+def _demand(buffers: Buffers, made: SwapPlan) -> Demand:
     order = executor_order(buffers.graph) if made.is_empty else made.order
-    return peak_in_pieces(Demand.of(buffers, order, made.swaps), limit_bytes, steps)
+    return Demand.of(buffers, order, made.swaps)

@@ -126,8 +126,8 @@ def test_a_step_is_made_ready_and_tried_once_however_often_it_is_asked_for() -> 
     demand = Demand.of(buffers, order)
     assert Demand.of(buffers, list(order)) is demand
     assert Demand.of(Buffers.of(graph), order) is not demand
-    assert peak_in_pieces(demand, 400 * K) == demand.peaks[400 * K, STEPS]
-    demand.peaks[400 * K, STEPS] = 7
+    assert peak_in_pieces(demand, 400 * K) == demand.peaks[400 * K, STEPS, False]
+    demand.peaks[400 * K, STEPS, False] = 7
     assert peak_in_pieces(demand, 400 * K) == 7
     assert peak_in_pieces(demand, 500 * K) != 7
 
