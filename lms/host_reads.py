@@ -109,6 +109,8 @@ def decide(graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int |
     if not _wants_less(found, config, limit_bytes):
         return found
     movers = narrow_movers(found.case)
+    if not movers:
+        return found
     relocation = read_from_host(graph, movers, config.min_tensor_bytes, direct=device_type != "GPU")
     if not relocation.reads:
         return found
