@@ -30,6 +30,7 @@ from lms_case import MIB, Case  # noqa: E402
 from lms_children import (  # noqa: E402
     CaseError,
     Found,
+    NothingFitsError,
     OutOfMemoryError,
     Paced,
     Runner,
@@ -195,14 +196,16 @@ def measure_memory(
         raise CaseError(f"{bench.model}: {PROBES[1]} units do not fit even with LMS; raise the limit")
     if "without" not in entry:
         guess = int(UNPLANNED * _guess(entry, small, more, peak="peak_before_bytes"))
-        entry["without"] = bench.largest("off", guess)
+        entry["without"] = _largest_without(bench, guess)
         save()
     without = entry["without"]
+    if not without["units"]:
+        goal_only = False  # a multiple of nothing is no goal
     entry["goal_only"] = goal_only
     double, most = (_fresh(entry, key, policies) for key in ("double", "with"))
     failed = _fresh(entry, "failed", [name for policy in policies for name in (policy, f"{policy} at 2x")])
     twice, goal = 2 * without["units"], math.ceil(entry["target"] * without["units"])
-    for policy in policies:
+    for policy in policies if twice else ():
         double[policy] = _tried(failed, f"{policy} at 2x", twice, partial(bench.run, policy, twice))
     second = double.get("all") or small
     guess = max(without["units"], int(0.97 * _guess(entry, more, second, peak="planned_peak_bytes")))
@@ -217,6 +220,14 @@ def measure_memory(
     entry["edit"] = min(
         ({"edit_s": one["edit_s"], "ops": one["ops"]} for one in edits if one), key=lambda one: one["edit_s"]
     )
+
+
+def _largest_without(bench: Bench, guess: int) -> Found:
+    """The largest batch without LMS; of no units where not even one fits."""
+    try:
+        return bench.largest("off", guess)
+    except NothingFitsError:
+        return {"units": 0}
 
 
 def _fresh(entry: Found, key: str, names: Iterable[str]) -> Found:
@@ -255,6 +266,8 @@ def measure_time(
     if "without" not in entry:
         raise CaseError(f"{bench.model}: no largest batch is known; run with --what memory first")
     base = entry["without"]["units"]
+    if not base:
+        raise CaseError(f"{bench.model}: no time to compare with: not even one unit fits without LMS")
     double, most = entry.get("double", {}), entry.get("with", {})
     wanted = {f"{policy} at 2x": (policy, 2 * base) for policy in POLICIES if double.get(policy)}
     wanted |= {f"{policy} at most": (policy, found["units"]) for policy, found in most.items()}
@@ -421,7 +434,8 @@ def peak_error(found: Found) -> float:
 def multiple(entry: Found) -> float | None:
     """The largest batch with LMS that was tried over the largest without."""
     units = [found["units"] for found in entry.get("with", {}).values()]
-    return max(units) / entry["without"]["units"] if units and entry.get("without") else None
+    without = entry.get("without", {}).get("units")
+    return max(units) / without if units and without else None
 
 
 def misses(entries: Iterable[Found]) -> list[str]:

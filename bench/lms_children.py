@@ -43,6 +43,10 @@ class OutOfMemoryError(CaseError):
     """A paced case has run out of its device's memory."""
 
 
+class NothingFitsError(CaseError):
+    """Not even the smallest size fits."""
+
+
 @dataclass(frozen=True)
 class Runner:
     """How cases are started."""
@@ -215,7 +219,7 @@ def largest(attempt: Attempt, guess: int, tolerance: float = 0.06) -> Found:
     From ``guess`` the search takes one small step, up or down; where that is not enough, twice as large ones.
 
     Raises:
-        CaseError: If not even one unit works.
+        NothingFitsError: If not even one unit works.
     """
     good: Found | None = None
     low, high, units, stride = 0, 0, max(1, guess), min(tolerance, 0.5)
@@ -226,12 +230,11 @@ def largest(attempt: Attempt, guess: int, tolerance: float = 0.06) -> Found:
         else:
             good, low = result, units
         if high == 1:
-            raise CaseError("not even one unit fits")
+            raise NothingFitsError("not even one unit fits")
         if low and high:
             units = (low + high) // 2
         else:
             units = max(1, int(units * (1 + stride)), low + 1) if low else max(1, int(units * (1 - stride)))
             stride = min(2 * stride, 0.8)
-    if good is None:
-        raise CaseError("nothing fits")
+    assert good is not None, "the search ends between a size that works and one that does not"
     return good

@@ -65,7 +65,7 @@ def test_a_good_guess_costs_two_runs(children: ModuleType) -> None:
 
 
 def test_nothing_fits(children: ModuleType) -> None:
-    with pytest.raises(children.CaseError, match="not even one unit"):
+    with pytest.raises(children.NothingFitsError, match="not even one unit"):
         children.largest(lambda units: None, 40)
 
 
@@ -134,6 +134,22 @@ def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType) -> Non
     assert script.multiple(entry) == 6.0 and len(machine.cases) == 6
     assert entry["goal_only"], "the table must not call it the largest"
     assert entry["failed"] == {}
+
+
+@pytest.mark.parametrize("goal_only", [True, False])
+def test_a_model_that_fits_with_lms_alone_is_a_row(script: ModuleType, goal_only: bool) -> None:
+    class Small(Machine):
+        def run(self, case: Any) -> dict[str, Any] | None:
+            return None if case.policy == "off" else super().run(case)
+
+    held: dict[str, Any] = {"limit_mb": 400, "target": 6.0}
+    bench = script.Bench(Small(), "resnet50")
+    script.measure_memory(held, bench, script.POLICIES, goal_only=goal_only)
+    assert held["without"] == {"units": 0} and held["failed"] == held["double"] == {}
+    assert 339 <= held["with"]["all"]["units"] <= 360 and not held["goal_only"]
+    assert script.multiple(held) is None
+    with pytest.raises(script.CaseError, match="not even one unit fits without LMS"):
+        script.measure_time(held, bench)
 
 
 class Faulty(Machine):
