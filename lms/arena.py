@@ -17,12 +17,8 @@ STEPS = 10
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
 
-POOL_SHARE = 32
-"""The room for small buffers is at most this part of the region."""
-
-POOL_GUARD = 4
-"""What keeps that room apart from the rest takes this part of it: less might find room elsewhere, and the two
-would join again (:mod:`lms.small_pool`)."""
+POOL_SHARE = 64
+"""The room for small buffers is at most this part of the region, and what keeps it apart takes as much."""
 
 
 class Arena:
@@ -141,9 +137,9 @@ class _Run:
         self._arena = Arena(size + self._before)
         self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
         self._chunks += [0] * (tape.registers - len(self._chunks))
-        if pool >= POOL_GUARD:
+        if pool:
             room = self._arena.reserve(pool)
-            self._arena.reserve(pool // POOL_GUARD)
+            self._arena.reserve(pool)
             self._arena.release(room)
 
     @property

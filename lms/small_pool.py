@@ -3,15 +3,17 @@
 The statistics of a normalisation are a few hundred bytes and live from the forward pass to the backward.
 TensorFlow's allocator gives each a piece of the smallest free chunk; in a step that is short of memory that
 is soon a large one, which does not become whole again while they live. A free chunk that is just large enough
-for all of them, and that something small keeps apart from the rest, takes them instead.
+for all of them, and that something keeps apart from the rest, takes them instead.
+
+What keeps it apart is a buffer of the same size, allocated right after it. If a smaller free chunk took the
+first of the two, that chunk is the room, once the first is freed. If none was there, the second cannot have
+found one either, and lies right behind the first.
 """
 
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-
-from lms.arena import POOL_GUARD
 
 FLOAT_BYTES = 4
 
@@ -30,7 +32,7 @@ class SmallPool:
         with context.eager_mode(), tf.device(device):
             try:
                 room = tf.zeros((nbytes // FLOAT_BYTES,))
-                self._guards.append(tf.zeros((nbytes // FLOAT_BYTES // POOL_GUARD,)))
+                self._guards.append(tf.zeros((nbytes // FLOAT_BYTES,)))
             except tf.errors.ResourceExhaustedError:
                 return
             del room
