@@ -10,6 +10,8 @@ network of 3,000 ops and the same of 30,000 show whether the time is linear in t
 
 import argparse
 import functools
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -25,22 +27,26 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from models import MODELS  # noqa: E402
 
+EDIT = "lms.hook:Engine.edit"
+"""The whole of an edit."""
 PHASES = {
-    "complete_shapes": "shapes",
-    "read_graph": "read",
-    "Case.of": "analyse",
-    "plan_in_pieces": "plan",
-    "predicted_peak": "predict",
-    "rewrite": "rewrite",
+    "lms.hook:complete_shapes": "shapes",
+    "lms.hook:read_graph": "read",
+    "lms.planner:Case.of": "analyse",
+    "lms.host_reads:read_from_host": "plan",
+    "lms.host_reads:plan_in_pieces": "plan",
+    "lms.host_reads:predicted_peak": "predict",
+    "lms.hook:rewrite": "rewrite",
 }
-"""The functions that :mod:`lms.hook` calls one after the other, and what the table calls them."""
+"""The functions that it calls one after the other, and what the table calls them."""
+COLUMNS = tuple(dict.fromkeys(PHASES.values()))
 
 POLICIES = ("all", "auto", "threshold")
 DEEP = {"deep-3k": 28, "deep-30k": 275}
 """Residual blocks of the deep network: about 3,000 and 30,000 ops."""
 BATCH = 8
 SHARE = 0.6
-"""``auto`` plans for a device with this share of the step's peak."""
+"""``auto`` plans for this share of the step's peak; the device has the usual margin more."""
 GOAL_OPS = 3000
 CASE_TIMEOUT_S = 1800
 
@@ -99,19 +105,20 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
         trace(make)
         before = lms.report().graphs[-1]
         lms.disable()
-        lms.enable(policy="auto", batch_size=BATCH, margin=0.0)
-        limit = before.base_bytes + int(SHARE * (before.peak_before_bytes - before.base_bytes))
-        hook.editor_for(None).assume_limit(limit)
-    phases = Stopwatch(hook, PHASES)
+        lms.enable(policy="auto", batch_size=BATCH)
+        engine = hook.editor_for(None)
+        share = SHARE / (1 - engine.config.margin)
+        engine.assume_limit(before.base_bytes + int(share * (before.peak_before_bytes - before.base_bytes)))
+    watch = Stopwatch(PHASES | {EDIT: "edit"})
     runs = []
     for _ in range(repeats):
-        phases.clear()
-        whole = trace(make)
-        runs.append(whole | phases.wall_s | {"edit_cpu": phases.cpu_s})
+        watch.clear()
+        whole_s = trace(make)
+        edit_s = watch.wall_s["edit"]
+        runs.append(
+            watch.cpu_s | {"edit": edit_s, "edit_cpu": watch.cpu_s["edit"], "trace": whole_s - edit_s}
+        )
     last = lms.report().graphs[-1]
-    for run in runs:
-        run["edit"] = sum(run[phase] for phase in PHASES.values())
-        run["trace"] = run["whole"] - run["edit"]
     return {
         "model": model,
         "keras": keras,
@@ -126,21 +133,23 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
 
 
 class Stopwatch:
-    """Times functions of a module, in seconds on the clock and of this thread's processor time."""
+    """Times functions, ``module:name`` each, in seconds on the clock and of this thread's processor time."""
 
-    def __init__(self, module: Any, names: dict[str, str]) -> None:
+    def __init__(self, names: dict[str, str]) -> None:
         self._phases = tuple(names.values())
         self.clear()
         for name, phase in names.items():
-            *owners, last = name.split(".")
-            owner = functools.reduce(getattr, owners, module)
+            module, _, path = name.partition(":")
+            *owners, last = path.split(".")
+            owner = functools.reduce(getattr, owners, importlib.import_module(module))
             timed = self._timed(getattr(owner, last), phase)
-            setattr(owner, last, staticmethod(timed) if owners else timed)
+            bound = isinstance(inspect.getattr_static(owner, last), classmethod)
+            setattr(owner, last, staticmethod(timed) if bound else timed)
 
     def clear(self) -> None:
         """Begin anew."""
         self.wall_s = dict.fromkeys(self._phases, 0.0)
-        self.cpu_s = 0.0
+        self.cpu_s = dict.fromkeys(self._phases, 0.0)
 
     def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -150,17 +159,17 @@ class Stopwatch:
                 return function(*args, **kwargs)
             finally:
                 self.wall_s[phase] += time.perf_counter() - began
-                self.cpu_s += time.thread_time() - cpu
+                self.cpu_s[phase] += time.thread_time() - cpu
 
         return timed
 
 
-def trace(make: Callable[[], Any]) -> dict[str, float]:
-    """Trace a fresh function; TensorFlow calls the hook on the way."""
+def trace(make: Callable[[], Any]) -> float:
+    """Trace a fresh function; TensorFlow calls the hook on the way. How many seconds all that took."""
     function, arguments = make()
     began = time.perf_counter()
     function.get_concrete_function(*arguments)
-    return {"whole": time.perf_counter() - began}
+    return time.perf_counter() - began
 
 
 def keras_step(tf: Any, name: str) -> Callable[[], Any]:
@@ -242,7 +251,7 @@ HEADINGS = (
     "Keras",
     "policy",
     "ops",
-    *PHASES.values(),
+    *COLUMNS,
     "edit ms",
     "cpu ms",
     "3,000 ops",
@@ -252,7 +261,7 @@ HEADINGS = (
 
 
 def render(results: Iterable[dict[str, Any]]) -> str:
-    """The results as a table; phases in milliseconds."""
+    """The results as a table; phases in milliseconds of processor time."""
     rows = [HEADINGS, *(_row(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
@@ -267,7 +276,7 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
         result["keras"],
         result["policy"],
         f"{result['ops']:,}",
-        *(f"{seconds[phase] * 1000:.0f}" for phase in PHASES.values()),
+        *(f"{seconds[phase] * 1000:.0f}" for phase in COLUMNS),
         f"{seconds['edit'] * 1000:.0f}",
         f"{seconds['edit_cpu'] * 1000:.0f}",
         f"{seconds['edit_cpu'] / result['ops'] * GOAL_OPS * 1000:.0f}",
