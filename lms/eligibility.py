@@ -1,6 +1,5 @@
 """Which buffers may leave the device, and why the others may not."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from lms.liveness import Buffers
@@ -22,8 +21,15 @@ class Eligibility:
     rejected: tuple[Rejected, ...]
 
 
-def judge(buffers: Buffers, min_bytes: int, floating: Collection[int], big: Collection[int]) -> Eligibility:
-    """Judge every buffer; ``big`` are the ops whose order is fixed, which all its readers have to be."""
+def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: frozenset[int]) -> Eligibility:
+    """Judge every buffer.
+
+    Args:
+        buffers: The graph's buffers.
+        min_bytes: Smaller ones stay.
+        floating: See :func:`lms.serialize.floating_ops`.
+        big: The ops whose order is fixed, which all that make and read a buffer have to be.
+    """
     graph = buffers.graph
     forbidden: dict[int, str] = {}
     for tensor in graph.tensors:
@@ -43,7 +49,7 @@ def judge(buffers: Buffers, min_bytes: int, floating: Collection[int], big: Coll
 
 
 def _why_not(
-    buffers: Buffers, root: int, min_bytes: int, floating: Collection[int], big: Collection[int]
+    buffers: Buffers, root: int, min_bytes: int, floating: frozenset[int], big: frozenset[int]
 ) -> str | None:
     tensor = buffers.graph.tensors[root]
     if tensor.outside:
@@ -56,10 +62,10 @@ def _why_not(
         return "output of the step"
     if not buffers.users[root]:
         return "nobody reads it"
-    if any(buffers.graph.ops[op].conditional for op in (tensor.op, *buffers.users[root])):
-        return "read or made under a condition"
-    if tensor.op in floating or any(op in floating for op in buffers.users[root]):
-        return FLOATING
-    if tensor.op not in big or any(op not in big for op in buffers.users[root]):
+    touching = (tensor.op, *buffers.users[root])
+    if not floating.isdisjoint(touching):
+        conditional = any(buffers.graph.ops[op].conditional for op in touching)
+        return "read or made under a condition" if conditional else FLOATING
+    if not big.issuperset(touching):
         return "read by an op that passes another buffer on"
     return None

@@ -35,7 +35,7 @@ def floating_ops(graph: Graph) -> frozenset[int]:
     """
     floating: set[int] = set()
     for op in graph.ops:
-        if not op.chainable or any(before in floating for before in graph.predecessors[op.id]):
+        if not op.chainable or not floating.isdisjoint(graph.predecessors[op.id]):
             floating.add(op.id)
     return frozenset(floating).union(op.id for op in graph.ops if op.conditional)
 
@@ -45,19 +45,14 @@ def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> froz
 
     Views are none of them: an edit may leave them without readers, and then they run no more.
     """
-    graph, nbytes = buffers.graph, buffers.nbytes
+    graph = buffers.graph
     min_bytes = max(1, min_bytes)  # what takes no memory need not be put in an order
-    return frozenset(
-        op.id
-        for op in graph.ops
-        if op.id not in floating
-        and op.id not in graph.views
-        and (
-            op.workspace_bytes >= min_bytes
-            or any(nbytes[root] >= min_bytes for root in buffers.reads[op.id])
-            or any(nbytes[tensor] >= min_bytes for tensor in op.outputs)
-        )
-    )
+    big = {op for op in buffers.with_workspace if graph.ops[op].workspace_bytes >= min_bytes}
+    for root in buffers.owners:
+        if buffers.nbytes[root] >= min_bytes:
+            big.add(graph.tensors[root].op)
+            big.update(buffers.users[root])
+    return frozenset(big.difference(floating, graph.views))
 
 
 def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[int]) -> tuple[int, ...]:
