@@ -24,7 +24,9 @@ UNARY = frozenset(
 )
 SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 """By the time of merging the shape is known, and these are constants."""
-MERGED = CONTRACTIONS | BIASES | SUMS | ACTIVATIONS | UNARY
+MERGED = CONTRACTIONS | BIASES | SUMS | ACTIVATIONS | UNARY | {"Mul"}
+BETWEEN = "TensorFlow merges the op that reads it with the one that makes it"
+"""Why a tensor stays that need not even come into being."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ def find_groups(ops: Sequence[Any]) -> list[Group]:
     return [Group(tuple(found)) for found in members.values() if len(found) > 1]
 
 
+def _is_long_sum(op: Any) -> bool:
+    """Whether the result of an op depends on the input that it begins with."""
+    return bool(op.type == "AddN" and len(op.inputs) > 2)
+
+
 def _merge(op: Any, reader: Any) -> bool:
     """Whether TensorFlow may make one op of these."""
     kind, after = op.type, reader.type
@@ -65,17 +72,35 @@ def _merge(op: Any, reader: Any) -> bool:
         fits = after in SUMS or after in ACTIVATIONS
     elif kind in SUMS:
         fits = after in SUMS or after in ACTIVATIONS
+    elif kind == "Mul":
+        fits = (after == "Mul" and any(map(_is_constant, (*op.inputs, *reader.inputs)))) or (
+            after == "Sigmoid" and any(map(_is_constant, op.inputs))
+        )
     elif kind == "Sigmoid" and after == "Mul":
-        fits = any(tensor is op.inputs[0] for tensor in reader.inputs)
+        fits = any(tensor is _argument(op) for tensor in reader.inputs)
     else:
         fits = kind in UNARY and after in UNARY
     return fits and _is_free(op) and _is_free(reader)
+
+
+def _argument(sigmoid: Any) -> Any:
+    """What a sigmoid reads, without a constant factor."""
+    read = sigmoid.inputs[0]
+    factors = [tensor for tensor in read.op.inputs if not _is_constant(tensor)]
+    return factors[0] if read.op.type == "Mul" and len(factors) == 1 else read
 
 
 def _only_reader(op: Any) -> Any:
     """The one op that reads what ``op`` makes; ``None`` where there are others."""
     readers = [reader for reader in op.outputs[0].consumers() if reader.type not in SHAPE_READERS]
     return readers[0] if len(readers) == 1 else None
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Whether a tensor is a constant, or another type or shape of one."""
+    while tensor.op.type in ("Cast", "Identity", "Reshape"):
+        tensor = tensor.op.inputs[0]
+    return bool(tensor.op.type == "Const")
 
 
 def _is_free(op: Any) -> bool:
@@ -100,8 +125,6 @@ class Detours:
 
     def round(self, group: Group) -> None:
         """Take the edges off one group."""
-        if not all(_is_read_by(op, group.members) for op in group.members[:-1]):
-            return  # a swap reads what is between: it is not merged
         waits = {op: list(op.control_inputs) for op in group.members}
         with (
             group.last.graph.as_default(),
@@ -119,7 +142,8 @@ class Detours:
                 if early:
                     _wait_instead(early, group, self._passed(_read(op, group), waits[op], "before"))
             if late:
-                _wait_instead(late, group, self._passed(group.last.outputs[0], (), "probe"))
+                self._probe(late, group)
+            _read_the_same(group)
             for tensor, before in self._gates(group, waits):
                 self._close(tensor, before, group)
 
@@ -128,6 +152,20 @@ class Detours:
         if op in self.place:
             return self.place[op] > place
         return all(self._is_later(after, place) for after in _after(op))
+
+    def _probe(self, late: Iterable[Any], group: Group) -> None:
+        """Let ops wait for what passes the result on; what begins with a buffer of its own reads it there.
+
+        A sum takes over the first buffer that nobody else holds, so the probe may not still hold it then.
+        """
+        made = group.last.outputs[0]
+        sums = [op for op in made.consumers() if _is_long_sum(op)]
+        probe = self._passed(made, (), "probe")
+        _wait_instead(late, group, probe)
+        for op in sums:
+            for slot, tensor in enumerate(op.inputs):
+                if tensor is made:
+                    op._update_input(slot, probe.outputs[0])
 
     def _gates(self, group: Group, waits: Mapping[Any, Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
         """For each tensor that needs a gate what opens it."""
@@ -160,17 +198,25 @@ class Detours:
         return passed
 
 
-def _is_read_by(op: Any, members: Sequence[Any]) -> bool:
-    reader = _only_reader(op)
-    return reader is not None and reader in members
+def _read_the_same(group: Group) -> None:
+    """Let a sigmoid read what its product reads: a copy that came back between the two."""
+    for op in group.members:
+        for reader in op.outputs[0].consumers():
+            if op.type == "Sigmoid" and reader.type == "Mul" and reader in group.members:
+                (other,) = (tensor for tensor in reader.inputs if tensor.op is not op)
+                first = op.inputs[0].op if op.inputs[0].op in group.members else op
+                for slot, tensor in enumerate(first.inputs):
+                    if not _is_constant(tensor):
+                        first._update_input(slot, other)
 
 
 def _read(op: Any, group: Group) -> Any:
     """A tensor from outside of the group that ``op`` reads, else one that a member reads before it."""
     for tensor in op.inputs:
-        if tensor.op not in group.members:
+        if tensor.op not in group.members and not _is_constant(tensor):
             return tensor
-    return _read(op.inputs[0].op, group)
+    inner = [tensor.op for tensor in op.inputs if tensor.op in group.members]
+    return _read(inner[0], group) if inner else op.inputs[0]
 
 
 def _has_edges(op: Any) -> bool:

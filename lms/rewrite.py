@@ -13,7 +13,7 @@ from tensorflow.core.framework import attr_value_pb2
 from lms.errors import LMSError
 from lms.graph import Graph, Op, Use
 from lms.host_reads import HostRead, Relocation
-from lms.kernels import Detours, find_groups
+from lms.kernels import Detours
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
 from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
@@ -78,7 +78,6 @@ def rewrite(
     if relocation is not None:
         view = relocated(view, relocation)
     require_forward(view.graph, plan)
-    groups = find_groups([op for op in view.ops if op is not None])
     editor = _Editor(view, transport, plan)
     with tf_graph.as_default(), tf.control_dependencies(None), tf.device(None), tf_graph.name_scope(None):
         if relocation is not None:
@@ -89,7 +88,7 @@ def rewrite(
             for before in editor.both(edge.before):
                 editor.order(before, edge.after)
     detours = Detours({editor.ops[op]: place for place, op in enumerate(plan.order)}, editor.mark)
-    for group in groups:
+    for group in view.groups:
         detours.round(group)
     return Edits(
         tuple(editor.added),

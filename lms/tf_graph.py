@@ -1,7 +1,7 @@
 """Reads a TensorFlow graph into the engine's values (:mod:`lms.graph`) and keeps the way back to its ops."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
+from lms.kernels import BETWEEN, Group, find_groups
 from lms.liveness import Buffers, timeline
 from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_backward, is_collective
 from lms.step import is_update, step_ops
@@ -83,6 +84,8 @@ class GraphView:
     """Names of the tensors whose size is not known."""
     twins: Mapping[int, Any]
     """By op id the second TensorFlow op of an op that stands for two (see :data:`TWIN_SLOTS`)."""
+    groups: tuple[Group, ...] = ()
+    """Ops that TensorFlow may merge."""
     is_body: bool = False
     """Whether the graph is the body of a condition or loop: a part of a step, of which no user has heard."""
 
@@ -109,15 +112,18 @@ def read_graph(
     twins = find_twins(types) if device_type == "CPU" else {}
     barriers = Barriers.between(twins)
     has_conditions = not SWITCHES.isdisjoint(types.values())
-    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, has_conditions, barriers)
+    ordered = schedule(ops, twins, barriers)
+    groups = find_groups(ordered)
+    between = frozenset(op for group in groups for op in group.members[:-1])
+    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, has_conditions, barriers, between)
     second = {first: twin for twin, first in twins.items()}
-    for op in schedule(ops, twins, barriers):
+    for op in ordered:
         reader.add(op, types[op], second.get(op))
     kept = getattr(tf_graph, "outputs", ()) if outputs is None else outputs
     graph = reader.build.build(reader.ids[id(tensor)] for tensor in kept if id(tensor) in reader.ids)
     is_body = isinstance(tf_graph, ControlFlowFuncGraph)
     ops, tensors, unknown = map(tuple, (reader.ops, reader.tensors, reader.unknown))
-    return GraphView(graph, ops, tensors, unknown, reader.twins, is_body)
+    return GraphView(graph, ops, tensors, unknown, reader.twins, tuple(groups), is_body)
 
 
 def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
@@ -236,6 +242,7 @@ class _Reader:
         in_session: bool,
         has_conditions: bool,
         barriers: Barriers,
+        between: Collection[Any],
     ) -> None:
         self.build = GraphBuilder()
         self.ops: list[Any] = []
@@ -249,6 +256,7 @@ class _Reader:
         self._depths: list[int] = []
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
         self._in_session, self._has_conditions, self._barriers = in_session, has_conditions, barriers
+        self._between = between
 
     def add(self, op: Any, op_type: str, twin: Any = None) -> None:
         outputs = list(op.outputs)
@@ -331,6 +339,8 @@ class _Reader:
     def _forbidden(self, op: Any, op_type: str, outputs: Sequence[Any]) -> str | list[str | None]:
         if op_type.startswith("Lms"):
             return "swapped already"
+        if op in self._between:
+            return BETWEEN
         behind = op in self._barriers.identities
         reason = BEHIND_BARRIER if behind else UNSWAPPABLE_TYPES.get(op_type)
         return [
