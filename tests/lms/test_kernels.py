@@ -1,0 +1,127 @@
+"""What TensorFlow merges into one kernel stays mergeable in an edited graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from lms.kernels import BETWEEN, Detours, find_groups  # noqa: E402
+from lms.tf_graph import read_graph, schedule  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+
+def graph_of(make: Callable[[Any], Any]) -> Any:
+    graph = tf.Graph()
+    with graph.as_default():
+        make(tf.compat.v1.placeholder(tf.float32, (8, 8), name="x"))
+    return graph
+
+
+def groups_of(make: Callable[[Any], Any]) -> list[list[str]]:
+    found = find_groups(graph_of(make).get_operations())
+    return [[op.name for op in group.members] for group in found]
+
+
+def dense(x: Any) -> Any:
+    product = tf.matmul(x, tf.ones((8, 8)), name="product")
+    return tf.tanh(tf.nn.bias_add(product, tf.ones((8,)), name="bias"), name="active")
+
+
+def swish(x: Any) -> Any:
+    read = tf.exp(x, name="read")
+    return tf.multiply(read, tf.sigmoid(read, name="gate"), name="swish")
+
+
+def test_a_layer_a_swish_and_a_chain_of_sums_are_groups() -> None:
+    assert groups_of(dense) == [["product", "bias", "active"]]
+    assert groups_of(swish) == [["gate", "swish"]]
+    sums = groups_of(lambda x: tf.add(tf.add(x, tf.exp(x), name="inner"), tf.sin(x), name="outer"))
+    assert sums == [["inner", "outer"]]
+
+
+def test_what_others_read_or_wait_for_is_merged_with_nothing() -> None:
+    def read_twice(x: Any) -> Any:
+        product = tf.matmul(x, x, name="product")
+        return tf.nn.bias_add(product, tf.ones((8,))), tf.nn.softplus(product)
+
+    def waited_for(x: Any) -> Any:
+        product = tf.matmul(x, x)
+        with tf.control_dependencies([product]):
+            return tf.nn.bias_add(product, tf.ones((8,)))
+
+    assert groups_of(read_twice) == groups_of(waited_for) == []
+
+
+def test_what_is_between_stays_on_the_device() -> None:
+    graph = graph_of(dense)
+    view = read_graph(graph, "CPU", outputs=[graph.get_tensor_by_name("active:0")])
+    names = {view.graph.tensor_name(tensor.id): tensor.forbidden for tensor in view.graph.tensors}
+    assert names["product:0"] == names["bias:0"] == BETWEEN
+    assert names["active:0"] is None
+
+
+def detoured(make: Callable[[Any], Any], edges: list[tuple[str, str]]) -> Any:
+    """The graph with further ops and control edges, taken off its groups.
+
+    ``early`` comes first and ``late`` last; ``middle`` comes before the op to which the first edge leads.
+    """
+    graph = graph_of(make)
+    with graph.as_default():
+        x = graph.get_tensor_by_name("x:0")
+        for name in ("early", "middle", "late"):
+            tf.cos(x, name=name)
+    early, middle = (graph.get_operation_by_name(name) for name in ("early", "middle"))
+    order = [early, *(op for op in graph.get_operations() if op not in (early, middle))]
+    order.insert(next(place for place, op in enumerate(order) if op.name == edges[0][1]), middle)
+    groups = find_groups(order)
+    for before, after in edges:
+        graph.get_operation_by_name(after)._add_control_input(graph.get_operation_by_name(before))
+    detours = Detours({op: place for place, op in enumerate(order)}, lambda op, purpose: None)
+    for group in groups:
+        detours.round(group)
+    for group in groups:
+        assert not any(op.control_inputs or op._control_outputs for op in group.members)
+    assert len(schedule(graph.get_operations())) == len(graph.get_operations())
+    return graph
+
+
+def waits(graph: Any, name: str) -> set[str]:
+    """All ops that one waits for, by whatever way."""
+    found: set[str] = set()
+    open_ops = [graph.get_operation_by_name(name)]
+    while open_ops:
+        op = open_ops.pop()
+        for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            if before.name not in found:
+                found.add(before.name)
+                open_ops.append(before)
+    return found
+
+
+def test_edges_go_round_a_group() -> None:
+    graph = detoured(dense, [("early", "bias"), ("active", "late")])
+    assert "early" in waits(graph, "active")
+    assert "active" in waits(graph, "late")
+
+
+def test_what_stands_between_the_ops_of_a_group_waits_for_none_of_them() -> None:
+    graph = detoured(dense, [("middle", "active"), ("early", "product"), ("product", "middle")])
+    assert {"middle", "early"} <= waits(graph, "active")
+    assert "early" in waits(graph, "middle")
+    assert "product" not in waits(graph, "middle")
+
+
+def test_a_detour_changes_no_value() -> None:
+    value = np.linspace(-1, 1, 64, dtype="f").reshape(8, 8)
+    for make, last in ((dense, "active"), (swish, "swish")):
+        edges = [("early", last), (last, "late")]
+        graphs = graph_of(make), detoured(make, edges)
+        seen = []
+        for graph in graphs:
+            with tf.compat.v1.Session(graph=graph) as session:
+                seen.append(session.run(f"{last}:0", {"x:0": value}).tobytes())
+        assert seen[0] == seen[1]
