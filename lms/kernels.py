@@ -67,7 +67,7 @@ def _merge(op: Any, reader: Any) -> bool:
     """Whether TensorFlow may make one op of these."""
     kind, after = op.type, reader.type
     if kind in CONTRACTIONS:
-        fits = after in BIASES or (after in SUMS and reader.inputs[1].shape.rank == 1)
+        fits = after in BIASES or (after in SUMS and reader.inputs[-1].shape.rank == 1)
     elif kind in BIASES:
         fits = after in SUMS or after in ACTIVATIONS
     elif kind in SUMS:
@@ -84,10 +84,12 @@ def _merge(op: Any, reader: Any) -> bool:
 
 
 def _argument(sigmoid: Any) -> Any:
-    """What a sigmoid reads, without a constant factor."""
+    """What a sigmoid reads, without a constant factor that is merged into it."""
     read = sigmoid.inputs[0]
+    if read.op.type != "Mul" or _only_reader(read.op) is not sigmoid or not _merge(read.op, sigmoid):
+        return read
     factors = [tensor for tensor in read.op.inputs if not _is_constant(tensor)]
-    return factors[0] if read.op.type == "Mul" and len(factors) == 1 else read
+    return factors[0] if len(factors) == 1 else read
 
 
 def _only_reader(op: Any) -> Any:
@@ -113,7 +115,8 @@ class Detours:
 
     A group runs where its last op stands in the plan's order: whatever waits for another of its ops and
     stands before that waits for what that op waits for instead. Nothing else leads from these ops anywhere
-    but to the last, so no edge can close a cycle.
+    but to the last, so no edge can close a cycle; where the shape of one of them does, the group stays as it
+    is.
 
     Args:
         place: For each op of the graph before the edit its place in the order.
@@ -125,7 +128,9 @@ class Detours:
 
     def round(self, group: Group) -> None:
         """Take the edges off one group."""
-        waits = {op: list(op.control_inputs) for op in group.members}
+        if self._shows_a_shape_early(group):
+            return
+        waits = self._waits(group)
         with (
             group.last.graph.as_default(),
             tf.control_dependencies(None),
@@ -135,6 +140,8 @@ class Detours:
             for op in group.members:
                 early = []
                 for after in op._control_outputs:
+                    if after in group.members:
+                        continue
                     if self._is_later(after, self.place[group.last]):
                         late[after] = None
                     else:
@@ -144,8 +151,41 @@ class Detours:
             if late:
                 self._probe(late, group)
             _read_the_same(group)
+            for op in group.members:
+                if op.control_inputs:
+                    op._remove_all_control_inputs()
             for tensor, before in self._gates(group, waits):
                 self._close(tensor, before, group)
+
+    def _waits(self, group: Group) -> dict[Any, list[Any]]:
+        """For each op those outside of its group that it waits for, itself or through another of them."""
+        waits: dict[Any, list[Any]] = {}
+        for op in sorted(group.members, key=self.place.__getitem__):
+            found: dict[Any, None] = {}
+            for before in op.control_inputs:
+                found.update(dict.fromkeys(waits.get(before, [before])))
+            waits[op] = list(found)
+        return waits
+
+    def _shows_a_shape_early(self, group: Group) -> bool:
+        """Whether a reader of the shape of one of the ops leads to an edge or another one, before the last.
+
+        What leads nowhere before the last op can run behind it too.
+        """
+        end = self.place[group.last]
+        waiting = [
+            reader for op in group.members[:-1] for reader in _after(op) if reader.type in SHAPE_READERS
+        ]
+        seen = set()
+        while waiting:
+            op = waiting.pop()
+            if op in seen or self.place.get(op, -1) > end:
+                continue
+            if op in group.members or _has_edges(op):
+                return True
+            seen.add(op)
+            waiting.extend(_after(op))
+        return False
 
     def _is_later(self, op: Any, place: int) -> bool:
         """Whether an op, or all that follows it where it was added, comes behind a place in the order."""
@@ -181,7 +221,6 @@ class Detours:
         if any(op.type == "Sigmoid" for op in group.members):  # there what is read may have no edges either
             gate = self._passed(gate.outputs[0], (), "passed")
         for op in group.members:
-            op._remove_all_control_inputs()
             for slot, read in enumerate(op.inputs):
                 if read is tensor:
                     op._update_input(slot, gate.outputs[0])
