@@ -1,0 +1,134 @@
+"""Trains small models as they are and with LMS; prints for each both digests and what was swapped, as JSON.
+
+The first run is the script of somebody who does not know of LMS: TensorFlow's settings are its own.
+"""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+
+keras, layers = tf.keras, tf.keras.layers
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.normal(size=(64, 16, 16, 3)).astype("float32")
+VOLUMES = RANDOM.normal(size=(32, 8, 8, 8, 2)).astype("float32")
+SERIES = RANDOM.normal(size=(64, 12, 16)).astype("float32")
+ROWS = RANDOM.normal(size=(64, 32)).astype("float32")
+
+
+def stack(*parts: Any) -> Any:
+    """Layers one after the other, and a head for five classes."""
+    return keras.Sequential([*parts, layers.Dense(5)])
+
+
+def dense(activation: str) -> tuple[Any, Any]:
+    """Two layers, whose bias and activation are merged into them."""
+    return stack(layers.Input((32,)), layers.Dense(64, activation), layers.Dense(64, activation)), ROWS
+
+
+def convolutions() -> tuple[Any, Any]:
+    """Biases before a normalisation, whose gradients are rounding errors: any other order of a sum shows."""
+    parts = [layers.Input((16, 16, 3))]
+    for filters in (16, 16, 32):
+        parts += [layers.Conv2D(filters, 3, padding="same"), layers.BatchNormalization()]
+        parts += [layers.ReLU()]
+    return stack(*parts, layers.GlobalAveragePooling2D()), IMAGES
+
+
+def branches() -> tuple[Any, Any]:
+    """Convolutions beside a pooling whose windows overlap, and a dropout with a seed."""
+    image = layers.Input((16, 16, 3))
+    x = image
+    for _ in range(2):
+        parts = [layers.Conv2D(8, size, padding="same", activation="relu")(x) for size in (1, 3)]
+        parts.append(layers.Conv2D(8, 1)(layers.MaxPooling2D(3, 1, padding="same")(x)))
+        x = layers.Concatenate()(parts)
+    x = layers.Dropout(0.3, seed=3)(layers.Flatten()(x))
+    return keras.Model(image, layers.Dense(5)(x)), IMAGES
+
+
+def squeezed() -> tuple[Any, Any]:
+    """Depthwise convolutions, scaled by channel, with ``swish``."""
+    image = layers.Input((16, 16, 3))
+    x = layers.Conv2D(16, 3, padding="same", activation="swish")(image)
+    branch = layers.Activation("swish")(layers.BatchNormalization()(layers.Conv2D(32, 1)(x)))
+    branch = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(branch)
+    branch = layers.Activation("swish")(layers.BatchNormalization()(branch))
+    scale = layers.GlobalAveragePooling2D(keepdims=True)(branch)
+    scale = layers.Conv2D(32, 1, activation="sigmoid")(layers.Conv2D(8, 1, activation="swish")(scale))
+    x = layers.Add()([x, layers.Conv2D(16, 1)(layers.Multiply()([branch, scale]))])
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))), IMAGES
+
+
+def volumes() -> tuple[Any, Any]:
+    """In three dimensions, up and down."""
+    parts = [layers.Conv3D(8, 3, padding="same", activation="relu"), layers.BatchNormalization()]
+    parts += [layers.MaxPooling3D(), layers.Conv3D(8, 3, padding="same"), layers.LeakyReLU()]
+    parts += [layers.Conv3DTranspose(4, 2, strides=2), layers.GlobalAveragePooling3D()]
+    return stack(layers.Input((8, 8, 8, 2)), *parts), VOLUMES
+
+
+def recurrent(layer: Any) -> tuple[Any, Any]:
+    """Two recurrent layers."""
+    first, second = (layer(16, return_sequences=more) for more in (True, False))
+    return stack(layers.Input((12, 16)), first, second), SERIES
+
+
+def normalised() -> tuple[Any, Any]:
+    """Sums of three, which Grappler makes one of."""
+    parts = [layers.Dense(64), layers.LayerNormalization(), layers.ReLU(), layers.Dense(64)]
+    return stack(layers.Input((32,)), *parts, layers.LayerNormalization()), ROWS
+
+
+MODELS: dict[str, tuple[Callable[[], tuple[Any, Any]], Any]] = {
+    "dense tanh": (lambda: dense("tanh"), "adagrad"),
+    "dense gelu": (lambda: dense("gelu"), "adam"),
+    "convolutions": (convolutions, "adam"),
+    "branches": (branches, "rmsprop"),
+    "squeezed": (squeezed, "sgd"),
+    "volumes": (volumes, "sgd"),
+    "simple": (lambda: recurrent(layers.SimpleRNN), "sgd"),
+    "lstm": (lambda: recurrent(layers.LSTM), "sgd"),
+    "normalised": (normalised, "adam"),
+}
+
+ELSEWHERE = frozenset({"branches", "dense gelu"})
+"""Differ in the last digits under Keras 2, the second with TensorFlow 2.15 alone (docs/lms.md)."""
+
+
+def train(build: Callable[[], tuple[Any, Any]], optimizer: str) -> str:
+    """Two steps from the same start."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    model, inputs = build()
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.arange(len(inputs)) % 5
+    model.fit(inputs, labels, batch_size=len(inputs) // 2, epochs=1, verbose=0, shuffle=False)
+    return hashlib.sha256(b"".join(weights.tobytes() for weights in model.get_weights())).hexdigest()
+
+
+def main() -> dict[str, Any]:
+    """By model the digests without and with LMS, and how many tensors were swapped."""
+    warnings.simplefilter("ignore")
+    seen = {}
+    held = MODELS if hasattr(keras, "ops") else MODELS.keys() - ELSEWHERE
+    for name in sorted(held):
+        build, optimizer = MODELS[name]
+        off = train(build, optimizer)
+        lms.enable(policy="all", min_tensor_bytes=1024)
+        on = train(build, optimizer)
+        seen[name] = (off, on, sum(graph.tensors for graph in lms.report().graphs))
+        lms.disable()
+    return seen
+
+
+print(json.dumps(main()))
