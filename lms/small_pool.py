@@ -22,18 +22,20 @@ class SmallPool:
     """The free chunk for small buffers of this process's steps."""
 
     def __init__(self) -> None:
-        self._guards: list[Any] = []
+        self._guard: Any = None
         self._nbytes = 0
 
     def make(self, nbytes: int, device: str) -> None:
-        """Have a free chunk of ``nbytes`` on ``device``, unless there is one or no room for it."""
+        """Have a free chunk of ``nbytes`` on ``device``, unless there is one or no room for it.
+
+        What kept a smaller one apart goes then.
+        """
         if nbytes <= self._nbytes or not tf.compat.v1.executing_eagerly_outside_functions():
             return
         with context.eager_mode(), tf.device(device):
             try:
-                room = tf.zeros((nbytes // FLOAT_BYTES,))
-                self._guards.append(tf.zeros((nbytes // FLOAT_BYTES,)))
+                room, guard = (tf.zeros((nbytes // FLOAT_BYTES,)) for _ in range(2))
             except tf.errors.ResourceExhaustedError:
                 return
             del room
-        self._nbytes = nbytes
+        self._guard, self._nbytes = guard, nbytes

@@ -1,8 +1,15 @@
-"""A small buffer is allocated behind a large one that then goes; prints as JSON whether a larger one fits."""
+"""A small buffer is allocated behind a large one that then goes; prints as JSON whether a larger one fits.
+
+    python small_pool_job.py BYTES...
+
+The room for small buffers is asked for with each of these sizes in turn.
+"""
 
 import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -13,12 +20,22 @@ from lms.small_pool import SmallPool  # noqa: E402
 MIB = 1 << 20
 
 
-def main(pool_bytes: int) -> bool:
+def in_use() -> int:
+    """Bytes that the device's allocator has handed out."""
+    return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+
+def main(sizes: Sequence[int]) -> dict[str, Any]:
     """Of 64 MiB the small one leaves 25 and 34, unless it has room of its own."""
     tf.zeros((60 * MIB // 4,))  # so that all of it is one region
-    pool = SmallPool()
-    if pool_bytes:
+    pool, before = SmallPool(), in_use()
+    for pool_bytes in sizes:
         pool.make(pool_bytes, "CPU:0")
+    return {"kept_bytes": in_use() - before, "fits": fits()}
+
+
+def fits() -> bool:
+    """Whether 40 MiB are in one piece, behind a small buffer."""
     large = tf.fill((25 * MIB // 4,), 1.0)
     small = tf.fill((3 * MIB // 4,), 1.0)
     del large
@@ -29,4 +46,4 @@ def main(pool_bytes: int) -> bool:
     return bool(larger[0] == small[0])
 
 
-print(json.dumps({"fits": main(int(sys.argv[1]))}))
+print(json.dumps(main([int(size) for size in sys.argv[1:]])))

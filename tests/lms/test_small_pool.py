@@ -16,13 +16,15 @@ def demand(small: int = KIB) -> Demand:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("pool_bytes, fits", [(0, False), (4 * MIB, True)])
+@pytest.mark.parametrize("sizes, fits", [((), False), ((4 * MIB,), True), ((2 * MIB, MIB, 4 * MIB), True)])
 def test_a_small_buffer_does_not_part_the_memory_where_it_has_room_of_its_own(
-    pool_bytes: int, fits: bool
+    sizes: tuple[int, ...], fits: bool
 ) -> None:
     pytest.importorskip("tensorflow")
     bfc = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
-    assert run_job("small_pool_job.py", str(pool_bytes), **bfc)["fits"] is fits
+    seen = run_job("small_pool_job.py", *map(str, sizes), **bfc)
+    assert seen["fits"] is fits
+    assert seen["kept_bytes"] == max(sizes, default=0), "what keeps the largest one apart, and no more"
 
 
 def test_the_simulated_allocator_knows_of_it() -> None:
