@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+from tensorflow.python.util import _pywrap_util_port
 
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
@@ -55,9 +56,10 @@ BEHIND_BARRIER = "gradient behind a barrier"
 """Why a gradient stays that one of two twins reads through a barrier which waits for the other."""
 
 POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
-"""On the CPU oneDNN's graph pass takes the gradient of pooling where it reads the result from the pooling
-itself, which then keeps a byte an element for it: the place of each maximum. Otherwise another kernel runs,
-which shares the gradient out in another way. So the result of a pooling stays where one of these reads it."""
+"""On a CPU with oneDNN, its graph pass takes the gradient of pooling where it reads the result from the
+pooling itself, which then keeps a byte an element for it: the place of each maximum. Otherwise another kernel
+runs, which shares the gradient out in another way. So the result of a pooling stays where one of these reads
+it."""
 
 PLACES = "oneDNN's gradient of the pooling reads it"
 """Why the result of a pooling stays on a CPU device."""
@@ -124,6 +126,11 @@ def read_graph(
     is_body = isinstance(tf_graph, ControlFlowFuncGraph)
     ops, tensors, unknown = map(tuple, (reader.ops, reader.tensors, reader.unknown))
     return GraphView(graph, ops, tensors, unknown, reader.twins, tuple(groups), is_body)
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN's kernels run on the CPU: ``TF_ENABLE_ONEDNN_OPTS`` says so, else the build."""
+    return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
@@ -307,7 +314,7 @@ class _Reader:
 
     def _keeps_places(self, op: Any, op_type: str) -> bool:
         """Whether a pooling keeps the places of its maxima for its gradient."""
-        if self._device_type != "CPU" or op_type not in POOLS.values():
+        if self._device_type != "CPU" or op_type not in POOLS.values() or not has_onednn():
             return False
         return any(
             POOLS.get(reader.type) == op_type and reader.inputs[POOLED].op is op

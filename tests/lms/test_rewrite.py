@@ -9,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from lms import tf_graph  # noqa: E402
 from lms.errors import UnreadableError  # noqa: E402
 from lms.graph import Use  # noqa: E402
 from lms.op_types import is_backward  # noqa: E402
@@ -74,12 +75,16 @@ def test_a_graph_is_read_with_sizes_aliases_and_what_lies_outside() -> None:
     assert view.unknown == ()
 
 
-def test_the_result_of_a_pooling_stays_for_its_gradient_with_the_places_of_the_maxima() -> None:
-    def pooled() -> Any:
-        x = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4), name="x")
-        y = tf.nn.max_pool2d(tf.tanh(x), 2, 2, "VALID", name="pool")
-        return tf.gradients(tf.reduce_sum(tf.exp(y)), x)[0]
+def pooled() -> Any:
+    x = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4), name="x")
+    y = tf.nn.max_pool2d(tf.tanh(x), 2, 2, "VALID", name="pool")
+    return tf.gradients(tf.reduce_sum(tf.exp(y)), x)[0]
 
+
+def test_the_result_of_a_pooling_stays_for_its_gradient_with_the_places_of_the_maxima(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tf_graph, "has_onednn", lambda: True)
     _, view = build(pooled)
     pool = view.graph.ops[op_id(view, "pool")]
     result, places = (view.graph.tensors[tensor] for tensor in pool.outputs)
@@ -87,6 +92,17 @@ def test_the_result_of_a_pooling_stays_for_its_gradient_with_the_places_of_the_m
     assert (result.nbytes, places.nbytes) == (2 * 4 * 4 * 4 * 4, 2 * 4 * 4 * 4)
     (gradient,) = (op for op in view.graph.ops if op.type == "MaxPoolGrad")
     assert gradient.inputs[-1] == places.id and not gradient.workspace_bytes
+
+
+def test_without_onednn_the_result_of_a_pooling_may_leave_and_its_gradient_needs_scratch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tf_graph, "has_onednn", lambda: False)
+    _, view = build(pooled)
+    pool = view.graph.ops[op_id(view, "pool")]
+    assert [view.graph.tensors[tensor].forbidden for tensor in pool.outputs] == [None]
+    (gradient,) = (op for op in view.graph.ops if op.type == "MaxPoolGrad")
+    assert gradient.workspace_bytes == 2 * 4 * 4 * 4 * (4 + 8)
 
 
 def test_a_plan_is_applied_and_values_stay_the_same() -> None:
