@@ -4,6 +4,7 @@ Requires: the graph was not edited before, and every edge of the plan goes forwa
 Ensures: every planned use reads a swap-in, every added op is marked, and the values computed are the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,9 @@ MARK_ATTR = "_lms"
 """Attribute of every added op; its value says what the op is for."""
 
 PROTECT_ATTR = "_grappler_do_not_remove"
+
+COLOCATION_ATTR = "_class"
+"""Names the ops beside which an op runs."""
 
 GRADIENT_ATTR = "_gradient_op_type"
 """Under which name TensorFlow looks for the gradient of an op that has this attribute."""
@@ -160,6 +164,7 @@ class _Editor:
     def read_from_host(self, relocation: Relocation) -> None:
         """Make the copies of a relocated graph, and let its ops read them."""
         reads = {read.op: read for read in relocation.reads}
+        _send_to_host([self.ops[read.op] for read in relocation.reads if read.fetches])
         fetched = {op for read in relocation.reads for op in read.fetches}
         for op in relocation.graph.ops:
             if op.id in reads:
@@ -170,12 +175,8 @@ class _Editor:
                 self._add(op, self._out(self.tensors[op.inputs[0]], 1))
 
     def _read_there(self, read: HostRead) -> None:
-        op = self.ops[read.op]
-        if read.fetches:
-            op._set_device(HOST_DEVICE)
-            op._clear_attr("_class")  # the device of another op would contradict this one
         for slot, held in read.slots.items():
-            op._update_input(slot, self.tensors[held])
+            self.ops[read.op]._update_input(slot, self.tensors[held])
 
     def _fetch(self, op: Op) -> None:
         """Copy what an op has made on the host to the device, for all that read it."""
@@ -308,6 +309,28 @@ class _Editor:
     def _wait(self, op: Any, before: Any) -> None:
         op._add_control_input(before)
         self.control_edges += 1
+
+
+def _send_to_host(ops: Sequence[Any]) -> None:
+    """Have ``ops`` run on the host, and none where another one runs: that would contradict one of the two."""
+    if not ops:
+        return
+    for op in ops:
+        op._set_device(HOST_DEVICE)
+        op._clear_attr(COLOCATION_ATTR)
+    names = {f"loc:@{op.name}".encode() for op in ops}
+    for op in ops[0].graph.get_operations():
+        beside = _attr_or_empty(op, COLOCATION_ATTR)
+        if not names.isdisjoint(beside):
+            kept = attr_value_pb2.AttrValue.ListValue(s=[name for name in beside if name not in names])
+            op._set_attr(COLOCATION_ATTR, attr_value_pb2.AttrValue(list=kept))
+
+
+def _attr_or_empty(op: Any, name: str) -> Any:
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return ()
 
 
 def _base(tensor: Any) -> str:

@@ -12,8 +12,9 @@ tf = pytest.importorskip("tensorflow")
 from lms import tf_graph  # noqa: E402
 from lms.errors import UnreadableError  # noqa: E402
 from lms.graph import Use  # noqa: E402
+from lms.host_reads import read_from_host  # noqa: E402
 from lms.op_types import is_backward  # noqa: E402
-from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, rewrite  # noqa: E402
+from lms.rewrite import MARK_ATTR, PROTECT_ATTR, RewriteError, is_edited, relocated, rewrite  # noqa: E402
 from lms.serialize import floating_ops  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
@@ -397,3 +398,19 @@ def test_a_transposed_convolution_is_no_backward_pass() -> None:
         tf.nn.conv3d_transpose(tf.zeros((1, 4, 4, 4, 3)), tf.zeros((2, 2, 2, 5, 3)), (1, 8, 8, 8, 5), 2)
     assert any("BackpropInput" in op.type for op in graph.get_operations())
     assert not has_backward_pass(graph.get_operations())
+
+
+def test_no_op_is_kept_beside_one_that_runs_on_the_host_now() -> None:
+    def joined() -> Any:
+        parts = [tf.exp(tf.compat.v1.placeholder(tf.float32, (64, 64))) for _ in range(2)]
+        both = tf.concat(parts, 0, name="both")
+        with tf.compat.v1.colocate_with(both.op), tf.compat.v1.colocate_with(parts[0].op):
+            return tf.tanh(both, name="beside")
+
+    graph, view = build(joined)
+    relocation = read_from_host(view.graph, [op_id(view, "both")], 1, direct=False)
+    moved = relocated(view, relocation)
+    rewrite(graph, view, plan_of(moved, ()), NumpyTransport(), relocation)
+    beside = graph.get_operation_by_name("beside").get_attr("_class")
+    assert "CPU" in graph.get_operation_by_name("both").device
+    assert beside and b"loc:@both" not in beside
