@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from lms.op_types import IN_PLACE_TYPES
+
 CONTRACTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 BIASES, SUMS = frozenset({"BiasAdd"}), frozenset({"Add", "AddN", "AddV2"})
 ACTIVATIONS = frozenset({"Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"})
@@ -56,11 +58,6 @@ def find_groups(ops: Sequence[Any]) -> list[Group]:
         if last is not op or op in members:
             members.setdefault(last, []).append(op)
     return [Group(tuple(found)) for found in members.values() if len(found) > 1]
-
-
-def _is_long_sum(op: Any) -> bool:
-    """Whether the result of an op depends on the input that it begins with."""
-    return bool(op.type == "AddN" and len(op.inputs) > 2)
 
 
 def _merge(op: Any, reader: Any) -> bool:
@@ -194,15 +191,15 @@ class Detours:
         return all(self._is_later(after, place) for after in _after(op))
 
     def _probe(self, late: Iterable[Any], group: Group) -> None:
-        """Let ops wait for what passes the result on; what begins with a buffer of its own reads it there.
+        """Let ops wait for what passes the result on; what may take the result's buffer over reads it there.
 
-        A sum takes over the first buffer that nobody else holds, so the probe may not still hold it then.
+        Such an op takes over a buffer that nobody else holds, so the probe may not still hold it then.
         """
         made = group.last.outputs[0]
-        sums = [op for op in made.consumers() if _is_long_sum(op)]
+        takers = [op for op in made.consumers() if op.type in IN_PLACE_TYPES]
         probe = self._passed(made, (), "probe")
         _wait_instead(late, group, probe)
-        for op in sums:
+        for op in takers:
             for slot, tensor in enumerate(op.inputs):
                 if tensor is made:
                     op._update_input(slot, probe.outputs[0])

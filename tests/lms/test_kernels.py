@@ -125,3 +125,16 @@ def test_a_detour_changes_no_value() -> None:
             with tf.compat.v1.Session(graph=graph) as session:
                 seen.append(session.run(f"{last}:0", {"x:0": value}).tobytes())
         assert seen[0] == seen[1]
+
+
+def test_what_may_take_the_result_over_reads_it_where_nobody_else_holds_it_then() -> None:
+    def read(x: Any) -> None:
+        result = dense(x)
+        tf.subtract(result, 1.0, name="taker")
+        tf.matmul(result, result, name="other")
+
+    graph = detoured(read, [("early", "active"), ("active", "late")])
+    taker, other = (graph.get_operation_by_name(name) for name in ("taker", "other"))
+    probe = taker.inputs[0].op
+    assert probe.inputs[0].op.name == "active" and probe in graph.get_operation_by_name("late").control_inputs
+    assert {tensor.op.name for tensor in other.inputs} == {"active"}
