@@ -11,6 +11,7 @@ Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -43,18 +44,21 @@ class Group:
         """What the others lead to."""
         return self.members[-1]
 
+    @cached_property
+    def inside(self) -> frozenset[Any]:
+        """The same ops, to look one up."""
+        return frozenset(self.members)
+
 
 def find_groups(ops: Sequence[Any]) -> list[Group]:
     """The groups of a graph that is not edited yet, in its order; ``ops`` in the order in which they run."""
-    reader_of = {}
-    for op in ops:
+    last_of: dict[Any, Any] = {}
+    for op in reversed(ops):
         if op.type in MERGED and (reader := _only_reader(op)) is not None and _merge(op, reader):
-            reader_of[op] = reader
+            last_of[op] = last_of.get(reader, reader)
     members: dict[Any, list[Any]] = {}
     for op in ops:
-        last = op
-        while last in reader_of:
-            last = reader_of[last]
+        last = last_of.get(op, op)
         if last is not op or op in members:
             members.setdefault(last, []).append(op)
     return [Group(tuple(found)) for found in members.values() if len(found) > 1]
@@ -137,7 +141,7 @@ class Detours:
             for op in group.members:
                 early = []
                 for after in op._control_outputs:
-                    if after in group.members:
+                    if after in group.inside:
                         continue
                     if self._is_later(after, self.place[group.last]):
                         late[after] = None
@@ -178,7 +182,7 @@ class Detours:
             op = waiting.pop()
             if op in seen or self.place.get(op, -1) > end:
                 continue
-            if op in group.members or _has_edges(op):
+            if op in group.inside or _has_edges(op):
                 return True
             seen.add(op)
             waiting.extend(_after(op))
@@ -208,8 +212,10 @@ class Detours:
         """For each tensor that needs a gate what opens it."""
         gates: dict[int, tuple[Any, list[Any]]] = {}
         for op in group.members:
+            if not waits[op] and op.type != "Sigmoid":
+                continue
             tensor = _read(op, group)
-            if waits[op] or (op.type == "Sigmoid" and _has_edges(tensor.op)):
+            if waits[op] or _has_edges(tensor.op):
                 gates.setdefault(id(tensor), (tensor, []))[1].extend(waits[op])
         return list(gates.values())
 
@@ -238,9 +244,9 @@ def _read_the_same(group: Group) -> None:
     """Let a sigmoid read what its product reads: a copy that came back between the two."""
     for op in group.members:
         for reader in op.outputs[0].consumers():
-            if op.type == "Sigmoid" and reader.type == "Mul" and reader in group.members:
+            if op.type == "Sigmoid" and reader.type == "Mul" and reader in group.inside:
                 (other,) = (tensor for tensor in reader.inputs if tensor.op is not op)
-                first = op.inputs[0].op if op.inputs[0].op in group.members else op
+                first = op.inputs[0].op if op.inputs[0].op in group.inside else op
                 for slot, tensor in enumerate(first.inputs):
                     if not _is_constant(tensor):
                         first._update_input(slot, other)
@@ -248,11 +254,14 @@ def _read_the_same(group: Group) -> None:
 
 def _read(op: Any, group: Group) -> Any:
     """A tensor from outside of the group that ``op`` reads, else one that a member reads before it."""
-    for tensor in op.inputs:
-        if tensor.op not in group.members and not _is_constant(tensor):
-            return tensor
-    inner = [tensor.op for tensor in op.inputs if tensor.op in group.members]
-    return _read(inner[0], group) if inner else op.inputs[0]
+    while True:
+        for tensor in op.inputs:
+            if tensor.op not in group.inside and not _is_constant(tensor):
+                return tensor
+        inner = [tensor.op for tensor in op.inputs if tensor.op in group.inside]
+        if not inner:
+            return op.inputs[0]
+        op = inner[0]
 
 
 def _has_edges(op: Any) -> bool:
@@ -262,7 +271,7 @@ def _has_edges(op: Any) -> bool:
 def _wait_instead(ops: Iterable[Any], group: Group, other: Any) -> None:
     """Let ops wait for another one in place of those of the group."""
     for op in ops:
-        kept = [before for before in op.control_inputs if before not in group.members]
+        kept = [before for before in op.control_inputs if before not in group.inside]
         op._remove_all_control_inputs()
         op._add_control_inputs([*kept, other])
 

@@ -71,3 +71,12 @@ def test_a_sum_of_one_is_a_sum() -> None:
         return tf.raw_ops.AddN(inputs=[tf.matmul(x, x)])
 
     assert np.allclose(values(single), VALUE @ VALUE)
+
+
+def test_a_group_may_be_longer_than_a_stack_of_calls() -> None:
+    def long(x: Any) -> Any:
+        for number in range(1500):
+            x = tf.tanh(x, name=f"tanh_{number}")
+        return x
+
+    assert (values(long, [("x", "tanh_1499")]) == values(long)).all()
