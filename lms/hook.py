@@ -1,12 +1,11 @@
 """The hook: one transform of every graph that TensorFlow traces, from the moment it is installed."""
 
-import gc
 import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +25,7 @@ from lms.fitting import pool_bytes
 from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
+from lms.guards import collector_paused, readable_or_left_alone
 from lms.host_reads import Decision, decide
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
@@ -83,6 +83,8 @@ class Engine:
         self.config, self._environ = config, environ
         self.collector = Collector()
         self.batch_sizes = BatchSizes()
+        self._planned_for: weakref.WeakKeyDictionary[Any, tuple[int, list[Any]]] = weakref.WeakKeyDictionary()
+        """By function the size of batches that its step was planned for, and the functions traced in it."""
         self.watch = Watch(self)
         self.rescue = Rescue(config)
         self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
@@ -150,7 +152,11 @@ class Engine:
         call = self.watch.call
         if self.steps is not None and call.functions:
             self.steps.planned(call.functions[0])
-        self.offer(func_graph, func_graph.name, self._hints(call), call)
+        hints = self._hints(call)
+        if call.functions and hints.batch_size and self.config.batch_size is None:
+            first, *nested = call.functions
+            self._planned_for[first] = hints.batch_size, nested
+        self.offer(func_graph, func_graph.name, hints, call)
 
     def offer(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None) -> Edits | None:
         """Edit ``tf_graph`` if that can be: what trained without LMS trains with it, after a warning."""
@@ -170,7 +176,7 @@ class Engine:
             LMSError: If the graph cannot be planned, or the store cannot hold what would be swapped.
             GraphError: If it is no order of ops at all.
         """
-        with _collector_paused():
+        with collector_paused():
             return self._edit(tf_graph, name, hints, call, outputs)
 
     def _edit(
@@ -178,7 +184,7 @@ class Engine:
     ) -> Edits | None:
         started = time.perf_counter()
         device_type = self.device.type
-        with _readable_or_left_alone(self.config.debug):
+        with readable_or_left_alone(self.config.debug):
             view = read_graph(tf_graph, device_type, complete_shapes(tf_graph, hints), outputs)
             selection = select(view.graph, self.config)
         open_sizes = OpenSizes.of(view.unknown, hints)
@@ -191,7 +197,7 @@ class Engine:
         base = in_use + pending_variable_bytes(tf_graph) + fusion
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
-        with _readable_or_left_alone(self.config.debug):
+        with readable_or_left_alone(self.config.debug):
             decided = decide(view.graph, self.rescue.config, device_type, limit)
             if not isinstance(tf_graph, FuncGraph):
                 decided = decided.with_plan(keep_fetches_apart(decided.graph, decided.plan), limit)
@@ -238,6 +244,7 @@ class Engine:
 
     def run(self, function: Any, step: Callable[[], Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
+        self._plan_for_growth(function)
         first = step if self.steps is None else partial(self.steps.run, function, function._name, step)
         try:
             done = self._tried(first, step)
@@ -246,6 +253,15 @@ class Engine:
             self.rescue.done()
         self.fusion.step_done()
         return done
+
+    def _plan_for_growth(self, function: Any) -> None:
+        """Forget the traces of a step that was planned for smaller batches than it is about to get."""
+        size, (planned, nested) = self.batch_sizes.take(), self._planned_for.get(function, (None, []))
+        if size is not None and planned is not None and size > planned:
+            del self._planned_for[function]
+            for traced in (function, *nested):
+                traced._function_cache.clear()
+            self.warn(f"{function._name} was planned for batches of {planned}, and is again for {size}")
 
     def _tried(self, step: Callable[[], Any], again: Callable[[], Any]) -> Any:
         """The result of the step, tried again after each failure that another plan may mend."""
@@ -319,37 +335,6 @@ class Engine:
             logger.debug("%s: out after %s, back after %s", name, after, back)
         for rejected in made.rejected:
             logger.debug("%s: stays: %s", graph.tensor_name(rejected.tensor), rejected.reason)
-
-
-@contextmanager
-def _readable_or_left_alone(debug: bool) -> Iterator[None]:
-    """While nothing has been edited yet a fault of ours need not end what trains without us.
-
-    Raises:
-        UnreadableError: In place of any exception that is not meant for the user; not when debugging.
-    """
-    try:
-        yield
-    except (LMSError, GraphError):
-        raise
-    except Exception as error:
-        if debug:
-            raise
-        fault = " ".join(f"{type(error).__name__}: {error}".split())
-        text = f"LMS has a fault here ({fault}); debug=True (LMS_DEBUG=1) shows where"
-        raise UnreadableError(text) from error
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Python's cyclic collector would walk all of TensorFlow's graphs again and again, for nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 _engine: Engine | None = None

@@ -31,6 +31,7 @@ class BatchSizes:
 
     def __init__(self) -> None:
         self.latest: int | None = None
+        self._untaken = False
         self._by_graph: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self._active = False
         self._registered = False
@@ -44,6 +45,14 @@ class BatchSizes:
                 self._watch(module, f"{name}.__init__", self._note(attribute))
             for module in CALLBACKS:
                 self._watch(module, "configure_callbacks", self._note_graph)
+
+    def take(self) -> int | None:
+        """The latest size, for the first function that runs with it; None for all after it.
+
+        So a validation within ``fit`` leaves the training step with the size that it began with.
+        """
+        untaken, self._untaken = self._untaken, False
+        return self.latest if untaken else None
 
     def of_graph(self, graph: Any) -> int | None:
         """The batch size with which Keras is about to run ``graph`` in a session; None if it has not told."""
@@ -65,7 +74,7 @@ class BatchSizes:
         def note(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             result = wrapped(*args, **kwargs)
             if self._active:
-                self.latest = adapter_batch_size(getattr(instance, attribute, None))
+                self.latest, self._untaken = adapter_batch_size(getattr(instance, attribute, None)), True
             return result
 
         return note

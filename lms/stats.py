@@ -40,7 +40,8 @@ class OpenSizes:
         what = f"the {'sizes' if many else 'size'} of {counted(self.count, 'tensor')}"
         example = f"(such as {self.example})" if many else f"({self.example})"
         if self.by_data:
-            return f"{what} {example} {'depend' if many else 'depends'} on the data"
+            verb = "depend" if many else "depends"
+            return f"{what} {example} {verb} on the data, or on open sizes beside the batch's (fix those)"
         return f"{what} {example} {'are' if many else 'is'} open; set batch_size (LMS_BATCH_SIZE)"
 
 

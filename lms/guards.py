@@ -1,0 +1,39 @@
+"""What stands around an edit: a fault of ours is a warning, and Python's collector waits."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lms.errors import LMSError, UnreadableError
+from lms.graph import GraphError
+
+
+@contextmanager
+def readable_or_left_alone(debug: bool) -> Iterator[None]:
+    """While nothing has been edited yet a fault of ours need not end what trains without us.
+
+    Raises:
+        UnreadableError: In place of any exception that is not meant for the user; not when debugging.
+    """
+    try:
+        yield
+    except (LMSError, GraphError):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"LMS has a fault here ({fault}); debug=True (LMS_DEBUG=1) shows where"
+        raise UnreadableError(text) from error
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's cyclic collector would walk all of TensorFlow's graphs again and again, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
