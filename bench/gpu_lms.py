@@ -31,6 +31,8 @@ from models import FULL_LIMIT_MB, ZOOS, Model  # noqa: E402
 
 POLICIES = ("all", "auto", "threshold")
 PROBES = (2, 4)
+SMALLER = 0.95
+"""Of a size that fitted for two steps and not for all that are timed."""
 """Two small sizes; the line through their planned peaks says where the search begins."""
 QUICK_MODELS = ("resnet50", "unet3d-size")
 QUICK_LIMIT_MB, TINY_LIMIT_MB = 2048, 32
@@ -189,6 +191,18 @@ class Bench:
             found["step_s"] = median(found["steps_s"][1:])
         return found
 
+    def _base(self, units: int) -> tuple[int, Found]:
+        """The size to time without LMS: what fits for two steps at the limit need not fit for more.
+
+        Raises:
+            CaseError: If no size fits that long.
+        """
+        while units:
+            if (found := self.timed("off", units)) is not None:
+                return units, found
+            units = int(units * SMALLER)
+        raise CaseError(f"{self.name}: nothing that fitted for two steps fits for more")
+
     def measure(self, copies: Found | None) -> Found:
         """The largest sizes first, then times and traces.
 
@@ -202,9 +216,7 @@ class Bench:
         guess = max(most["off"], int(0.95 * self._guess(small, more, "planned_peak_bytes")))
         for policy in self.setting.policies:
             most[policy] = guess = self._largest(policy, guess)
-        base = self.timed("off", most["off"])
-        if base is None:
-            raise CaseError(f"{self.name}: {most['off']} units fitted for two steps and no longer")
+        most["off"], base = self._base(most["off"])
         twice = self._units(2 * self.model.amount(most["off"]))
         runs = {
             f"{policy} {name}": self.timed(policy, units)
