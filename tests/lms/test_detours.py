@@ -8,7 +8,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from lms.kernels import Detours, find_groups  # noqa: E402
+from detouring import lead_round  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
@@ -21,13 +21,7 @@ def values(make: Callable[[Any], Any], edges: Sequence[tuple[str, str]] = ()) ->
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, (4, 4), name="x")
         made = make(x)
-    ops = graph.get_operations()
-    groups = find_groups(ops)
-    for before, after in edges:
-        graph.get_operation_by_name(after)._add_control_input(graph.get_operation_by_name(before))
-    detours = Detours({op: place for place, op in enumerate(ops)}, lambda op, purpose: None)
-    for group in groups:
-        detours.round(group)
+    lead_round(graph, graph.get_operations(), edges)
     with tf.compat.v1.Session(graph=graph) as session:
         return session.run(made, {x: VALUE})
 

@@ -8,7 +8,9 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from lms.kernels import BETWEEN, Detours, find_groups  # noqa: E402
+from detouring import lead_round  # noqa: E402
+
+from lms.kernels import BETWEEN, find_groups  # noqa: E402
 from lms.tf_graph import read_graph, schedule  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
@@ -77,12 +79,7 @@ def detoured(make: Callable[[Any], Any], edges: list[tuple[str, str]]) -> Any:
     early, middle = (graph.get_operation_by_name(name) for name in ("early", "middle"))
     order = [early, *(op for op in graph.get_operations() if op not in (early, middle))]
     order.insert(next(place for place, op in enumerate(order) if op.name == edges[0][1]), middle)
-    groups = find_groups(order)
-    for before, after in edges:
-        graph.get_operation_by_name(after)._add_control_input(graph.get_operation_by_name(before))
-    detours = Detours({op: place for place, op in enumerate(order)}, lambda op, purpose: None)
-    for group in groups:
-        detours.round(group)
+    groups = lead_round(graph, order, edges)
     for group in groups:
         assert not any(op.control_inputs or op._control_outputs for op in group.members)
     assert len(schedule(graph.get_operations())) == len(graph.get_operations())
