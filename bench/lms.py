@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
@@ -37,12 +36,11 @@ from lms_children import (  # noqa: E402
     largest,
     line_meets,
     say,
-    table,
 )
+from lms_table import POLICIES, misses, ratio_text, render  # noqa: E402
 from models import MODELS  # noqa: E402
 
 SCHEMA = "lmsrun.bench-lms/2"
-POLICIES = ("all", "auto")
 PROBES = (2, 6)
 """Two small batches; the line through their planned peaks says where the search begins."""
 UNPLANNED = 0.85
@@ -52,7 +50,6 @@ MOST_RESTARTS = 3
 STEPS, STEPS_WITHOUT = 6, 12
 """What trains for so many steps fits. The variables' buffers grow over the first steps, and most of all where
 memory is not planned: 38 images of ResNet-50 without LMS ran out of it after the third step."""
-TIME_GOAL, PEAK_GOAL = 1.3, 0.10
 
 
 def main() -> int:
@@ -79,6 +76,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--policies", nargs="+", choices=POLICIES, default=POLICIES, help="whose largest batch to look for"
     )
+    parser.add_argument(
+        "--limit-mb",
+        type=_mebibytes,
+        help="memory of the device, MiB, instead of the one in bench/models.py",
+    )
     parser.add_argument("--python", default=sys.executable, help="interpreter of the cases")
     parser.add_argument(
         "--goal-only",
@@ -95,6 +97,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="file of the JSON document; it is added to, and keeps a largest batch without LMS",
     )
     return parser.parse_args(argv)
+
+
+def _mebibytes(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def _kerases(python: str) -> tuple[str, ...]:
@@ -119,16 +128,13 @@ class Book:
                 raise SystemExit(f"{path} is no document of this benchmark (needed schema {SCHEMA})")
             self.entries = document["results"]
 
-    def entry(self, tensorflow: str, keras: str, model: str) -> Found:
-        """The entry of these three, made if there is none."""
-        key = {"tensorflow": tensorflow, "keras": keras, "model": model}
+    def entry(self, tensorflow: str, keras: str, model: str, limit_mb: int) -> Found:
+        """The entry of these four, made if there is none."""
+        key = {"tensorflow": tensorflow, "keras": keras, "model": model, "limit_mb": limit_mb}
         for entry in self.entries:
             if key.items() <= entry.items():
                 return entry
-        self.entries.append(
-            key
-            | {"limit_mb": MODELS[model].limit_mb, "unit": MODELS[model].unit, "target": MODELS[model].target}
-        )
+        self.entries.append(key | {"unit": MODELS[model].unit, "target": MODELS[model].target})
         return self.entries[-1]
 
     def save(self) -> None:
@@ -146,9 +152,10 @@ class Book:
 def _bench(book: Book, name: str, keras: str, options: argparse.Namespace) -> None:
     """Measure one model; what goes wrong is said and recorded, and the next model comes."""
     runner = Runner(options.python, keras == "2", options.case_seconds)
-    entry = book.entry(_version(options.python, "tensorflow"), keras, name)
+    limit_mb = options.limit_mb or MODELS[name].limit_mb
+    entry = book.entry(_version(options.python, "tensorflow"), keras, name, limit_mb)
     entry.pop("error", None)
-    bench = Bench(runner, name, options.tolerance)
+    bench = Bench(runner, name, limit_mb, options.tolerance)
     try:
         if options.what in ("memory", "both"):
             measure_memory(entry, bench, options.policies, book.save, goal_only=options.goal_only)
@@ -166,12 +173,13 @@ class Bench:
 
     runner: Runner
     model: str
+    limit_mb: int
     tolerance: float = 0.06
 
     def case(self, policy: str, units: int) -> Case:
         """So many units of the model."""
         steps = STEPS_WITHOUT if policy == "off" else STEPS
-        return Case("small", self.model, units, policy, MODELS[self.model].limit_mb, steps=steps)
+        return Case("small", self.model, units, policy, self.limit_mb, steps=steps)
 
     def run(self, policy: str, units: int) -> Found | None:
         """Train; ``None`` if that does not fit."""
@@ -277,7 +285,7 @@ def measure_time(
         for name, (policy, units) in wanted.items():
             entry["time"][name] = in_turns(without, bench, policy, units, rounds)
             save()
-            say(f"{bench.model} {name}: {_pair(entry['time'][name])}")
+            say(f"{bench.model} {name}: {ratio_text(entry['time'][name])}")
     finally:
         without.kill()
 
@@ -361,105 +369,6 @@ def in_turns(without: Without, bench: Bench, policy: str, units: int, rounds: in
         "rounds": pairs,
         **{key: found[key] for key in kept},
     }
-
-
-HEADINGS = (
-    "TensorFlow",
-    "model",
-    "limit",
-    "without",
-    "all",
-    "auto",
-    "multiple",
-    "goal",
-    "time: auto 2x",
-    "all 2x",
-    "auto most",
-    "all most",
-    "peak: auto",
-    "all",
-    "GiB moved: auto 2x",
-    "all 2x",
-    "edit",
-)
-
-
-def render(entries: Iterable[Found]) -> str:
-    """The results as a table."""
-    return table([HEADINGS, *(_row(entry) for entry in entries)])
-
-
-def _row(entry: Found) -> tuple[str, ...]:
-    with_lms, double, times = (entry.get(key, {}) for key in ("with", "double", "time"))
-    at_least = ">= " if entry.get("goal_only") else ""
-    return (
-        f"{entry['tensorflow']}, Keras {entry['keras']}",
-        entry["model"],
-        f"{entry['limit_mb']} MiB",
-        _cell(entry.get("without"), lambda found: str(found["units"])),
-        *(_cell(with_lms.get(policy), lambda found: str(found["units"])) for policy in POLICIES),
-        _cell(multiple(entry), lambda value: f"{at_least}{value:.1f}x"),
-        f"{entry['target']:g}x",
-        *(_cell(times.get(f"{policy} at 2x"), _pair) for policy in ("auto", "all")),
-        *(_cell(times.get(f"{policy} at most"), _pair) for policy in ("auto", "all")),
-        *(
-            _cell(with_lms.get(policy), lambda found: f"{peak_error(found):+.1%}")
-            for policy in ("auto", "all")
-        ),
-        *(_cell(double.get(policy), _moved) for policy in ("auto", "all")),
-        _cell(entry.get("edit"), lambda edit: f"{edit['edit_s'] * 1000:.0f} ms, {edit['ops']:,} ops"),
-    )
-
-
-def _cell(value: Any, text: Any) -> str:
-    return "-" if value is None else str(text(value))
-
-
-def _pair(found: Found) -> str:
-    """A ratio of times with its spread."""
-    if "error" in found:
-        return "failed"
-    return f"{found['ratio']:.2f} ({found['lowest']:.2f}-{found['highest']:.2f})"
-
-
-def _moved(found: Found) -> str:
-    return f"{(found['counted_bytes_out'] + found['counted_bytes_in']) / 2**30:.2f}"
-
-
-def peak_error(found: Found) -> float:
-    """How far the measured peak is above the planned one."""
-    return float(found["measured_peak_bytes"] / found["planned_peak_bytes"] - 1)
-
-
-def multiple(entry: Found) -> float | None:
-    """The largest batch with LMS that was tried over the largest without."""
-    units = [found["units"] for found in entry.get("with", {}).values()]
-    without = entry.get("without", {}).get("units")
-    return max(units) / without if units and without else None
-
-
-def misses(entries: Iterable[Found]) -> list[str]:
-    """The goals that were missed, one line each."""
-    found = []
-    for entry in entries:
-        where = f"TensorFlow {entry['tensorflow']}, Keras {entry['keras']}, {entry['model']}"
-        reached = multiple(entry)
-        if "error" in entry:
-            found.append(f"{where}: {entry['error'].splitlines()[0]}")
-        found += [f"{where}: {name}: {why.splitlines()[0]}" for name, why in entry.get("failed", {}).items()]
-        if reached is not None and reached < entry["target"]:
-            found.append(f"{where}: {reached:.1f}x instead of {entry['target']:g}x")
-        found += [
-            f"{where}: {name}: {_pair(pair)} of the time a unit (goal {TIME_GOAL})"
-            for name, pair in entry.get("time", {}).items()
-            if "error" in pair or pair["ratio"] > TIME_GOAL
-        ]
-        found += [
-            f"{where}: {policy}: measured peak {peak_error(one):+.1%} against planned (goal {PEAK_GOAL:.0%})"
-            for policy, one in entry.get("with", {}).items()
-            if abs(peak_error(one)) > PEAK_GOAL
-        ]
-    return found
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ def children(bench_path: None) -> ModuleType:
 
 
 @pytest.fixture
+def printed(bench_path: None) -> ModuleType:
+    import lms_table
+
+    return lms_table
+
+
+@pytest.fixture
 def script(bench_path: None) -> Iterator[ModuleType]:
     """``bench/lms.py`` under another name than that of the package."""
     spec = importlib.util.spec_from_file_location("bench_lms", BENCH / "lms.py")
@@ -76,11 +83,11 @@ def test_the_line_meets_the_limit(children: ModuleType) -> None:
 def test_a_book_keeps_what_it_held(script: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "book.json"
     first = script.Book(path)
-    first.entry("2.21.0", "3", "unet3d")["without"] = {"units": 13}
+    first.entry("2.21.0", "3", "unet3d", 200)["without"] = {"units": 13}
     first.save()
     again = script.Book(path)
-    assert again.entry("2.21.0", "3", "unet3d")["without"] == {"units": 13}
-    again.entry("2.15.1", "2", "unet3d")
+    assert again.entry("2.21.0", "3", "unet3d", 200)["without"] == {"units": 13}
+    again.entry("2.15.1", "2", "unet3d", 200)
     again.save()
     assert [entry["tensorflow"] for entry in script.Book(path).entries] == ["2.21.0", "2.15.1"]
     assert list(tmp_path.iterdir()) == [path]
@@ -112,7 +119,7 @@ GROWTH_MIB = {"off": 10, "all": 1, "auto": 1.2}
 
 def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
     machine, entry, saved = Machine(), {"limit_mb": 400, "target": 6.0}, []
-    bench = script.Bench(machine, "resnet50")
+    bench = script.Bench(machine, "resnet50", 400)
     script.measure_memory(entry, bench, script.POLICIES, lambda: saved.append(len(entry)))
     units = {policy: found["units"] for policy, found in entry["with"].items()}
     assert 34 <= entry["without"]["units"] <= 36
@@ -126,28 +133,30 @@ def test_largest_batches_are_found_and_kept(script: ModuleType) -> None:
     assert entry["without"] is without and all(policy != "off" for policy, _ in machine.cases)
 
 
-def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType) -> None:
+def test_one_case_a_policy_shows_that_the_goal_is_met(script: ModuleType, printed: ModuleType) -> None:
     entry: dict[str, Any] = {"limit_mb": 400, "target": 6.0, "without": {"units": 35}}
     machine = Machine()
-    script.measure_memory(entry, script.Bench(machine, "resnet50"), script.POLICIES, goal_only=True)
+    script.measure_memory(entry, script.Bench(machine, "resnet50", 400), script.POLICIES, goal_only=True)
     assert {policy: found["units"] for policy, found in entry["with"].items()} == {"all": 210, "auto": 210}
-    assert script.multiple(entry) == 6.0 and len(machine.cases) == 6
+    assert printed.multiple(entry) == 6.0 and len(machine.cases) == 6
     assert entry["goal_only"], "the table must not call it the largest"
     assert entry["failed"] == {}
 
 
 @pytest.mark.parametrize("goal_only", [True, False])
-def test_a_model_that_fits_with_lms_alone_is_a_row(script: ModuleType, goal_only: bool) -> None:
+def test_a_model_that_fits_with_lms_alone_is_a_row(
+    script: ModuleType, printed: ModuleType, goal_only: bool
+) -> None:
     class Small(Machine):
         def run(self, case: Any) -> dict[str, Any] | None:
             return None if case.policy == "off" else super().run(case)
 
     held: dict[str, Any] = {"limit_mb": 400, "target": 6.0}
-    bench = script.Bench(Small(), "resnet50")
+    bench = script.Bench(Small(), "resnet50", 400)
     script.measure_memory(held, bench, script.POLICIES, goal_only=goal_only)
     assert held["without"] == {"units": 0} and held["failed"] == held["double"] == {}
     assert 339 <= held["with"]["all"]["units"] <= 360 and not held["goal_only"]
-    assert script.multiple(held) is None
+    assert printed.multiple(held) is None
     with pytest.raises(script.CaseError, match="not even one unit fits without LMS"):
         script.measure_time(held, bench)
 
@@ -164,25 +173,31 @@ class Faulty(Machine):
 
 
 @pytest.mark.parametrize("order", [["all", "auto"], ["auto", "all"]])
-def test_a_policy_that_misses_the_goal_does_not_end_the_others(script: ModuleType, order: list[str]) -> None:
+def test_a_policy_that_misses_the_goal_does_not_end_the_others(
+    script: ModuleType, printed: ModuleType, order: list[str]
+) -> None:
     held: dict[str, Any] = {"limit_mb": 400, "target": 10.0, "without": {"units": 35}}
     held["with"] = {"auto": {"units": 1000}}
     machine = Machine()
-    script.measure_memory(held, script.Bench(machine, "resnet50"), order, goal_only=True)
-    assert held["with"].keys() == {"all"} and script.multiple(held) == 10.0
+    script.measure_memory(held, script.Bench(machine, "resnet50", 400), order, goal_only=True)
+    assert held["with"].keys() == {"all"} and printed.multiple(held) == 10.0
     assert held["failed"] == {"auto": "350 units do not fit"}
     held |= {"tensorflow": "2.21.0", "keras": "3", "model": "resnet50", "with": {}}
-    assert script.misses([held]) == ["TensorFlow 2.21.0, Keras 3, resnet50: auto: 350 units do not fit"]
-    script.measure_memory(held | {"target": 6.0}, script.Bench(machine, "resnet50"), order, goal_only=True)
+    assert printed.misses([held]) == ["TensorFlow 2.21.0, Keras 3, resnet50: auto: 350 units do not fit"]
+    script.measure_memory(
+        held | {"target": 6.0}, script.Bench(machine, "resnet50", 400), order, goal_only=True
+    )
     assert held["failed"] == {}, "measured anew"
 
 
 @pytest.mark.parametrize("goal_only", [True, False])
-def test_a_policy_that_crashes_does_not_end_the_others(script: ModuleType, goal_only: bool) -> None:
+def test_a_policy_that_crashes_does_not_end_the_others(
+    script: ModuleType, printed: ModuleType, goal_only: bool
+) -> None:
     held: dict[str, Any] = {"limit_mb": 400, "target": 6.0, "without": {"units": 35}}
-    script.measure_memory(held, script.Bench(Faulty(), "resnet50"), script.POLICIES, goal_only=goal_only)
+    script.measure_memory(held, script.Bench(Faulty(), "resnet50", 400), script.POLICIES, goal_only=goal_only)
     (policy,) = held["with"]
-    assert policy == "auto" and script.multiple(held) >= 6.0
+    assert policy == "auto" and printed.multiple(held) >= 6.0
     assert held["failed"].keys() == {"all"} and "TypeError: a fault" in held["failed"]["all"]
 
 
@@ -268,7 +283,7 @@ def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
 
 def test_times_need_batches(script: ModuleType) -> None:
     with pytest.raises(script.CaseError, match="--what memory first"):
-        script.measure_time({}, script.Bench(Machine(), "resnet50"))
+        script.measure_time({}, script.Bench(Machine(), "resnet50", 400))
 
 
 class Fragile:
@@ -302,7 +317,7 @@ def test_training_without_lms_goes_on_smaller_when_it_fails_late(
 ) -> None:
     monkeypatch.setattr(script, "Paced", Fragile)
     entry: dict[str, Any] = {"without": {"units": 10}, "double": {}, "with": {"all": {"units": 60}}}
-    script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+    script.measure_time(entry, script.Bench(Machine(), "resnet50", 400), rounds=3)
     found = entry["time"]["all at most"]
     assert (found["units"], found["units_without"], found["ratio"]) == (60, 9, 1.0)
 
@@ -314,7 +329,7 @@ def test_a_crash_without_lms_is_not_taken_for_a_lack_of_memory(
     monkeypatch.setattr(script, "Paced", Fragile)
     entry: dict[str, Any] = {"without": {"units": 20}, "double": {}, "with": {"all": {"units": 60}}}
     with pytest.raises(script.NoBaselineError, match="^without LMS: resnet50 off 20 .*\n.*TypeError"):
-        script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+        script.measure_time(entry, script.Bench(Machine(), "resnet50", 400), rounds=3)
     assert entry["time"] == {}
 
 
@@ -328,7 +343,7 @@ def test_running_out_of_memory_for_ever_ends_the_row(
     monkeypatch.setattr(script, "Paced", Hopeless)
     entry: dict[str, Any] = {"without": {"units": 40}, "double": {}, "with": {"all": {"units": 60}}}
     with pytest.raises(script.NoBaselineError, match="3 times smaller: out of memory"):
-        script.measure_time(entry, script.Bench(Machine(), "resnet50"), rounds=3)
+        script.measure_time(entry, script.Bench(Machine(), "resnet50", 400), rounds=3)
 
 
 @pytest.mark.parametrize(
@@ -368,8 +383,8 @@ def entry() -> dict[str, Any]:
     }
 
 
-def test_the_table_has_what_was_measured(script: ModuleType) -> None:
-    cells = [cell.strip() for cell in script.render([entry()]).splitlines()[1].split("  ") if cell.strip()]
+def test_the_table_has_what_was_measured(printed: ModuleType) -> None:
+    cells = [cell.strip() for cell in printed.render([entry()]).splitlines()[1].split("  ") if cell.strip()]
     assert cells == [
         *("2.21.0, Keras 3", "resnet50", "400 MiB", "34", "170", "165", "5.0x", "6x"),
         *("failed", "-", "1.10 (1.00-1.20)", "1.40 (1.20-1.50)"),
@@ -377,13 +392,13 @@ def test_the_table_has_what_was_measured(script: ModuleType) -> None:
     ]
 
 
-def test_a_goal_that_fits_is_no_largest_batch(script: ModuleType) -> None:
-    assert ">= 5.0x" in script.render([entry() | {"goal_only": True}])
+def test_a_goal_that_fits_is_no_largest_batch(printed: ModuleType) -> None:
+    assert ">= 5.0x" in printed.render([entry() | {"goal_only": True}])
 
 
-def test_missed_goals_are_said(script: ModuleType) -> None:
+def test_missed_goals_are_said(printed: ModuleType) -> None:
     where = "TensorFlow 2.21.0, Keras 3, resnet50"
-    assert script.misses([entry()]) == [
+    assert printed.misses([entry()]) == [
         f"{where}: 5.0x instead of 6x",
         f"{where}: all at most: 1.40 (1.20-1.50) of the time a unit (goal 1.3)",
         f"{where}: auto at 2x: failed of the time a unit (goal 1.3)",
@@ -538,3 +553,22 @@ def test_a_python_without_tensorflow_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "cannot say what TensorFlow sees (ImportError: no TensorFlow in here); try pip install" in line
+
+
+def test_a_row_under_another_limit_is_a_row_of_its_own(script: ModuleType, tmp_path: Path) -> None:
+    book = script.Book(tmp_path / "result.json")
+    book.entry("2.21.0", "2", "resnet152", 600)["without"] = {"units": 0}
+    other = book.entry("2.21.0", "2", "resnet152", 1000)
+    assert "without" not in other and other["limit_mb"] == 1000
+    assert script.Bench(None, "resnet152", 1000).case("all", 72).limit_mb == 1000
+
+
+@pytest.mark.parametrize("limit", ["0", "-5", "much"])
+def test_a_limit_of_no_memory_is_refused(limit: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "lms.py"), "--limit-mb", limit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and f"invalid _mebibytes value: '{limit}'" in done.stderr
