@@ -14,7 +14,7 @@ from tensorflow.core.framework import attr_value_pb2
 from lms.errors import LMSError
 from lms.graph import Graph, Op, Use
 from lms.host_reads import HostRead, Relocation
-from lms.kernels import Detours
+from lms.kernels import Detours, with_their_groups
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
 from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
@@ -91,7 +91,8 @@ def rewrite(
         for edge in plan.serial_edges:
             for before in editor.both(edge.before):
                 editor.order(before, edge.after)
-    detours = Detours({editor.ops[op]: place for place, op in enumerate(plan.order)}, editor.mark)
+    place = {editor.ops[op]: place for place, op in enumerate(plan.order)}
+    detours = Detours(place, with_their_groups(editor.tied, view.groups), editor.mark)
     for group in view.groups:
         detours.round(group)
     return Edits(
@@ -158,6 +159,8 @@ class _Editor:
         self.added: list[Any] = []
         self.swap_outs = self.swap_ins = self.control_edges = 0
         self.bypassed: set[str] = set()
+        self.tied: set[Any] = set()
+        """The ops of the graph before that wait for another one now, or are waited for."""
         self._ordered: set[tuple[str, str]] = set()
         self._gates: dict[str, Any] = {}
 
@@ -280,7 +283,9 @@ class _Editor:
         executor comes to it.
         """
         twin = self.view.twins.get(op)
-        return [self.ops[op]] if twin is None else [self.ops[op], twin]
+        found = [self.ops[op]] if twin is None else [self.ops[op], twin]
+        self.tied.update(found)
+        return found
 
     def order(self, before: Any, after: int) -> None:
         """A control edge to an op, or to the gate of the two that it stands for; each once."""

@@ -13,7 +13,7 @@ from tensorflow.python.util import _pywrap_util_port
 
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
-from lms.kernels import BETWEEN, Group, find_groups
+from lms.kernels import BETWEEN, Group, find_groups, reserved_bytes
 from lms.liveness import Buffers, timeline
 from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_backward, is_collective
 from lms.step import is_update, step_ops
@@ -43,7 +43,8 @@ SWITCHES, MERGES = frozenset({"Switch", "RefSwitch"}), frozenset({"Merge", "RefM
 """Where the branches of a condition of compat.v1 begin and meet."""
 
 RESERVING, RESERVE = "FusedBatchNormV3", 5
-"""Batch normalisation and its last output: cuDNN's own note, empty elsewhere, always of open shape."""
+"""Batch normalisation and its last output: cuDNN's own note, always of open shape. On a CPU it is empty, but
+where oneDNN merges the activation (:func:`lms.kernels.reserved_bytes`)."""
 
 TWIN_SLOTS = {"Conv2DBackpropFilter": 2}
 """On the CPU, oneDNN's graph pass merges such an op with a ``BiasAddGrad`` that reads the same gradient (in
@@ -117,7 +118,10 @@ def read_graph(
     ordered = schedule(ops, twins, barriers)
     groups = find_groups(ordered)
     between = frozenset(op for group in groups for op in group.members[:-1])
-    reader = _Reader(tf_graph, device_type, shapes or {}, in_session, has_conditions, barriers, between)
+    reserves = find_reserves(ordered, between) if device_type == "CPU" and has_onednn() else {}
+    reader = _Reader(
+        tf_graph, device_type, shapes or {}, in_session, has_conditions, barriers, between, reserves
+    )
     second = {first: twin for twin, first in twins.items()}
     for op in ordered:
         reader.add(op, types[op], second.get(op))
@@ -131,6 +135,22 @@ def read_graph(
 def has_onednn() -> bool:
     """Whether oneDNN's kernels run on the CPU: ``TF_ENABLE_ONEDNN_OPTS`` says so, else the build."""
     return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def find_reserves(ordered: Sequence[Any], between: Collection[Any]) -> dict[Any, Any]:
+    """For each activation that oneDNN merges with a normalisation what that reserves for its gradient.
+
+    Both run where the activation stands, so there it is made; ``between`` are the ops merged into others.
+    """
+    place = {op: index for index, op in enumerate(ordered)}
+    reserves = {}
+    for op in between:
+        if op.type == RESERVING:
+            (activation,) = (one for one in op.outputs[0].consumers() if one.type not in SHAPE_READERS)
+            reserve = op.outputs[RESERVE]
+            if all(place.get(reader, -1) > place[activation] for reader in reserve.consumers()):
+                reserves[activation] = reserve
+    return reserves
 
 
 def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
@@ -250,6 +270,7 @@ class _Reader:
         has_conditions: bool,
         barriers: Barriers,
         between: Collection[Any],
+        reserves: Mapping[Any, Any],
     ) -> None:
         self.build = GraphBuilder()
         self.ops: list[Any] = []
@@ -263,7 +284,8 @@ class _Reader:
         self._depths: list[int] = []
         self._tf_graph, self._device_type, self._shapes = tf_graph, device_type, shapes
         self._in_session, self._has_conditions, self._barriers = in_session, has_conditions, barriers
-        self._between = between
+        self._between, self._reserves = between, reserves
+        self._reserving = {reserve.op for reserve in reserves.values()}
 
     def add(self, op: Any, op_type: str, twin: Any = None) -> None:
         outputs = list(op.outputs)
@@ -284,6 +306,9 @@ class _Reader:
         if pools := self._keeps_places(op, op_type):
             sizes.append((sizes[0] or 0) // _item_bytes(outputs[0].dtype.as_datatype_enum))
             outputs.append(None)
+        elif op in self._reserves:
+            sizes.append(self._reserved(self._reserves[op].op))
+            outputs.append(self._reserves[op])
         elif self._reads_places(op, op_type):
             inputs.append(self._places[op.inputs[POOLED].op])
         made = self.build.add(
@@ -332,7 +357,9 @@ class _Reader:
 
     def _nbytes(self, op_type: str, tensor: Any, elsewhere: bool) -> int | None:
         item_bytes = _item_bytes(tensor.dtype.as_datatype_enum)
-        if not item_bytes or op_type in TINY or (op_type == RESERVING and tensor.value_index == RESERVE):
+        if not item_bytes or op_type in TINY:
+            return 0
+        if op_type == RESERVING and tensor.value_index == RESERVE:
             return 0
         size: int | None = tensor.shape.num_elements()
         if size is None and (better := self._shapes.get(tensor.name)) is not None:
@@ -343,18 +370,24 @@ class _Reader:
             return None
         return size * item_bytes
 
+    def _reserved(self, normalisation: Any) -> int | None:
+        read = normalisation.inputs[0]
+        nbytes = self._nbytes(read.op.type, read, elsewhere=True)
+        return None if nbytes is None else reserved_bytes(normalisation, nbytes // read.dtype.size)
+
     def _forbidden(self, op: Any, op_type: str, outputs: Sequence[Any]) -> str | list[str | None]:
         if op_type.startswith("Lms"):
             return "swapped already"
-        if op in self._between:
-            return BETWEEN
         behind = op in self._barriers.identities
         reason = BEHIND_BARRIER if behind else UNSWAPPABLE_TYPES.get(op_type)
-        return [
+        reasons = [
             reason if _item_bytes(tensor.dtype.as_datatype_enum) else "not plain memory" for tensor in outputs
         ]
+        return [BETWEEN, *reasons[1:]] if op in self._between else reasons
 
     def _workspace(self, op: Any, op_type: str) -> int:
+        if op in self._reserving:  # what it reads is still there then
+            return self._reserved(op) or 0
         if op_type in POOLING and self._device_type == "CPU" and not self._reads_places(op, op_type):
             pooled = op.inputs[POOLED]
             nbytes = self._nbytes(op_type, pooled, elsewhere=True) or 0

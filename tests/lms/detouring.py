@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lms.kernels import Detours, Group, find_groups
+from lms.kernels import Detours, Group, find_groups, with_their_groups
 
 
 def lead_round(graph: Any, order: Sequence[Any], edges: Sequence[tuple[str, str]]) -> list[Group]:
@@ -11,7 +11,8 @@ def lead_round(graph: Any, order: Sequence[Any], edges: Sequence[tuple[str, str]
     groups = find_groups(order)
     for before, after in edges:
         graph.get_operation_by_name(after)._add_control_input(graph.get_operation_by_name(before))
-    detours = Detours({op: place for place, op in enumerate(order)}, lambda op, purpose: None)
+    tied = with_their_groups([graph.get_operation_by_name(name) for edge in edges for name in edge], groups)
+    detours = Detours({op: place for place, op in enumerate(order)}, tied, lambda op, purpose: None)
     for group in groups:
         detours.round(group)
     return groups

@@ -56,6 +56,16 @@ def branches() -> tuple[Any, Any]:
     return keras.Model(image, layers.Dense(5)(x)), IMAGES
 
 
+def connected() -> tuple[Any, Any]:
+    """Concatenations that a normalisation reads: on the CPU it becomes one kernel with its activation."""
+    image = layers.Input((16, 16, 3))
+    x = layers.Conv2D(24, 3, padding="same")(image)
+    for _ in range(3):
+        branch = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Concatenate()([x, layers.Conv2D(12, 3, padding="same", use_bias=False)(branch)])
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))), IMAGES
+
+
 def squeezed() -> tuple[Any, Any]:
     """Depthwise convolutions, scaled by channel, with ``swish``."""
     image = layers.Input((16, 16, 3))
@@ -94,6 +104,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[Any, Any]], Any]] = {
     "dense gelu": (lambda: dense("gelu"), "adam"),
     "convolutions": (convolutions, "adam"),
     "branches": (branches, "rmsprop"),
+    "connected": (connected, "sgd"),
     "squeezed": (squeezed, "sgd"),
     "volumes": (volumes, "sgd"),
     "simple": (lambda: recurrent(layers.SimpleRNN), "sgd"),

@@ -11,7 +11,7 @@ tf = pytest.importorskip("tensorflow")
 from detouring import lead_round  # noqa: E402
 
 from lms.kernels import BETWEEN, find_groups  # noqa: E402
-from lms.tf_graph import read_graph, schedule  # noqa: E402
+from lms.tf_graph import has_onednn, read_graph, schedule  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
@@ -64,6 +64,52 @@ def test_what_is_between_stays_on_the_device() -> None:
     names = {view.graph.tensor_name(tensor.id): tensor.forbidden for tensor in view.graph.tensors}
     assert names["product:0"] == names["bias:0"] == BETWEEN
     assert names["active:0"] is None
+
+
+def normalised(x: Any, relu: Callable[..., Any] = tf.nn.relu) -> Any:
+    image, ones, none = tf.reshape(x, (1, 4, 4, 4)), tf.ones(4), tf.zeros(0)
+    made = tf.raw_ops.FusedBatchNormV3(
+        x=image, scale=ones, offset=ones, mean=none, variance=none, is_training=True, name="norm"
+    )
+    result = relu(made.y, name="active")
+    tf.multiply(made.batch_mean, 2.0, name="mean")
+    return tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=result,
+        x=image,
+        scale=ones,
+        reserve_space_1=made.reserve_space_1,
+        reserve_space_2=made.reserve_space_2,
+        reserve_space_3=made.reserve_space_3,
+        name="slope",
+    )
+
+
+def test_a_normalisation_and_its_activation_are_a_group() -> None:
+    assert groups_of(normalised) == [["norm", "active"]]
+    assert groups_of(lambda x: normalised(x, tf.tanh)) == []
+
+
+@pytest.mark.parametrize("before", ["early", "mean"])
+def test_a_normalisation_stays_as_it_is_where_its_activation_waits_for_who_reads_it(before: str) -> None:
+    graph = graph_of(lambda x: (tf.exp(x, name="early"), normalised(x)))
+    active, mean = (graph.get_operation_by_name(name) for name in ("active", "mean"))
+    order = [op for op in graph.get_operations() if op is not mean]
+    order.insert(order.index(active), mean)
+    lead_round(graph, order, [(before, "active")])
+    assert bool(active.control_inputs) == (before == "mean")
+    assert len(schedule(graph.get_operations())) == len(graph.get_operations())
+
+
+@pytest.mark.skipif(not has_onednn(), reason="merges no normalisation")
+def test_what_a_normalisation_reserves_is_made_with_its_activation() -> None:
+    graph = graph_of(normalised)
+    view = read_graph(graph, "CPU", outputs=[graph.get_operation_by_name("slope").outputs[0]])
+    norm, active = (next(op for op in view.graph.ops if op.name == name) for name in ("norm", "active"))
+    assert view.tensors[active.outputs[1]] is graph.get_tensor_by_name("norm:5")
+    a_number_each = 64 * 4  # of four channels
+    assert [view.graph.tensors[tensor].nbytes for tensor in active.outputs] == [64 * 4, a_number_each]
+    assert norm.workspace_bytes == a_number_each
+    assert [view.graph.tensors[tensor].forbidden for tensor in norm.outputs][:2] == [BETWEEN, None]
 
 
 def detoured(make: Callable[[Any], Any], edges: list[tuple[str, str]]) -> Any:
