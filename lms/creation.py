@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.retry import outermost
+from lms.handles import outermost
 
 CONDITIONS = ("If", "StatelessIf")
 ASKS_WHETHER_MADE = "VarIsInitializedOp"

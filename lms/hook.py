@@ -4,7 +4,6 @@ import logging
 import os
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,9 @@ from tensorflow.python.eager.polymorphic_function import transform
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.saved_model import save_context
 
+from lms.batches import Feeder
 from lms.config import LMSConfig
+from lms.constants import find_constants
 from lms.creation import is_thrown_away
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
@@ -25,10 +26,12 @@ from lms.fitting import pool_bytes
 from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings
+from lms.growth import Growth
 from lms.guards import collector_paused, readable_or_left_alone
 from lms.host_reads import Decision, decide
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
+from lms.own_memory import give_own_memory
 from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
 from lms.rewrite import Edits, RewriteError, is_edited, rewrite
@@ -83,8 +86,7 @@ class Engine:
         self.config, self._environ = config, environ
         self.collector = Collector()
         self.batch_sizes = BatchSizes()
-        self._planned_for: weakref.WeakKeyDictionary[Any, tuple[int, list[Any]]] = weakref.WeakKeyDictionary()
-        """By function the size of batches that its step was planned for, and the functions traced in it."""
+        self.growth, self.feeder = Growth(), Feeder()
         self.watch = Watch(self)
         self.rescue = Rescue(config)
         self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
@@ -153,9 +155,8 @@ class Engine:
         if self.steps is not None and call.functions:
             self.steps.planned(call.functions[0])
         hints = self._hints(call)
-        if call.functions and hints.batch_size and self.config.batch_size is None:
-            first, *nested = call.functions
-            self._planned_for[first] = hints.batch_size, nested
+        told = hints.batch_size if self.config.batch_size is None else None
+        self.growth.planned(call.functions, told, call.batches)
         self.offer(func_graph, func_graph.name, hints, call)
 
     def offer(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None) -> Edits | None:
@@ -191,10 +192,12 @@ class Engine:
         if open_sizes is not None:
             self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
         self._tell_unmatched(selection.unmatched, name)
-        view = replace(view, graph=selection.graph)
+        constants = find_constants(selection.graph, view.ops)
+        view = replace(view, graph=constants.graph)
+        give_own_memory(tf_graph)
         in_use, _ = self.device.memory() or (0, 0)
         fusion = self.fusion.pending_bytes(tf_graph, device_type, in_use)
-        base = in_use + pending_variable_bytes(tf_graph) + fusion
+        base = in_use + pending_variable_bytes(tf_graph) + fusion + constants.nbytes
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with readable_or_left_alone(self.config.debug):
@@ -242,40 +245,51 @@ class Engine:
                 "cannot see the step; put the tape and the optimizer's update into one tf.function"
             )
 
-    def run(self, function: Any, step: Callable[[], Any]) -> Any:
+    def run(self, function: Any, call: Call, step: Callable[..., Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
-        self._plan_for_growth(function)
-        first = step if self.steps is None else partial(self.steps.run, function, function._name, step)
+        self._feed(function, call)
         try:
-            done = self._tried(first, step)
+            done = self._tried(function, call, step)
             self.rescue.succeeded()
         finally:
             self.rescue.done()
+            call.feed.forget()
         self.fusion.step_done()
         return done
 
-    def _plan_for_growth(self, function: Any) -> None:
-        """Forget the traces of a step that was planned for smaller batches than it is about to get."""
-        size, (planned, nested) = self.batch_sizes.take(), self._planned_for.get(function, (None, []))
-        if size is not None and planned is not None and size > planned:
-            del self._planned_for[function]
-            for traced in (function, *nested):
-                traced._function_cache.clear()
-            self.warn(f"{function._name} was planned for batches of {planned}, and is again for {size}")
+    def _feed(self, function: Any, call: Call) -> None:
+        """Decide where the call's batches come from; forget a plan that was made for smaller ones."""
+        watched = self.growth.watches_shapes(function)
+        told = partial(self._told_size, call)
+        call.feed = self.feeder.feed(
+            function, call.arguments, may_retry=self.rescue.is_ready, watched=watched, told=told
+        )
+        if call.feed.sizes_open:
+            call.batches = self.growth.at_least(function, call.feed.first_shapes(self.config.batch_size))
+        if grown := self.growth.outgrown(function, self.batch_sizes.take(), call.batches):
+            self.warn(f"{function._name} {grown}")
 
-    def _tried(self, step: Callable[[], Any], again: Callable[[], Any]) -> Any:
+    def _told_size(self, call: Call) -> int | None:
+        return self._hints(call).batch_size
+
+    def _tried(self, function: Any, call: Call, step: Callable[..., Any]) -> Any:
         """The result of the step, tried again after each failure that another plan may mend."""
+        log = self.steps
         while True:
+            with self.watch.aside():
+                args, kwargs = call.feed.arguments()
+            once = partial(step, *args, **kwargs)
             try:
-                return step()
-            except tf.errors.ResourceExhaustedError as error:
-                if FULL_STORE in error.message:
-                    raise
+                return once() if log is None else log.run(function, function._name, once)
+            except tf.errors.OpError as error:
+                failure = call.feed.failure or error
+                if not isinstance(failure, tf.errors.ResourceExhaustedError) or FULL_STORE in failure.message:
+                    raise failure from None
                 if not self.rescue.prepare():
-                    raise self._explained(error) from error
+                    raise self._explained(failure) from error
             self.collector.retries += 1
             self.warn(self.rescue.message)
-            step = again
+            log = None
 
     def _counters(self) -> tuple[StoreStats | None, int | None]:
         memory, transport = self.device.memory(), self._transport
@@ -291,7 +305,7 @@ class Engine:
 
     def _hints(self, call: Call) -> ShapeHints:
         if self.config.batch_size is not None:
-            return ShapeHints(batch_size=self.config.batch_size)
+            return ShapeHints(call.batches, self.config.batch_size)
         hints = call.hints()
         if hints.calls or hints.batch_size:
             return hints

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.util import tf_decorator
 
+from lms.batches import Feed
 from lms.shapes import ShapeHints, argument_shapes, dataset_batch_size
 
 KEPT_MODULES = ("horovod",)
@@ -37,12 +39,18 @@ class Call:
 
     arguments: tuple[Any, ...] = ()
     functions: list[Any] = field(default_factory=list)
+    feed: Feed = field(default_factory=Feed)
+    """The arguments as they are passed on."""
+    batches: tuple[tuple[int, ...], ...] = ()
+    """The shapes to plan for of what iterators among the arguments give, where they had to be asked."""
 
     def hints(self) -> ShapeHints:
         """What the arguments say about open shapes."""
         flat = tf.nest.flatten(self.arguments)
         sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
-        return ShapeHints(argument_shapes(flat), next((size for size in sizes if size), None))
+        return ShapeHints(
+            (*argument_shapes(flat), *self.batches), next((size for size in sizes if size), None)
+        )
 
 
 class Observer(Protocol):
@@ -54,8 +62,8 @@ class Observer(Protocol):
     def called(self, function: Any) -> None:
         """``function`` is called from eager code."""
 
-    def run(self, function: Any, step: Callable[[], Any]) -> Any:
-        """Run the outermost call; may run it again."""
+    def run(self, function: Any, call: Call, step: Callable[..., Any]) -> Any:
+        """Run the outermost call, ``step`` with the call's arguments; may run it again."""
 
 
 class Watch:
@@ -71,6 +79,15 @@ class Watch:
     def call(self) -> Call:
         """The call under way in this thread; an empty one when there is none."""
         return getattr(self._local, "call", None) or Call()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is traced meanwhile is no part of the call under way."""
+        call, self._local.call = getattr(self._local, "call", None), None
+        try:
+            yield
+        finally:
+            self._local.call = call
 
     def install(self) -> None:
         """Begin to watch."""
@@ -107,7 +124,7 @@ class Watch:
         self._observer.called(function)
         self._local.call = Call((args, kwargs), [function])
         try:
-            return self._observer.run(function, lambda: call(function, *args, **kwargs))
+            return self._observer.run(function, self._local.call, partial(call, function))
         finally:
             self._local.call = None
 

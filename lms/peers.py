@@ -21,8 +21,9 @@ def may_reach_peers(tf_graph: Any) -> bool:
 
     Collectives do. So may Python code (``tf.py_function``), whose calls no graph shows.
     """
-    return has_collectives(tf_graph) or (has_peers() and any(map(_runs_python, all_ops(tf_graph))))
+    return has_collectives(tf_graph) or (has_peers() and any(map(runs_python, all_ops(tf_graph))))
 
 
-def _runs_python(op: Any) -> bool:
+def runs_python(op: Any) -> bool:
+    """Whether an op calls Python code that is not ours."""
     return op.type in PYTHON_TYPES and MARK_ATTR not in op.node_def.attr

@@ -1,7 +1,9 @@
 """When the first step of a fitted plan runs out of memory: again with a larger margin, then with policy all.
 
 The failed step may have updated some variables already, so their values are kept from before the step and
-put back. What other ranks have received cannot be taken back, so a step with collectives is not tried again.
+put back; the batches that it took from iterators are kept as well (:mod:`lms.batches`) and given again. What
+other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not tried
+again (:mod:`lms.effects`).
 """
 
 from collections.abc import Iterator
@@ -11,9 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lms.batches import Feed
 from lms.config import LMSConfig
+from lms.effects import cannot_be_undone, has_python
+from lms.handles import value_type, variable_handles
 from lms.inline import Call
-from lms.peers import may_reach_peers
 from lms.swap_plan import SwapPlan
 
 LARGER_MARGIN = 0.25
@@ -28,6 +32,7 @@ class _Attempt:
     """A call that has planned graphs and has not finished its first step."""
 
     functions: list[Any]
+    feed: Feed
     values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
     """By the id of a variable's handle the handle, and the value before the step."""
     unknown: bool = False
@@ -51,12 +56,17 @@ class Rescue:
         self._left = list(_further_tries(config))
         self._worked = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step that is planned now may be tried again."""
+        return bool(self._left)
+
     def planned(self, call: Call, tf_graph: Any, made: SwapPlan) -> None:
         """A graph has been planned for the step that ``call`` is about to run."""
         if not self._left or not call.functions:
             return
         if self._attempt is None:
-            self._attempt = _Attempt(call.functions)
+            self._attempt = _Attempt(call.functions, call.feed)
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return
@@ -64,7 +74,7 @@ class Rescue:
                 if id(handle) in self._attempt.values:
                     continue
                 if bool(tf.raw_ops.VarIsInitializedOp(resource=handle)):
-                    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=_dtype_of(handle))
+                    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
                     self._attempt.values[id(handle)] = handle, value.numpy()
                 else:
                     self._attempt.unknown = True
@@ -76,13 +86,15 @@ class Rescue:
         if attempt is None or self.refusal:
             return False
         for handle, value in attempt.values.values():
-            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, _dtype_of(handle)))
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, value_type(handle)))
+        again = "; its numpy_function or py_function runs once more" if _runs_python(attempt) else ""
         for function in attempt.functions:
             function._function_cache.clear()
+        attempt.feed.rewind()
         before, self.config = self.config, self._left.pop(0)
         self.message = (
             f"the first step ran out of memory although the plan fitted; planned again with "
-            f"{_difference(before, self.config)} (a batch that an iterator gave is not seen again)"
+            f"{_difference(before, self.config)}{again}"
         )
         return True
 
@@ -108,36 +120,20 @@ def _difference(before: LMSConfig, after: LMSConfig) -> str:
     return f"margin {after.margin:.2f} instead of {before.margin:.2f}"
 
 
-def variable_handles(tf_graph: Any) -> Iterator[Any]:
-    """The handles of all variables that a traced graph reads or writes.
-
-    A graph's own list of variables has the ones that are read: not the momentum that a kernel updates, nor
-    the total that a metric adds to.
-    """
-    for captured, _ in tf_graph.captures:
-        handle = outermost(captured)
-        if handle is not None and handle.dtype == tf.resource and _dtype_of(handle) is not None:
-            yield handle
-
-
-def outermost(tensor: Any) -> Any:
-    """What a captured tensor stands for outside of all functions; ``None`` when it is made in one."""
-    while tensor is not None and not hasattr(tensor, "numpy"):
-        captures = getattr(tensor.graph, "captures", ())
-        tensor = next((outer for outer, inner in captures if inner is tensor), None)
-    return tensor
-
-
-def _dtype_of(handle: Any) -> Any:
-    """The type of a variable's value; ``None`` for iterators, tables and other resources."""
-    data = getattr(handle, "_handle_data", None)
-    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.shape_and_type else None
-
-
 def _why_not(attempt: _Attempt) -> str:
     if attempt.unknown:
-        return "The step is not tried again: it makes variables while it runs, and their start is not known."
-    traced = (one for function in attempt.functions for one in function._list_all_concrete_functions())
-    if any(may_reach_peers(concrete.graph) for concrete in traced):
-        return "The step is not tried again: other ranks may have received a part of it already."
-    return ""
+        why = "it makes variables while it runs, and their start is not known"
+    else:
+        kept = attempt.feed.is_complete
+        why = attempt.feed.refusal or cannot_be_undone(_graphs(attempt), batches_are_kept=kept)
+    return f"The step is not tried again: {why}." if why else ""
+
+
+def _runs_python(attempt: _Attempt) -> bool:
+    return has_python(_graphs(attempt))
+
+
+def _graphs(attempt: _Attempt) -> list[Any]:
+    """All graphs that have been traced for the functions of the step."""
+    traced = (function._function_cache.values() for function in attempt.functions)
+    return [concrete.graph for several in traced for concrete in several]

@@ -210,9 +210,18 @@ def _take(
     if taken.name in arguments and "shape" in taken.attr:
         _write(taken.attr["shape"].shape, arguments[taken.name])
     if "output_shapes" in taken.attr and "output_types" in taken.attr:
-        for shape in taken.attr["output_shapes"].list.shape:
-            if shape.dim and not shape.unknown_rank:
-                _write(shape, hints.pin(tuple(None if dim.size < 0 else dim.size for dim in shape.dim)))
+        shapes = {
+            f":{index}": shape
+            for index, shape in enumerate(taken.attr["output_shapes"].list.shape)
+            if shape.dim and not shape.unknown_rank
+        }
+        pinned = hints.pin_all({name: _dims(shape) for name, shape in shapes.items()})
+        for name, shape in shapes.items():
+            _write(shape, pinned[name])
+
+
+def _dims(shape: Any) -> Dims:
+    return tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
 def _write(shape: Any, dims: Dims) -> None:
