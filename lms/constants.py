@@ -1,0 +1,106 @@
+"""Results that TensorFlow makes once, when a step is made ready, and then keeps for good.
+
+Grappler works out what depends on nothing but constants, shapes among them, and zeros and ones of a known
+shape. Each such result becomes a constant of the optimized graph, which its kernel holds: on the device
+before the step begins and after it. With logits for every voxel of an image these are several times the
+logits: the loss of a 3D U-Net kept five tensors of their size.
+
+Sources: ``ConstantFolding::IsFoldable``, ``IsZerosLike``, ``IsOnesLike`` and ``CreateNodeDef`` in
+constant_folding.cc of TensorFlow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lms.graph import Graph
+from lms.liveness import round_up
+from lms.op_types import IN_PLACE_TYPES
+
+FILLED = frozenset({"OnesLike", "ZerosLike"})
+"""One value all over, whatever is read: only its shape must be known."""
+
+VALUE_SLOTS = {"BroadcastTo": 0, "ExpandDims": 0, "Fill": 1, "Reshape": 0, "Squeeze": 0, "Tile": 0}
+"""Ops that say one of their inputs again in another shape, which the others tell."""
+
+SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+"""What they make is known where the shape is."""
+
+LARGEST_BYTES = 100 << 10
+"""``kMaxConstantSize``: a larger result with more than one value is left to the step."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A step without the results that are there before it."""
+
+    graph: Graph
+    nbytes: int
+    """What these and the constants as written take of the device for good."""
+
+
+def find_constants(graph: Graph, ops: Sequence[Any]) -> Constants:
+    """Take what TensorFlow keeps out of a step.
+
+    Args:
+        graph: The step.
+        ops: The TensorFlow op of each op of it.
+    """
+    known = _Known()
+    for op in ops:
+        known.look_at(op)
+    made: set[int] = set()
+    nbytes = 0
+    for op, values in zip(ops, graph.ops, strict=True):
+        if op in known.constant:
+            made.update(values.outputs)
+            if any(reader not in known.constant for tensor in op.outputs for reader in tensor.consumers()):
+                nbytes += sum(round_up(graph.tensors[tensor].nbytes or 0) for tensor in values.outputs)
+    tensors = tuple(
+        replace(tensor, outside=True) if tensor.id in made and not tensor.outside else tensor
+        for tensor in graph.tensors
+    )
+    return Constants(replace(graph, tensors=tensors), nbytes)
+
+
+class _Known:
+    """The ops whose results are known before the step runs."""
+
+    def __init__(self) -> None:
+        self.constant: set[Any] = set()
+        self._uniform: set[Any] = set()
+        """Those with one value all over."""
+
+    def look_at(self, op: Any) -> None:
+        """Look at the next op, after all that it reads."""
+        if op.type == "Const":
+            self.constant.add(op)
+            if op.outputs[0].shape.num_elements() == 1:
+                self._uniform.add(op)
+        elif op.type in FILLED:
+            if op.outputs[0].shape.is_fully_defined():
+                self.constant.add(op)
+                self._uniform.add(op)
+        elif op.type in SHAPES:
+            if all(tensor.shape.is_fully_defined() for tensor in op.inputs):
+                self.constant.add(op)
+        elif (read := op.inputs) and all(tensor.op in self.constant for tensor in read):
+            self._fold(op)
+
+    def _fold(self, op: Any) -> None:
+        """Look at an op that reads constants alone."""
+        sizes = [tensor.shape.num_elements() for tensor in op.outputs]
+        if not sizes or None in sizes or op.op_def.is_stateful:
+            return
+        if self._is_uniform(op):
+            self._uniform.add(op)
+        elif sum(n * t.dtype.size for n, t in zip(sizes, op.outputs, strict=True)) >= LARGEST_BYTES:
+            return
+        self.constant.add(op)
+
+    def _is_uniform(self, op: Any) -> bool:
+        if op.type in VALUE_SLOTS:
+            return op.inputs[VALUE_SLOTS[op.type]].op in self._uniform
+        if op.type not in IN_PLACE_TYPES and op.type not in ("Cast", "Identity"):
+            return False
+        return all(tensor.op in self._uniform for tensor in op.inputs)
