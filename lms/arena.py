@@ -7,12 +7,15 @@ neighbours.
 
 from bisect import bisect_left, insort
 
-from lms.demand import Demand, Tape
+from lms.demand import Demand
 from lms.liveness import round_up
 
 STEPS = 10
 """Each step leaves its updated variables elsewhere. One plan for a ResNet-50 with momentum finds room here in
 155 MiB for one step, in 178 for four, in 196 for ten and in 200 for forty."""
+
+GROWN_STEPS = 4
+"""After so many steps a region has grown to nearly what it comes to."""
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
@@ -28,6 +31,8 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
+        self.size = size
+        """Bytes of the region."""
         self.used = 0
         """Bytes in use: whole chunks, with what they have to spare."""
         self.peak = 0
@@ -56,6 +61,18 @@ class Arena:
         size, offset = self._free.pop()
         self._take(offset, size, nbytes)
         return offset
+
+    def grow_for(self, nbytes: int) -> int:
+        """The offset of a chunk of ``nbytes`` at the end of the region, which is lengthened for it."""
+        begin = self._ends.get(self.size, self.size)
+        if begin < self.size:
+            del self._free[bisect_left(self._free, (self.size - begin, begin))]
+            del self._ends[self.size]
+        self.size = begin + nbytes
+        self._begins[begin] = nbytes
+        self._ends[self.size] = begin
+        self._take(begin, nbytes, nbytes)
+        return begin
 
     def size_of(self, offset: int) -> int:
         """Bytes of a chunk in use; may be more than was asked for."""
@@ -117,26 +134,45 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: boo
     """
     key = size, steps, pooled
     if key not in demand.peaks:
-        demand.peaks[key] = _peak(demand, size, steps, small_pool_bytes(demand, size) if pooled else 0)
+        run = _Run(demand, size, pooled=pooled)
+        found = all(run.step() for _ in range(steps_to_run(demand, steps)))
+        demand.peaks[key] = run.peak if found else None
     return demand.peaks[key]
 
 
-def _peak(demand: Demand, size: int, steps: int, pool: int) -> int | None:
-    run = _Run(demand.tape, size, pool)
-    if not demand.tape.moves:  # all steps are alike
-        steps = min(steps, 1)
-    return run.peak if all(run.step() for _ in range(steps)) else None
+def room_in_pieces(demand: Demand, size: int, *, pooled: bool = False) -> int:
+    """The bytes of a region in which all buffers find room: ``size``, or what it grows to where they do not.
+
+    A region that has grown tells after :data:`GROWN_STEPS` steps what will hardly change any more.
+    """
+    key = size, pooled
+    if key not in demand.rooms:
+        run = _Run(demand, size, pooled=pooled)
+        for done in range(steps_to_run(demand, STEPS)):
+            if run.grown and done >= GROWN_STEPS:
+                break
+            run.step(grows=True)
+        demand.rooms[key] = run.size
+        demand.peaks[size, STEPS, pooled] = None if run.grown else run.peak
+    return demand.rooms[key]
+
+
+def steps_to_run(demand: Demand, steps: int) -> int:
+    """So many, but one where all of them are alike."""
+    return steps if demand.tape.moves else min(steps, 1)
 
 
 class _Run:
     """Steps in an arena, one after the other."""
 
-    def __init__(self, tape: Tape, size: int, pool: int) -> None:
-        self._tape = tape
+    def __init__(self, demand: Demand, size: int, *, pooled: bool) -> None:
+        self._tape = tape = demand.tape
         self._before = sum(tape.variables.values())
         self._arena = Arena(size + self._before)
         self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
         self._chunks += [0] * (tape.registers - len(self._chunks))
+        self._asked = size
+        pool = small_pool_bytes(demand, size) if pooled else 0
         if pool:
             room = self._arena.reserve(pool)
             self._arena.reserve(pool)
@@ -147,8 +183,18 @@ class _Run:
         """The most bytes so far, less what the variables had at first."""
         return self._arena.peak - self._before
 
-    def step(self) -> bool:
-        """Run one step; whether all of it found room."""
+    @property
+    def size(self) -> int:
+        """Bytes of the region, less what the variables had at first."""
+        return self._arena.size - self._before
+
+    @property
+    def grown(self) -> bool:
+        """Whether the region is larger than it was at first."""
+        return self.size > self._asked
+
+    def step(self, *, grows: bool = False) -> bool:
+        """Run one step; whether all of it found room, as it always does where the region grows."""
         chunks, allocate, release = self._chunks, self._arena.allocate, self._arena.release
         for register, nbytes in self._tape.calls:
             if not nbytes:
@@ -156,7 +202,9 @@ class _Run:
                 continue
             offset = allocate(nbytes)
             if offset is None:
-                return False
+                if not grows:
+                    return False
+                offset = self._arena.grow_for(nbytes)
             chunks[register] = offset
         for register, latest in self._tape.moves:
             chunks[register] = chunks[latest]

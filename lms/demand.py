@@ -69,6 +69,11 @@ class Demand:
         """The peaks in regions that were tried: of what size, for how many steps, with room for the small."""
         return {}
 
+    @cached_property
+    def rooms(self) -> dict[tuple[int, bool], int]:
+        """What regions grew to: of what size, with room for the small."""
+        return {}
+
 
 def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
     """Every update of the step that moves its variable."""

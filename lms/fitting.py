@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lms.arena import STEPS, peak_in_pieces, small_pool_bytes
+from lms.arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 from lms.config import LMSConfig
 from lms.demand import Demand
 from lms.liveness import Buffers
@@ -12,15 +12,14 @@ from lms.serialize import executor_order
 from lms.swap_plan import SwapPlan
 
 TRIES = 9
-MOST_OPS = 60_000
-"""How many ops all further tries together may plan: each costs 1 to 9 s for 30,000 ops, and a limit of time
-would give another plan on another machine. The least plans come after them in any case."""
-TIGHTER = 0.9
-"""Each further try plans for this fraction of the bytes of the one before, at most."""
+MOST_OPS = 150_000
+"""How many ops all further tries together may plan: each costs a quarter of a second for 30,000 ops, and a
+limit of time would give another plan on another machine. The least plans come after them in any case."""
+TIGHTER, TIGHTENING = 0.97, 0.03
+"""The first further try plans for at most this share of the bytes of the one before, and the share of each
+later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
 LONGER = 3
 """A plan that needs half of the margin to find room must find it for so many times the steps."""
-WIDE = 2
-"""In a region of so many times the room a plan shows what its pieces come to."""
 LARGER = 1.04
 """By how much a region is enlarged until a plan that found no room in it does."""
 
@@ -45,7 +44,7 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
     room = int(limit_bytes * (1 - config.margin))
     tries: list[SwapPlan] = []
     for made in _tries(case, config, room, first):
-        if _peak(case.buffers, made, room) is not None:
+        if _room(case.buffers, made, room) <= room:
             return _told(made, first)
         tries.append(made)
     closer = int(limit_bytes * (1 - config.margin / 2))
@@ -72,9 +71,9 @@ def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterato
     """Plans for less and less memory."""
     yield first
     made = first
-    for _ in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
-        pieces = _pieces(case.buffers, made, room)
-        allowed = max(1, int(made.peak_bytes * min(TIGHTER, room / pieces)))
+    for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
+        share = min(TIGHTER - TIGHTENING * tried, room / _room(case.buffers, made, room))
+        allowed = max(1, int(made.peak_bytes * share))
         tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
         made = plan_case(case, tighter, None)
         yield made
@@ -120,9 +119,9 @@ def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
     return peak
 
 
-def _pieces(buffers: Buffers, made: SwapPlan, room: int) -> int:
-    """The peak where there is plenty of room."""
-    return _peak(buffers, made, WIDE * room) or WIDE * room
+def _room(buffers: Buffers, made: SwapPlan, room: int) -> int:
+    """The bytes of a region, ``room`` or more, in which the buffers find room."""
+    return room_in_pieces(_demand(buffers, made), room, pooled=not made.is_empty)
 
 
 def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:

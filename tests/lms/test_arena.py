@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms import fitting
-from lms.arena import LARGEST_WASTE_BYTES, STEPS, Arena, peak_in_pieces
+from lms.arena import LARGEST_WASTE_BYTES, STEPS, Arena, peak_in_pieces, room_in_pieces
 from lms.config import LMSConfig
 from lms.costs import Costs
 from lms.demand import Demand, Update
@@ -42,6 +42,19 @@ def test_a_chunk_is_handed_out_whole_unless_half_would_remain() -> None:
     huge = Arena(3 * LARGEST_WASTE_BYTES)
     offset = huge.allocate(2 * LARGEST_WASTE_BYTES)
     assert offset == 0 and huge.size_of(offset) == 2 * LARGEST_WASTE_BYTES
+
+
+def test_a_region_grows_at_its_end_by_what_is_not_free_there() -> None:
+    arena = Arena(10 * K)
+    assert [arena.allocate(size * K) for size in (2, 4, 4)] == [0, 2 * K, 6 * K]
+    assert arena.grow_for(K) == 10 * K and arena.size == 11 * K
+    arena.release(6 * K)
+    arena.release(10 * K)
+    assert arena.grow_for(6 * K) == 6 * K, "five of the six are free"
+    assert (arena.size, arena.used) == (12 * K, 12 * K)
+    arena.release(2 * K)
+    arena.release(6 * K)
+    assert arena.allocate(10 * K) == 2 * K, "what is freed joins as before"
 
 
 def test_bytes_that_fit_can_fail_in_pieces() -> None:
@@ -90,6 +103,23 @@ def test_variables_drift_into_larger_chunks_step_by_step() -> None:
     assert peak_in_pieces(moved, 3 * K, 1) == 3 * K
     assert peak_in_pieces(moved, 3 * K, 2) is None, "the second step finds its bytes in two pieces"
     assert peak_in_pieces(moved, 8 * K, 3) == 3 * K
+
+
+def test_a_region_tells_what_it_would_have_to_grow_to() -> None:
+    stays = (
+        Residency(0, 4 * K, 0, 1),
+        Residency(1, 4 * K, 0, 9),
+        Residency(2, 4 * K, 0, 1),
+        Residency(3, 8 * K, 2, 9),
+    )
+    assert room_in_pieces(Demand(stays), 12 * K) == 16 * K, "four of its last bytes are free"
+    assert room_in_pieces(Demand(stays), 40 * K) == 40 * K
+    found = Demand(stays)
+    assert room_in_pieces(found, 20 * K) == 20 * K
+    assert found.peaks[20 * K, STEPS, False] == peak_in_pieces(Demand(stays), 20 * K)
+    drifting = Demand((Residency(0, 3 * K, 0, 0), Residency(1, 2 * K, 2, 2)), (Update(2, 9, 2 * K, 1, 2),))
+    assert room_in_pieces(drifting, 3 * K) == 6 * K, "not in the first step"
+    assert peak_in_pieces(drifting, 3 * K) is None
 
 
 def test_an_update_that_others_read_past_takes_a_copy() -> None:
@@ -283,7 +313,7 @@ def test_a_plan_is_made_tighter_until_its_buffers_find_room() -> None:
         )
 
 
-@pytest.mark.parametrize(("ops", "tries"), [(0, 9), (300, 9), (6_666, 9), (30_000, 2), (1_000_000, 1)])
+@pytest.mark.parametrize(("ops", "tries"), [(0, 9), (300, 9), (16_666, 9), (30_000, 5), (1_000_000, 1)])
 def test_a_large_graph_is_planned_again_less_often(ops: int, tries: int) -> None:
     assert tries_for(ops) == tries
 
@@ -297,13 +327,13 @@ def test_a_single_try_still_ends_in_a_plan_that_finds_room(monkeypatch: pytest.M
 
 
 def test_a_plan_may_use_half_of_the_margin_before_all_is_moved_that_can_be() -> None:
-    graph, limit_bytes = layers(12, 1 << 20), 14 << 20
-    made = planned(graph, LMSConfig(margin=0.3), limit_bytes)
+    graph, limit_bytes = layers(16, 1 << 20), 14 << 20
+    made = planned(graph, LMSConfig(margin=0.4), limit_bytes)
     least = planned(graph, LMSConfig(policy="all"), limit_bytes)
     assert made.feasible and made.bytes_in < least.bytes_in
     demand = Demand.of(Buffers.of(graph), made.order, made.swaps)
-    assert peak_in_pieces(demand, int(0.7 * limit_bytes)) is None
-    assert peak_in_pieces(demand, int(0.85 * limit_bytes), LONGER * STEPS) is not None
+    assert peak_in_pieces(demand, int(0.6 * limit_bytes)) is None
+    assert peak_in_pieces(demand, int(0.8 * limit_bytes), LONGER * STEPS) is not None
 
 
 def test_a_step_that_finds_room_nowhere_is_planned_as_policy_all_plans_it() -> None:
