@@ -1,10 +1,12 @@
 """The device whose memory is planned: its limit, what lies on it, and its allocator's own figures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
 
 from lms.shapes import static_bytes
 
@@ -21,6 +23,8 @@ class Device:
     """``GPU:0`` or ``CPU:0``."""
     limit_bytes: int | None
     """What TensorFlow may allocate there; ``None`` when it has no limit of its own or none is known."""
+    capability: tuple[int, int] | None = None
+    """Compute capability of a GPU of NVIDIA, such as (9, 0); ``None`` for other devices."""
 
     @property
     def type(self) -> str:
@@ -46,7 +50,8 @@ class Device:
 def read_device(environ: Mapping[str, str]) -> Device:
     """The first visible GPU, else the CPU device. Initialises TensorFlow's devices."""
     if tf.config.list_logical_devices("GPU"):
-        return Device("GPU:0", _gpu_limit())
+        (gpu, *_) = tf.config.get_visible_devices("GPU")
+        return Device("GPU:0", gpu_limit(), _capability(gpu))
     if (
         environ.get(CPU_BFC, "").lower() in ("1", "true")
         and (text := environ.get(CPU_BFC_LIMIT, "")).isdigit()
@@ -55,15 +60,22 @@ def read_device(environ: Mapping[str, str]) -> Device:
     return Device("CPU:0", None)
 
 
-def _gpu_limit() -> int | None:
-    (gpu, *_) = tf.config.list_physical_devices("GPU")
-    for logical in tf.config.get_logical_device_configuration(gpu) or ():
-        if logical.memory_limit:
-            return int(logical.memory_limit * MIB)
-    from tensorflow.python.client import device_lib
+def _capability(gpu: Any) -> tuple[int, int] | None:
+    found = tf.config.experimental.get_device_details(gpu).get("compute_capability")
+    return None if found is None else (int(found[0]), int(found[1]))
 
-    limits = [int(d.memory_limit) for d in device_lib.list_local_devices() if d.device_type == "GPU"]
-    return limits[0] if limits else None
+
+def gpu_limit(list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_local_devices) -> int | None:
+    """What the allocator of this process's first GPU may hand out.
+
+    TensorFlow answers by making its devices once more. Asked with another configuration than that of the ones
+    at work, it would start all GPUs of the machine, and refuse where ``GPU:0`` is not the machine's first.
+
+    Args:
+        list_devices: Who is asked, with the configuration.
+    """
+    found = list_devices(context.context().config)
+    return next((int(one.memory_limit) for one in found if one.device_type == "GPU"), None)
 
 
 def pending_variable_bytes(func_graph: Any) -> int:

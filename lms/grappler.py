@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
-ARITHMETIC = "arithmetic_optimization"
+ARITHMETIC, LAYOUT = "arithmetic_optimization", "layout_optimizer"
 
 
 class OptimizerSettings:
@@ -22,6 +22,24 @@ class OptimizerSettings:
         self._arithmetic = arithmetic
         self._options_before: Mapping[str, Any] = {}
         self._config_before: Any = None
+        self._must_turn = False
+
+    @property
+    def layout(self) -> bool | None:
+        """Whether the layout optimizer must be on, or off: the user says so, or an earlier step needs it."""
+        asked = tf.config.optimizer.get_experimental_options().get(LAYOUT)
+        return True if asked is None and self._must_turn else asked
+
+    def set_layout(self, *, on: bool) -> None:
+        """Have the layout optimizer on or off; on for good, and as the user says where the user does."""
+        config = context.context()._config
+        if config is None:  # nothing was applied: a session has options of its own
+            return
+        self._must_turn = self._must_turn or on
+        toggles = rewriter_config_pb2.RewriterConfig
+        rewrite = config.graph_options.rewrite_options
+        rewrite.layout_optimizer = toggles.ON if self._must_turn else toggles.OFF
+        self._set_arithmetic(bool(tf.config.optimizer.get_experimental_options().get(ARITHMETIC, True)))
 
     def apply(self) -> None:
         """Set the options for everything that runs from now on."""

@@ -29,8 +29,10 @@ from lms.grappler import OptimizerSettings
 from lms.growth import Growth
 from lms.guards import collector_paused, readable_or_left_alone
 from lms.host_reads import Decision, decide
+from lms.host_side import with_host_side
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
+from lms.layout import choose_layout
 from lms.own_memory import give_own_memory
 from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
@@ -187,7 +189,9 @@ class Engine:
         device_type = self.device.type
         with readable_or_left_alone(self.config.debug):
             view = read_graph(tf_graph, device_type, complete_shapes(tf_graph, hints), outputs)
-            selection = select(view.graph, self.config)
+            view = with_host_side(view) if device_type == "GPU" else view
+            layout = choose_layout(tf_graph, view.ops, self.device, self.optimizer.layout, self._environ)
+            selection = select(layout.with_scratch(view), self.config)
         open_sizes = OpenSizes.of(view.unknown, hints)
         if open_sizes is not None:
             self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
@@ -198,6 +202,7 @@ class Engine:
         in_use, _ = self.device.memory() or (0, 0)
         fusion = self.fusion.pending_bytes(tf_graph, device_type, in_use)
         base = in_use + pending_variable_bytes(tf_graph) + fusion + constants.nbytes
+        base += layout.reserve_bytes(view)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with readable_or_left_alone(self.config.debug):
@@ -210,6 +215,7 @@ class Engine:
         if not made.is_empty:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport, decided.relocation)
+            layout.settle(self.optimizer)
             self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)

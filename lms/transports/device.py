@@ -1,48 +1,47 @@
-"""Swapping from a GPU: TensorFlow's copies through pinned host memory, each way on its own stream."""
+"""Swapping from a GPU: TensorFlow's copies through pinned host memory, each way on a stream of its own."""
 
 from typing import Any
 
-import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import op_def_registry
 
-from lms.transports.base import HOST_DEVICE, StoreStats
+from lms.errors import PlaceError
+from lms.transports.base import StoreStats
 from lms.transports.copy_op import add_copy
 
 TO_HOST, TO_DEVICE = "_CopyFromGpuToHost", "_CopyFromHostToGpu"
 
 
 class DeviceTransport:
-    """Copies between a GPU and pinned host memory.
+    """Copies between a GPU and pinned host memory by TensorFlow's own ops, which Grappler adds for that too.
 
-    Where TensorFlow registers the asynchronous copy ops (2.21 does) they are used; elsewhere an ``Identity``
-    placed on the host makes TensorFlow insert its own copies. Grappler would remove such an ``Identity``, so
-    it is protected.
+    A copy out holds the tensor until the last byte has left, and waits for the kernels that were launched
+    before it; so does a copy back, whose buffer one of them may still be using (``gpu_util.cc``).
+
+    Raises:
+        PlaceError: If this TensorFlow does not have the ops.
     """
 
     name = "device"
     note: str | None = None
 
     def __init__(self) -> None:
-        self._asynchronous = has_copy_ops()
+        missing = [op for op in (TO_HOST, TO_DEVICE) if op_def_registry.get(op) is None]
+        if missing:
+            raise PlaceError(
+                f"this TensorFlow has no {missing[0]}, which swaps from a GPU; needed 2.15 to 2.21"
+            )
 
     def require_room(self, nbytes: int) -> None:
         """TensorFlow's own pool of pinned memory (``TF_GPU_HOST_MEM_LIMIT_IN_MB``) is the limit."""
 
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        if self._asynchronous:
-            return protect(add_copy(TO_HOST, tensor, tensor.device, name))
-        with tf.device(HOST_DEVICE):
-            return protect(tf.raw_ops.Identity(input=tensor, name=name))
+        return protect(add_copy(TO_HOST, tensor, _gpu(tensor.device), name))
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        if self._asynchronous:
-            back = protect(add_copy(TO_DEVICE, held, device, name))
-        else:
-            with tf.device(device or None):
-                back = protect(tf.raw_ops.Identity(input=held, name=name))
+        back = protect(add_copy(TO_DEVICE, held, _gpu(device), name))
         back.set_shape(like.shape)
         return back
 
@@ -51,15 +50,9 @@ class DeviceTransport:
         return StoreStats()
 
 
-def has_copy_ops() -> bool:
-    """Whether this TensorFlow registers both asynchronous copy ops with a GPU kernel."""
-    from tensorflow.python.framework import kernels
-
-    return all(
-        op_def_registry.get(op) is not None
-        and any(kernel.device_type == "GPU" for kernel in kernels.get_registered_kernels_for_op(op).kernel)
-        for op in (TO_HOST, TO_DEVICE)
-    )
+def _gpu(device: str) -> str:
+    """Where a copy runs: both ways on the GPU, so beside an op on the host TensorFlow chooses it."""
+    return "" if "CPU" in device.upper() else device
 
 
 def protect(tensor: Any) -> Any:
