@@ -94,7 +94,7 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     if made is first:
         return made
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
-    note = f"planned {planned:.1f} MiB instead of {wanted:.1f} MiB, because free memory lies in pieces"
+    note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
     told = replace(made, budget_bytes=first.budget_bytes)
     # That a try missed its own, tighter budget concerns nobody.
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))

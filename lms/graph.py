@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from lms.op_types import ALIAS_TYPES, IN_PLACE_TYPES, OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_collective
+from lms.op_types import (
+    ALIAS_TYPES,
+    IN_PLACE_TYPES,
+    KEPT_FOR_GRADIENT,
+    OUTSIDE_TYPES,
+    UNSWAPPABLE_TYPES,
+    is_collective,
+)
 
 
 class GraphError(ValueError):
@@ -127,9 +134,12 @@ class Graph:
         return tuple(map(tuple, successors))
 
     def tensor_name(self, tensor: int) -> str:
-        """``producer:index``, as TensorFlow writes it."""
+        """``producer:index``, as TensorFlow writes it; in words what TensorFlow does not know."""
         value = self.tensors[tensor]
-        return f"{self.ops[value.op].name}:{value.index}"
+        producer = self.ops[value.op]
+        if value.index and (kept := KEPT_FOR_GRADIENT.get(producer.type)):
+            return f"{producer.name} ({kept}, kept for the gradient)"
+        return f"{producer.name}:{value.index}"
 
 
 class GraphBuilder:

@@ -25,6 +25,16 @@ IN_PLACE_TYPES = frozenset(
 """Kernels that ask for ``forward_input_or_allocate_output``: output 0 takes over an input's buffer when the
 sizes agree and nobody else holds the buffer any more."""
 
+PLACES, PASSED = "places of its maxima", "what it let pass"
+KEPT_FOR_GRADIENT = {
+    "LeakyRelu": PASSED,
+    "MaxPool": PLACES,
+    "MaxPool3D": PLACES,
+    "Relu": PASSED,
+    "Relu6": PASSED,
+}
+"""What oneDNN's kernels keep beside the one output that the op has for TensorFlow."""
+
 OUTSIDE_TYPES = frozenset(
     """Arg Const HostConst Placeholder ReadVariableOp Variable VariableV2 VarHandleOp VarIsInitializedOp
     _Arg""".split()

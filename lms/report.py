@@ -15,6 +15,11 @@ PICTURES = (".png", ".svg")
 UNCOUNTED = "device"
 """The transport whose copies nobody counts."""
 NAMED_TENSORS = 8
+NAMED_BYTES = MIB // 20
+"""The least that is worth a line."""
+TOLD_ERROR = 0.1
+"""How far above the plan a measured peak is explained."""
+WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
 
@@ -35,8 +40,8 @@ def render_report(report: Report) -> str:
         ("graphs looked at", str(len(report.graphs))),
         ("graphs edited", str(len(report.edited))),
     ]
-    for graph in report.edited:
-        rows += _graph_rows(graph)
+    for graph, count in _distinct(report.edited):
+        rows += _graph_rows(graph, count)
     if not report.edited:
         rows += [(graph.name, graph.why) for graph in report.graphs[-5:]]
     rows += [
@@ -58,14 +63,24 @@ def _lines(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(["Large Model Support", *(f"  {name:<{width}}  {value}" for name, value in rows)])
 
 
-def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
-    yield "graph", f"{graph.name}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
+def _distinct(graphs: Sequence[GraphStats]) -> list[tuple[GraphStats, int]]:
+    """The latest of each graph that was planned alike several times, and how often it was."""
+    counts: dict[tuple[object, ...], tuple[GraphStats, int]] = {}
+    for graph in graphs:
+        same = (graph.name, graph.ops, graph.policy, graph.why, graph.swap_ins, graph.open_sizes)
+        counts[same] = graph, counts.get(same, (graph, 0))[1] + 1
+    return list(counts.values())
+
+
+def _graph_rows(graph: GraphStats, traces: int) -> Iterable[tuple[str, str]]:
+    traced = f" (traced {traces} times)" if traces > 1 else ""
+    yield "graph", f"{graph.name}{traced}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
     if graph.open_sizes:
         yield "  peak", f"- {graph.open_sizes}"
     else:
         before, after = mib(graph.peak_before_bytes), mib(graph.planned_peak_bytes)
         yield "  peak", f"{before} before, {after} planned"
-    yield "  in it", f"{mib(graph.base_bytes)} from outside of the step: variables, data, buffers"
+    yield "  in it", _peak_parts(graph)
     if graph.budget_bytes is not None:
         least = "" if graph.open_sizes else f", {mib(graph.floor_bytes)} is the least possible"
         yield "  budget", f"{mib(graph.budget_bytes)} for the step{least}"
@@ -82,6 +97,16 @@ def _graph_rows(graph: GraphStats) -> Iterable[tuple[str, str]]:
         yield "  note", note
 
 
+def _peak_parts(graph: GraphStats) -> str:
+    """What adds up to the planned peak."""
+    text = f"{mib(graph.base_bytes)} from outside of the step (variables, constants, data, buffers)"
+    if graph.planned_peak_bytes is None or graph.step_bytes is None:
+        return text
+    text += f", {mib(graph.step_bytes)} of its tensors"
+    spare = graph.planned_peak_bytes - graph.base_bytes - graph.step_bytes
+    return f"{text}, {mib(spare)} that the allocator's chunks have to spare" if spare > 0 else text
+
+
 def _planned(report: Report) -> str:
     """The planned peak, and what it leaves of the limit for the allocator's pieces and kernels' scratch."""
     text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
@@ -95,8 +120,20 @@ def _planned(report: Report) -> str:
 
 
 def _measured(report: Report) -> str:
-    text = mib(report.measured_peak_bytes)
-    return text if report.peak_error is None else f"{text} ({report.peak_error:+.1%} against planned)"
+    text, error = mib(report.measured_peak_bytes), report.peak_error
+    if error is None:
+        return text
+    why = WHY_MORE if error > TOLD_ERROR else ""
+    return f"{text} ({error:+.1%} against planned{why})"
+
+
+OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
+MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
+ADVICE = {
+    "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
+    "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
+}
+"""By the policy of the plan that failed what may help; for all others :data:`MORE_ROOM`."""
 
 
 def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
@@ -110,13 +147,22 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
         lines.append(
             "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + "."
         )
-        lines.append("Try lms.enable(policy='all'), or a smaller batch.")
+        lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)
-    lines.append(_needs(planned))
-    lines.append("Largest tensors alive at the planned peak:")
-    lines += [f"  {mib(nbytes):>14}  {name}" for name, nbytes in planned.largest_at_peak(NAMED_TENSORS)]
-    lines.append("Try a larger margin (LMS_MARGIN=0.3), policy 'all', or a smaller batch.")
+    lines += [_needs(planned), *_largest(planned)]
+    lines.append(OPEN if planned.open_sizes else ADVICE.get(planned.plan.policy, MORE_ROOM))
     return "\n".join(lines)
+
+
+def _largest(planned: Planned) -> list[str]:
+    """The largest tensors at the planned peak, a line each, and what the others come to."""
+    live = planned.largest_at_peak(len(planned.graph.tensors))
+    named = [(name, nbytes) for name, nbytes in live[:NAMED_TENSORS] if nbytes >= NAMED_BYTES]
+    lines = [f"  {mib(nbytes):>14}  {name}" for name, nbytes in named]
+    others, rest = len(live) - len(named), sum(nbytes for _, nbytes in live[len(named) :])
+    if lines and rest >= NAMED_BYTES:
+        lines.append(f"  {mib(rest):>14}  in {others:,} smaller ones")
+    return ["Largest tensors alive at the planned peak:", *lines] if lines else []
 
 
 def _needs(planned: Planned) -> str:
@@ -201,7 +247,7 @@ def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
 
 def _peak_text(planned: Planned) -> str:
     plan, live = planned.plan, planned.largest_at_peak(len(planned.graph.tensors))
-    named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= MIB // 20]
+    named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= NAMED_BYTES]
     rest = sum(nbytes for _, nbytes in live[len(named) :])
     parts: Sequence[str] = (
         f"{counted(plan.tensors_out, 'tensor')} swapped",

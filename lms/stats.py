@@ -62,7 +62,9 @@ class GraphStats:
     """The same for the unedited step."""
     open_sizes: OpenSizes | None = None
     base_bytes: int = 0
-    """What lies on the device when the step begins: variables, data, and Horovod's buffer."""
+    """What lies on the device when the step begins: variables, constants, data, and Horovod's buffer."""
+    step_bytes: int | None = None
+    """The most that the planned step's own tensors have at once; ``None`` while sizes are open."""
     fusion_bytes: int = 0
     """How much of it is the buffer that Horovod will take in the first step."""
     budget_bytes: int | None = None
@@ -104,6 +106,7 @@ class GraphStats:
             peak_before_bytes=base + made.peak_before_bytes if known else None,
             open_sizes=open_sizes,
             base_bytes=base,
+            step_bytes=made.peak_bytes if known else None,
             budget_bytes=made.budget_bytes,
             floor_bytes=made.floor_bytes if known else None,
             tensors=made.tensors_out,

@@ -101,7 +101,9 @@ def test_a_peak_is_not_told_while_sizes_are_open() -> None:
     why = "the sizes of 3 tensors (such as rows:0) are open; set batch_size (LMS_BATCH_SIZE)"
     assert f"peak - {why}" in lines and f"planned peak - {why}" in lines
     assert "peak 35.0 MiB before, 22.0 MiB planned" in lines and "measured peak 30.0 MiB" in lines
-    assert "in it 3.0 MiB from outside of the step: variables, data, buffers" in lines
+    outside = "in it 3.0 MiB from outside of the step (variables, constants, data, buffers)"
+    assert f"{outside}, 16.0 MiB of its tensors, 3.0 MiB that the allocator's chunks have to spare" in lines
+    assert outside in lines  # of open sizes no sum is told
 
 
 def test_the_latest_plan_of_a_graph_counts() -> None:
@@ -144,3 +146,48 @@ def test_running_out_of_memory_with_open_sizes_tells_no_numbers_of_the_known_par
     pytest.importorskip("matplotlib")
     plot_memory(step, tmp_path / "memory.svg")
     assert "not drawn: 3 of unknown size" in (tmp_path / "memory.svg").read_text()
+
+
+def test_equal_traces_of_a_step_are_one_row() -> None:
+    first, other = stats_of("a step", None), replace(stats_of("a step", None), ops=7)
+    rows = [
+        line.split(maxsplit=1)[1]
+        for line in str(report_of(first, other, first)).splitlines()
+        if " graph " in line
+    ]
+    assert [row.partition(": ")[0] for row in rows] == ["a step (traced 2 times)", "a step"]
+
+
+def test_a_measured_peak_above_the_plan_is_explained() -> None:
+    report = report_of(replace(stats_of("a step", None), planned_peak_bytes=26 * MIB))
+    assert "+15.4% against planned; with memory to spare the allocator gives" in str(report)
+    near = report_of(replace(stats_of("a step", None), planned_peak_bytes=29 * MIB))
+    assert "+3.4% against planned)" in str(near)
+
+
+@pytest.mark.parametrize(
+    ("policy", "advice"),
+    [("auto", "larger margin"), ("all", "swaps all that it can already"), ("threshold", "'auto' or 'all'")],
+)
+def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: str) -> None:
+    step = planned()
+    step = replace(step, plan=replace(step.plan, policy=policy))
+    *_, last = explain_out_of_memory(step, report_of()).splitlines()
+    assert advice in last and "smaller batch" in last
+    assert ("LMS_POLICY=all" in last) == (policy != "all")
+
+
+def test_only_tensors_of_some_size_are_named() -> None:
+    text = explain_out_of_memory(planned(), report_of())
+    assert re.search(r"8\.0 MiB  a_model_with_a_long_name/block_\d/convolution:0", text)
+    assert " 0.0 MiB  " not in text
+
+
+def test_what_onednn_keeps_beside_an_output_is_named_in_words() -> None:
+    build = GraphBuilder()
+    (image,) = build.add("image", "Placeholder", outputs=[MIB])
+    pooled, places = build.add("pool", "MaxPool", inputs=[image], outputs=[MIB, MIB // 4])
+    halves = build.add("halves", "Split", inputs=[pooled], outputs=[MIB // 2, MIB // 2])
+    graph = build.build(kept=[places, *halves])
+    assert graph.tensor_name(pooled) == "pool:0" and graph.tensor_name(halves[1]) == "halves:1"
+    assert graph.tensor_name(places) == "pool (places of its maxima, kept for the gradient)"
