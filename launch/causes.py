@@ -2,8 +2,13 @@
 
 import os
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 from launch.plan import RankPlan
+
+_LIMITED = ("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB")
+"""With both the CPU device has a hard limit."""
 
 
 def describe_status(status: int) -> str:
@@ -12,6 +17,31 @@ def describe_status(status: int) -> str:
         return f"exited with code {os.waitstatus_to_exitcode(status)}"
     core = ", core dumped" if os.WCOREDUMP(status) else ""
     return f"was killed by {signal_name(os.WTERMSIG(status))} (signal {os.WTERMSIG(status)}){core}"
+
+
+def explain_crash(status: int, environ: Mapping[str, str], framework: Mapping[str, Any]) -> str:
+    """What may have made a rank crash under Large Model Support, as the end of a sentence, or empty.
+
+    Some of oneDNN's kernels do not look whether they got the memory that they asked for, and end the process
+    where TensorFlow would raise an error.
+
+    Args:
+        status: The rank's wait status.
+        environ: Its variables.
+        framework: Its receipt of that name.
+    """
+    crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGABRT, signal.SIGSEGV)
+    lms = framework.get("lms")
+    if (
+        not crashed
+        or not (isinstance(lms, dict) and lms.get("active"))
+        or not all(map(environ.get, _LIMITED))
+    ):
+        return ""
+    return (
+        f"; at the limit of the CPU device ({_LIMITED[1]}={environ[_LIMITED[1]]}) oneDNN may end a process "
+        "so when memory runs out: try LMS_MARGIN=0.2, LMS_POLICY=all or a smaller batch"
+    )
 
 
 def exit_code_of(status: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
-from launch.causes import describe_rank, describe_status, exit_code_of, signal_name
+from launch.causes import describe_rank, describe_status, exit_code_of, explain_crash, signal_name
 from launch.job import (
     JobFiles,
     JobOptions,
@@ -317,9 +317,10 @@ class JobLoop:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             if memory := explain_memory(self._memory, read_memory_counters(), rank):
                 return memory
-        if "start" not in read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]:
+        receipts = read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]
+        if "start" not in receipts:
             return "; its program had not started, the lines above say why"
-        return ""
+        return explain_crash(status, self._options.environ, receipts.get("framework", {}))
 
     def _end(self, ending: Ending, first_signal: int, delay_s: float = 0) -> None:
         """End the job for this reason, unless it is ending already."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.causes import describe_rank, describe_status, exit_code_of
+from launch.causes import describe_rank, describe_status, exit_code_of, explain_crash
 from launch.discover.tree import DirTree
 from launch.ladder import plan_ladder
 from launch.memory_kills import MemoryCounters, explain_memory, read_memory_counters
@@ -31,6 +31,34 @@ BOUND = RankPlan(1, 1, "node7", None, 8, frozenset({0}), "bind", frozenset({8}),
 def test_statuses(status: int, text: str, code: int) -> None:
     assert describe_status(status) == text
     assert exit_code_of(status) == code
+
+
+LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "300"}
+ACTIVE = {"lms": {"active": True}}
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_crash_at_the_limit_of_the_cpu_device_may_be_for_want_of_memory(number: int) -> None:
+    why = explain_crash(number, LIMITED, ACTIVE)
+    assert why.startswith("; at the limit of the CPU device (TF_CPU_BFC_MEM_LIMIT_IN_MB=300) oneDNN may end")
+    assert "LMS_MARGIN=0.2" in why and "LMS_POLICY=all" in why
+
+
+@pytest.mark.parametrize(
+    ("status", "environ", "framework"),
+    [
+        (signal.SIGTERM, LIMITED, ACTIVE),
+        (1 << 8, LIMITED, ACTIVE),
+        (signal.SIGSEGV, {}, ACTIVE),
+        (signal.SIGSEGV, {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "300"}, ACTIVE),
+        (signal.SIGSEGV, LIMITED, {"lms": {"active": False}}),
+        (signal.SIGSEGV, LIMITED, {}),
+    ],
+)
+def test_other_ends_get_no_such_advice(
+    status: int, environ: dict[str, str], framework: dict[str, object]
+) -> None:
+    assert explain_crash(status, environ, framework) == ""
 
 
 def test_ranks_are_named_with_host_and_gpu() -> None:
