@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
-from lms.liveness import Buffers, Residency, round_up, timeline
+from lms.liveness import Buffers, Residency, round_up
 from lms.swap_plan import Swap
 
 
@@ -45,7 +45,7 @@ class Demand:
 
     @classmethod
     def _of(cls, buffers: Buffers, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Demand":
-        stays, placed = timeline(buffers, order, swaps).residencies, buffers.placement(order)
+        stays, placed = buffers.timeline(order, swaps).residencies, buffers.placement(order)
         scratch = tuple(
             Residency(-1 - op, nbytes, point, point)
             for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)

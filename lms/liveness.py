@@ -96,11 +96,15 @@ class Buffers:
         order = tuple(order)
         return self.once((Placement, order), lambda: Placement.of(self, order))
 
+    def timeline(self, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Timeline":
+        """The memory over ``order``, edited by ``swaps`` (:func:`timeline`), worked out once."""
+        return self.once((Timeline, order, swaps), lambda: timeline(self, order, swaps))
+
     def once(self, key: Hashable, work: Callable[[], Found]) -> Found:
         """What ``work`` finds, which is asked once for each ``key``; kept as long as the buffers are."""
-        if key not in self._found:
-            self._found[key] = work()
-        found: Found = self._found[key]
+        found: Found | None = self._found.get(key)  # a key takes its time: it may hold a whole plan
+        if found is None:
+            found = self._found[key] = work()
         return found
 
     @cached_property

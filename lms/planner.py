@@ -9,7 +9,7 @@ from lms.costs import Costs
 from lms.eligibility import UNKNOWN_SIZE, judge
 from lms.graph import Graph
 from lms.liveness import Buffers, timeline
-from lms.policies.budget import fit
+from lms.policies.budget import fit, memory_with
 from lms.policies.least import SHORTEST, plan_all
 from lms.policies.threshold import plan_threshold, rule_of, uses_first_generation
 from lms.schedule import Schedule, Trip
@@ -125,17 +125,24 @@ def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
 
 def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
     """The ways of policy ``all``, of which each needs the least memory in some graph."""
-    return [
-        _chained("all", case, schedule, plan_all(schedule, shortest), budget)
-        for schedule in case.schedules
-        for shortest in SHORTEST
-    ]
+    return [_chained("all", case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
 
 
 def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    return min(
-        least_plans(case, budget), key=lambda option: (option.peak_bytes, option.bytes_out + option.bytes_in)
-    )
+    schedule, trips = min(_least_trips(case), key=_memory_and_traffic)
+    return _chained("all", case, schedule, trips, budget)
+
+
+def _least_trips(case: Case) -> list[tuple[Schedule, tuple[Trip, ...]]]:
+    return [(schedule, plan_all(schedule, shortest)) for schedule in case.schedules for shortest in SHORTEST]
+
+
+def _memory_and_traffic(way: tuple[Schedule, tuple[Trip, ...]]) -> tuple[int, int]:
+    """The peak in bytes, as the steps of the schedule see it, and the bytes that are moved."""
+    schedule, trips = way
+    memory, nbytes = memory_with(schedule, trips), schedule.buffers.nbytes
+    moved = [trip.tensor for trip in trips]
+    return memory.largest(0, len(memory) - 1), sum(nbytes[root] for root in [*moved, *set(moved)])
 
 
 def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPlan:
@@ -194,7 +201,7 @@ def _chained(
 ) -> SwapPlan:
     """The plan that makes the trips and keeps the schedule's chain in order."""
     swaps = schedule.swaps(trips)
-    peak = timeline(case.buffers, schedule.order, swaps).peak_bytes
+    peak = case.buffers.timeline(schedule.order, swaps).peak_bytes
     floor, floor_op = case.floor
     chosen = {swap.tensor for swap in swaps}
     idle = tuple(
