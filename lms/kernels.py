@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from lms.op_types import IN_PLACE_TYPES
+from lms.transports.copy_op import add_copy
 
 CONTRACTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 BIASES, SUMS = frozenset({"BiasAdd"}), frozenset({"Add", "AddN", "AddV2"})
@@ -254,7 +255,7 @@ class Detours:
         """
         name = tensor.op.name.split("/lms/")[0]
         with tf.control_dependencies(before):
-            passed = tf.raw_ops.Identity(input=tensor, name=f"{name}/lms/{purpose}").op
+            passed = add_copy("Identity", tensor, "", f"{name}/lms/{purpose}").op
         self.mark(passed, "gate")
         return passed
 

@@ -19,6 +19,7 @@ from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
 from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
 from lms.transports.base import HOST_DEVICE, Transport
+from lms.transports.copy_op import add_copy
 
 MARK_ATTR = "_lms"
 """Attribute of every added op; its value says what the op is for."""
@@ -27,6 +28,12 @@ PROTECT_ATTR = "_grappler_do_not_remove"
 
 COLOCATION_ATTR = "_class"
 """Names the ops beside which an op runs."""
+
+NOTHING = {
+    "value": attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto([], tf.int32)),
+    "dtype": attr_value_pb2.AttrValue(type=tf.int32.as_datatype_enum),
+}
+"""The attributes of a constant without elements. Making it with them takes a quarter of ``tf.constant``."""
 
 GRADIENT_ATTR = "_gradient_op_type"
 """Under which name TensorFlow looks for the gradient of an op that has this attribute."""
@@ -255,14 +262,14 @@ class _Editor:
             return source
         if op.type == "IdentityN":
             with tf.control_dependencies([op]), tf.device(op.device or None):
-                copy = tf.raw_ops.Identity(input=source, name=f"{name}/identity")
+                copy = add_copy("Identity", source, "", f"{name}/identity")
             self.mark(copy.op, "alias")
             return copy
         replaced = self.tensors[original]
         inputs = [source if item is replaced else item for item in op.inputs]
         attrs = {key: value for key, value in op.node_def.attr.items() if not key.startswith("_")}
         with tf.control_dependencies([op] if op.control_inputs else []), tf.device(op.device or None):
-            copy = op.graph.create_op(
+            copy = op.graph._create_op_internal(
                 op.type, inputs, [tensor.dtype], name=f"{name}/{op.type.lower()}", attrs=attrs
             )
         copy.outputs[0].set_shape(tensor.shape)
@@ -304,7 +311,8 @@ class _Editor:
         gate = self._gates.get(op.name)
         if gate is None:
             with op.graph.as_default(), tf.control_dependencies(None), tf.device(op.device or None):
-                gate = tf.constant([], tf.int32, name=f"{MARK}{op.name.replace('/', '_')}/gate").op
+                name = f"{MARK}{op.name.replace('/', '_')}/gate"
+                gate = op.graph._create_op_internal("Const", [], [tf.int32], name=name, attrs=NOTHING)
             self._gates[op.name] = gate
             self.mark(gate, "gate")
             self._wait(op, gate)
