@@ -302,13 +302,19 @@ class _Reader:
         in_frame = op._get_control_flow_context() is not None
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
         depth = self._depth(op, op_type, controls) if self._has_conditions else 0
-        sizes = [self._nbytes(op_type, tensor, elsewhere) for tensor in outputs]
+        items = [_item_bytes(tensor.dtype.as_datatype_enum) for tensor in outputs]
+        sizes = [
+            self._nbytes(op_type, tensor, item, elsewhere)
+            for tensor, item in zip(outputs, items, strict=True)
+        ]
         if pools := self._keeps_places(op, op_type):
-            sizes.append((sizes[0] or 0) // _item_bytes(outputs[0].dtype.as_datatype_enum))
+            sizes.append((sizes[0] or 0) // items[0])
             outputs.append(None)
         elif op in self._reserves:
-            sizes.append(self._reserved(self._reserves[op].op))
-            outputs.append(self._reserves[op])
+            reserve = self._reserves[op]
+            sizes.append(self._reserved(reserve.op))
+            outputs.append(reserve)
+            items.append(_item_bytes(reserve.dtype.as_datatype_enum))
         elif self._reads_places(op, op_type):
             inputs.append(self._places[op.inputs[POOLED].op])
         made = self.build.add(
@@ -323,7 +329,7 @@ class _Reader:
             if in_frame
             else PLACES
             if pools
-            else self._forbidden(op, op_type, outputs),
+            else self._forbidden(op, op_type, items),
             workspace_bytes=self._workspace(op, op_type),
             chainable=False if self._in_session and is_update(op_type) else None,
             conditional=in_frame or depth > 0 or op_type in MERGES,
@@ -355,8 +361,7 @@ class _Reader:
         depth = max((self._depths[earlier] for earlier in before), default=0)
         return max(0, depth + (op_type in SWITCHES) - (op_type in MERGES))
 
-    def _nbytes(self, op_type: str, tensor: Any, elsewhere: bool) -> int | None:
-        item_bytes = _item_bytes(tensor.dtype.as_datatype_enum)
+    def _nbytes(self, op_type: str, tensor: Any, item_bytes: int, elsewhere: bool) -> int | None:
         if not item_bytes or op_type in TINY:
             return 0
         if op_type == RESERVING and tensor.value_index == RESERVE:
@@ -372,25 +377,26 @@ class _Reader:
 
     def _reserved(self, normalisation: Any) -> int | None:
         read = normalisation.inputs[0]
-        nbytes = self._nbytes(read.op.type, read, elsewhere=True)
+        nbytes = self._nbytes(read.op.type, read, read.dtype.size, elsewhere=True)
         return None if nbytes is None else reserved_bytes(normalisation, nbytes // read.dtype.size)
 
-    def _forbidden(self, op: Any, op_type: str, outputs: Sequence[Any]) -> str | list[str | None]:
+    def _forbidden(self, op: Any, op_type: str, items: Sequence[int]) -> str | Sequence[str | None] | None:
         if op_type.startswith("Lms"):
             return "swapped already"
         behind = op in self._barriers.identities
         reason = BEHIND_BARRIER if behind else UNSWAPPABLE_TYPES.get(op_type)
-        reasons = [
-            reason if _item_bytes(tensor.dtype.as_datatype_enum) else "not plain memory" for tensor in outputs
-        ]
-        return [BETWEEN, *reasons[1:]] if op in self._between else reasons
+        between = op in self._between
+        if all(items) and not between:
+            return reason
+        reasons = [reason if item else "not plain memory" for item in items]
+        return [BETWEEN, *reasons[1:]] if between else reasons
 
     def _workspace(self, op: Any, op_type: str) -> int:
         if op in self._reserving:  # what it reads is still there then
             return self._reserved(op) or 0
         if op_type in POOLING and self._device_type == "CPU" and not self._reads_places(op, op_type):
             pooled = op.inputs[POOLED]
-            nbytes = self._nbytes(op_type, pooled, elsewhere=True) or 0
+            nbytes = self._nbytes(op_type, pooled, pooled.dtype.size, elsewhere=True) or 0
             return int(nbytes + nbytes // pooled.dtype.size * PLACE_BYTES)
         if op_type not in BODY_ATTRS:
             return 0
