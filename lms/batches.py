@@ -11,8 +11,9 @@ A batch can be looked at before the step is traced, too: it has the sizes that a
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,12 @@ Batch = tuple[np.ndarray[Any, Any], ...]
 
 Shapes = tuple[tuple[int, ...], ...]
 
-NO_ARRAYS = (tf.variant, tf.resource)
+KEPT_TYPES = frozenset(
+    "bfloat16 bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 string uint16 uint32 "
+    "uint64 uint8".split()
+)
+"""What NumPy holds and TensorFlow takes back from Python code."""
+
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 KEPT_BYTES = 4 << 30
@@ -70,7 +76,7 @@ class Source:
     def stand_in(self) -> Any:
         """An iterator like the real one, which goes on where the step stands."""
         if self._stand_in is None:
-            self._stand_in = iter(_dataset(self._real.element_spec, self._give))
+            self._stand_in = iter(_dataset(self._real.element_spec, partial(_Giver, weakref.ref(self))))
         return self._real._type_spec._from_components([self._stand_in._iterator_resource])
 
     def first_shapes(self, batch_size: int | None) -> Shapes:
@@ -80,8 +86,7 @@ class Source:
             batch_size: What an open first dimension counts as, whatever the batch has.
         """
         with self._lock:
-            if not self.is_ahead:
-                self._draw()
+            self._draw()
             batch = self._kept[self._given] if self.is_ahead else ()
         specs = tf.nest.flatten(self._real.element_spec)
         shapes: list[tuple[int, ...]] = []
@@ -107,16 +112,12 @@ class Source:
             if self.failure is not None:
                 self.failure = self._stand_in = None
             elif not self._kept and not goes_on:
-                delattr(self._real, SOURCE)
+                vars(self._real).pop(SOURCE, None)
 
-    def _give(self) -> Iterator[Batch]:
-        while (batch := self._next()) is not None:
-            yield batch
-
-    def _next(self) -> Batch | None:
+    def next(self) -> Batch | None:
+        """The next batch; ``None`` at the end."""
         with self._lock:
-            if not self.is_ahead:
-                self._draw()
+            self._draw()
             if not self.is_ahead:
                 if self.failure is not None:
                     raise self.failure
@@ -129,7 +130,9 @@ class Source:
             return batch
 
     def _draw(self) -> None:
-        """Take a batch from the real iterator, unless it has none."""
+        """Have a batch for the step: take one from the real iterator, unless it has none or has failed."""
+        if self.is_ahead or self.failure is not None:
+            return
         try:
             with context.eager_mode():
                 element = next(self._real)
@@ -150,12 +153,28 @@ def _array(tensor: Any) -> np.ndarray[Any, Any]:
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
 
 
+class _Giver:
+    """Gives what a source has; holds it loosely, for TensorFlow never lets go of a dataset's Python code."""
+
+    def __init__(self, source: Callable[[], Source | None]) -> None:
+        self._source = source
+
+    def __iter__(self) -> "_Giver":
+        return self
+
+    def __next__(self) -> Batch:
+        source = self._source()
+        batch = None if source is None else source.next()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
 def _dataset(element_spec: Any, give: Any) -> Any:
     """What ``give`` yields, in the structure of ``element_spec``.
 
-    Its Python code runs on a thread of its own: on one of TensorFlow's it could be the last that the real
-    iterator needs. Nothing fetches ahead, for what is fetched is taken. The copies lie where a pipeline's
-    batches do, in the allocator of the CPU device, and not in NumPy's memory.
+    Nothing fetches ahead, for what is fetched is taken. The copies lie where a pipeline's batches do, in the
+    allocator of the CPU device, and not in NumPy's memory.
     """
     specs = tf.nest.flatten(element_spec, expand_composites=True)
     plain = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs)
@@ -165,7 +184,6 @@ def _dataset(element_spec: Any, give: Any) -> Any:
         return tf.nest.pack_sequence_as(element_spec, copies, expand_composites=True)
 
     options = tf.data.Options()
-    options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_optimization.inject_prefetch = False
@@ -279,7 +297,7 @@ def _can_be_kept(iterator: Any) -> bool:
     if type(iterator) is not OwnedIterator or "CPU" not in (iterator._iterator_resource.device or ""):
         return False
     specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
-    return all(isinstance(spec, tf.TensorSpec) and spec.dtype not in NO_ARRAYS for spec in specs)
+    return all(isinstance(spec, tf.TensorSpec) and spec.dtype.name in KEPT_TYPES for spec in specs)
 
 
 def _sizes_open(iterators: Iterable[Any], size_known: bool) -> bool:

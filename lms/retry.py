@@ -41,7 +41,7 @@ class _Attempt:
 
 LATER_STEP = (
     "The step is not tried again: it is not the first one, and has updated some variables already. Start "
-    "again from the last checkpoint, with LMS_POLICY=all or a larger LMS_MARGIN."
+    "again from the last checkpoint."
 )
 
 

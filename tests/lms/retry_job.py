@@ -19,12 +19,14 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
+from lms import batches as lms_batches  # noqa: E402
 
 WIDTH, LAYERS, ROWS = 64, 8, 256
 FAILURES: list[str] = []
 SEEN: list[float] = []
 """The first number of each batch that a step has got to its end with."""
 WEIGHTS = [tf.Variable(tf.zeros((WIDTH, WIDTH))) for _ in range(LAYERS)]
+BATCH = tf.random.stateless_normal((ROWS, WIDTH), (9, 1))
 
 
 def mark(first: Any) -> Any:
@@ -130,7 +132,7 @@ def fit(count: int, *, steps_per_execution: int = 1, dropout: float = 0.0) -> Ca
             x = layers.Dropout(dropout)(x) if dropout else x
         model = Marking(inputs, layers.Dense(1)(x))
         model.compile("adam", "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
-        history = model.fit(batches(count), epochs=2, verbose=0)
+        history = model.fit(batches(count), epochs=2, verbose=0, validation_data=batches(2))
         values = [weight.tobytes() for weight in (*model.get_weights(), *optimizer_values(model.optimizer))]
         return history.history, values
 
@@ -271,7 +273,33 @@ def what_cannot_be_given_again_is_an_error() -> None:
 
     x = next(iterator)[0]
     require_refusal(lambda: tf.function(inserting)(x), "changes a lookup table")
+    failing = data.map(lambda x, _: (tf.numpy_function(lambda x: mark(x[0, 0]), [x], tf.float32), 0))
+    require_refusal(
+        lambda: tf.function(lambda it: train(BATCH + next(it)[0]))(iter(failing)), "pipeline itself failed"
+    )
     require_refusal(lambda: tf.function(lambda y: train(y + queue.dequeue()))(x), "items of a queue")
+
+
+def more_than_is_kept_is_an_error() -> None:
+    """The step goes on, with the batches in their order, but is not tried again."""
+    kept, lms_batches.KEPT_BYTES = lms_batches.KEPT_BYTES, 1
+
+    def epoch(iterator: Any) -> Any:
+        total = 0.0
+        for x, _ in iterator:
+            total += train(x)
+        return total
+
+    def run() -> Any:
+        return float(tf.function(epoch)(iter(batches(5))))
+
+    try:
+        plain = weights_after(run)
+        with tried(0):
+            assert weights_after(run) == plain
+        require_refusal(run, "more than")
+    finally:
+        lms_batches.KEPT_BYTES = kept
 
 
 def a_table_that_is_only_read_is_no_matter() -> None:
@@ -312,23 +340,20 @@ def what_a_pipeline_raises_is_raised() -> None:
     assert again[:2] == plain[:2], (again[:2], plain[:2])
 
 
-def what_lies_on_the_device_is_what_would_lie_there() -> None:
-    """The batches that are kept are outside of it: the first step has the peak of a later one."""
+def batches_are_kept_outside_of_the_device() -> None:
+    """Eight of a mebibyte each, which the device does not hold while the step runs."""
 
-    def peak(step: Any, iterator: Any) -> int:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(iterator)
-        return int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    def in_use() -> int:
+        return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
 
-    start()
-    with tried(0):
-        step, iterator = tf.function(lambda iterator: train(next(iterator)[0])), iter(batches(8))
-        step(iterator)
-        later = peak(step, iterator)
-        step._function_cache.clear()
-        first = peak(step, iterator)
-    batch = 4 * ROWS * WIDTH
-    assert abs(first - later) < batch, (first, later, batch)
+    source = lms_batches.Source.of(iter(tf.data.Dataset.range(9).map(lambda i: tf.fill((1 << 18,), i))))
+    stand_in = source.stand_in()
+    assert int(next(stand_in)[0]) == 0
+    before = in_use()
+    assert [int(next(stand_in)[0]) for _ in range(8)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert in_use() - before < 1 << 20, (before, in_use())
+    source.rewind()
+    assert [int(batch[0]) for batch in source.stand_in()] == list(range(9))
 
 
 KERAS_CASES = (
@@ -342,9 +367,10 @@ LOOP_CASES = (
     a_loop_in_the_step,
     generators_and_seeds_are_put_back,
     what_cannot_be_given_again_is_an_error,
+    more_than_is_kept_is_an_error,
     a_table_that_is_only_read_is_no_matter,
     what_a_pipeline_raises_is_raised,
-    what_lies_on_the_device_is_what_would_lie_there,
+    batches_are_kept_outside_of_the_device,
 )
 
 if __name__ == "__main__":

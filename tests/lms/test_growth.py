@@ -14,3 +14,17 @@ def test_a_step_is_planned_again_for_larger_batches(legacy_keras: str) -> None:
     assert eight > 1.8 * four and large > 3.5 * eight, "each planned for its own size"
     said = [text.partition("batches of ")[2] for text in seen["said"]]
     assert said == ["4, and is again for 8", "8, and is again for 32"]
+
+
+@pytest.mark.parametrize(("kind", "legacy_keras"), [("keras", "0"), ("keras", "1"), ("loop", "0")])
+def test_open_lengths_are_planned_for_the_first_batch_and_again_for_a_longer_one(
+    kind: str, legacy_keras: str
+) -> None:
+    pytest.importorskip("tensorflow")
+    seen = run_job("lengths_job.py", kind, TF_USE_LEGACY_KERAS=legacy_keras)
+    assert seen["same"], "other losses or weights than without LMS"
+    assert min(seen["tensors"]) > 2, "what has an open length is swapped"
+    first, *_, longest = seen["needed"]
+    assert longest > 1.6 * first > 0, "and in the planned peaks"
+    (said,) = seen["said"]
+    assert "batches of 32x21 and 32x20, and is again for 32x41 and 32x40" in said

@@ -87,3 +87,16 @@ def test_weights_of_one_shape_decide_shapes_like_weights_of_their_own() -> None:
     shapes = complete_shapes(graph, ShapeHints(batch_size=8))
     assert shapes["once:0"] == (8, 3)
     assert shapes["twice:0"] == shapes["double:0"] == (8, 5)
+
+
+def test_what_an_iterator_gives_takes_the_shapes_of_its_batch_in_turn() -> None:
+    spec = tf.TensorSpec((None, None), tf.float32)
+
+    def step(iterator: Any) -> Any:
+        first, second = next(iterator)
+        return tf.matmul(first, second, transpose_b=True, name="product")
+
+    dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=(spec, spec))
+    graph = tf.function(step).get_concrete_function(iter(dataset)).graph
+    shapes = complete_shapes(graph, ShapeHints(((8, 5), (3, 5)), 8))
+    assert shapes["product:0"] == (8, 3)
