@@ -18,7 +18,7 @@ def run_job(name: str, *arguments: str, **environ: str) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,  # against a job that hangs: nine models take minutes where others keep both cores busy
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
