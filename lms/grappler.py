@@ -60,6 +60,12 @@ class OptimizerSettings:
         tf.config.optimizer.set_experimental_options({ARITHMETIC: on})
 
 
+def merges_equal_ops() -> bool:
+    """Whether functions are run with equal ops merged into one, which belongs to the arithmetic rewrites."""
+    options = tf.config.optimizer.get_experimental_options()
+    return bool(options.get(ARITHMETIC, True)) and not options.get("disable_meta_optimizer", False)
+
+
 def as_planned(config: Any) -> Any:
     """A copy of a session's or the eager context's configuration, without what would undo a plan."""
     changed = config_pb2.ConfigProto()

@@ -20,6 +20,7 @@ from lms.constants import find_constants
 from lms.creation import is_thrown_away
 from lms.device import Device, pending_variable_bytes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
+from lms.equal_terms import settle, undo
 from lms.errors import LMSError, UnreadableError
 from lms.fetches import keep_fetches_apart
 from lms.fitting import pool_bytes
@@ -180,7 +181,13 @@ class Engine:
             GraphError: If it is no order of ops at all.
         """
         with collector_paused():
-            return self._edit(tf_graph, name, hints, call, outputs)
+            edits, settled = None, settle(tf_graph)
+            try:
+                edits = self._edit(tf_graph, name, hints, call, outputs)
+            finally:
+                if edits is None:
+                    undo(settled)
+            return edits
 
     def _edit(
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None, outputs: Any

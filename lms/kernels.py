@@ -6,7 +6,8 @@ edge. So the edges of a plan go round such a group: they lead to gates in front 
 behind it, ops that only pass a tensor on.
 
 Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``DoesOpTypePatternMatch``) and
-``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``) of TensorFlow.
+``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``, ``MinimizeBroadcasts``) of
+TensorFlow.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,8 @@ def _merge(op: Any, reader: Any) -> bool:
     elif kind in SUMS:
         fits = after in SUMS or after in ACTIVATIONS
     elif kind == "Mul":
-        fits = (after == "Mul" and any(map(_is_constant, (*op.inputs, *reader.inputs)))) or (
+        factors = (*op.inputs, *reader.inputs)
+        fits = (after == "Mul" and any(_is_constant(one) or _is_spread(one, reader) for one in factors)) or (
             after == "Sigmoid" and any(map(_is_constant, op.inputs))
         )
     elif kind in NORMALISATIONS:
@@ -123,6 +125,11 @@ def _is_constant(tensor: Any) -> bool:
     while tensor.op.type in ("Cast", "Identity", "Reshape"):
         tensor = tensor.op.inputs[0]
     return bool(tensor.op.type == "Const")
+
+
+def _is_spread(factor: Any, product: Any) -> bool:
+    """Whether a factor is smaller than the product: Grappler multiplies the small ones first."""
+    return not factor.shape.is_compatible_with(product.outputs[0].shape)
 
 
 def _is_free(op: Any) -> bool:

@@ -41,6 +41,9 @@ def swish(x: Any) -> Any:
 def test_a_layer_a_swish_and_a_chain_of_sums_are_groups() -> None:
     assert groups_of(dense) == [["product", "bias", "active"]]
     assert groups_of(swish) == [["gate", "swish"]]
+    scaled = groups_of(lambda x: tf.multiply(tf.multiply(x, x[0], name="inner"), x, name="outer"))
+    assert scaled == [["inner", "outer"]], "the smaller factors come first"
+    assert groups_of(lambda x: tf.multiply(tf.multiply(x, x), x)) == []
     sums = groups_of(lambda x: tf.add(tf.add(x, tf.exp(x), name="inner"), tf.sin(x), name="outer"))
     assert sums == [["inner", "outer"]]
 
