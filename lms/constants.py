@@ -47,8 +47,8 @@ def find_constants(graph: Graph, ops: Sequence[Any]) -> Constants:
         ops: The TensorFlow op of each op of it.
     """
     known = _Known()
-    for op in ops:
-        known.look_at(op)
+    for op, values in zip(ops, graph.ops, strict=True):
+        known.look_at(op, values.type)
     made: set[int] = set()
     nbytes = 0
     for op, values in zip(ops, graph.ops, strict=True):
@@ -71,17 +71,17 @@ class _Known:
         self._uniform: set[Any] = set()
         """Those with one value all over."""
 
-    def look_at(self, op: Any) -> None:
+    def look_at(self, op: Any, op_type: str) -> None:
         """Look at the next op, after all that it reads."""
-        if op.type == "Const":
+        if op_type == "Const":
             self.constant.add(op)
             if op.outputs[0].shape.num_elements() == 1:
                 self._uniform.add(op)
-        elif op.type in FILLED:
+        elif op_type in FILLED:
             if op.outputs[0].shape.is_fully_defined():
                 self.constant.add(op)
                 self._uniform.add(op)
-        elif op.type in SHAPES:
+        elif op_type in SHAPES:
             if all(tensor.shape.is_fully_defined() for tensor in op.inputs):
                 self.constant.add(op)
         elif (read := op.inputs) and all(tensor.op in self.constant for tensor in read):
