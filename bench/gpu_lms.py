@@ -3,13 +3,16 @@
     python bench/gpu_lms.py                          # all models, 8 GiB of the first GPU
     python bench/gpu_lms.py --limit-gib 14 --out gpu.json
     python bench/gpu_lms.py --quick                  # two models, 2 GiB
+    python bench/gpu_lms.py --tf-keras               # tf_keras, whose normalisation is one op
     python bench/gpu_lms.py --device cpu --quick     # without a GPU: checks this script, measures nothing
 
 For each model: the largest batch (or picture) without LMS and with each policy, seconds an image (or pixel,
 or voxel) relative to no LMS at the largest that fits without it, the peak against the plan, the bytes that a
 step moves, as planned and as TensorFlow's profiler saw them, and how much of the copying was hidden behind
 compute. XLA is off throughout, because no swap survives it.
-Each case is a child process. ``docs/measurements.md`` says where this has been run.
+Each case is a child process, 20 to 40 of them a model; at half a minute each (an estimate) that is a quarter
+of an hour. The JSON is written after each model. Nobody else may use the GPU meanwhile: what they leave no
+room for counts as not fitting. ``docs/measurements.md`` says where this has been run.
 """
 
 import argparse
@@ -31,9 +34,9 @@ from models import FULL_LIMIT_MB, ZOOS, Model  # noqa: E402
 
 POLICIES = ("all", "auto", "threshold")
 PROBES = (2, 4)
+"""Two small sizes; the line through their planned peaks says where the search begins."""
 SMALLER = 0.95
 """Of a size that fitted for two steps and not for all that are timed."""
-"""Two small sizes; the line through their planned peaks says where the search begins."""
 QUICK_MODELS = ("resnet50", "unet3d-size")
 QUICK_LIMIT_MB, TINY_LIMIT_MB = 2048, 32
 CHECK = "CPU: a check of the script, no measurement"
@@ -85,7 +88,8 @@ def main() -> int:
             out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     try:
-        document = measure(_setting(options), Runner(timeout_s=options.case_seconds), machine, save)
+        runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
+        document = measure(_setting(options), runner, machine, save)
     except CaseError as error:
         return _refuse(str(error))
     print(render(document))
@@ -99,6 +103,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=ZOOS["full"], help="default: all")
     parser.add_argument("--limit-gib", type=float, help=f"default: {FULL_LIMIT_MB / 1024:g}")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--tf-keras", action="store_true", help="tf_keras in place of Keras 3")
     parser.add_argument("--quick", action="store_true", help="two models, less memory, fewer steps")
     parser.add_argument("--case-seconds", type=float, default=1800.0, help="most that a case may take")
     parser.add_argument("--out", help="file for the JSON document")
@@ -281,6 +286,11 @@ HEADINGS = (
     "hidden, times",
 )
 
+FOOTNOTE = (
+    "time: a unit, against no LMS at its largest; peaks: from the second step on; traced bytes hold the "
+    "training data, too ('-': the profiler saw no GPU, for which it may lack the rights)"
+)
+
 
 def render(document: Found) -> str:
     """The document as text."""
@@ -296,7 +306,7 @@ def render(document: Found) -> str:
         [
             *lines,
             table([HEADINGS, *rows]),
-            "time: a unit, against no LMS at its largest; traced bytes hold the training data, too",
+            FOOTNOTE,
         ]
     )
 
@@ -314,7 +324,7 @@ def _row(result: Found, name: str, found: Found | None) -> tuple[str, ...]:
     if found is None:
         return ("", name, "does not fit", "", target, *[""] * (len(HEADINGS) - 5))
     trace = found["trace"]
-    seen = (trace[f"bytes_{way}"] / trace["steps"] for way in ("out", "in"))
+    seen = [trace[f"bytes_{way}"] / trace["steps"] for way in ("out", "in")] if trace else [0.0, 0.0]
     return (
         "",
         name,
@@ -325,7 +335,7 @@ def _row(result: Found, name: str, found: Found | None) -> tuple[str, ...]:
         f"{found['measured_peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}",
         _gib(found["bytes_out"], found["bytes_in"]),
         _gib(*seen),
-        _share(trace["share"]),
+        _share(trace["share"] if trace else None),
         _share(found["hidden_by_time"]),
     )
 

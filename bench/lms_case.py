@@ -70,11 +70,12 @@ def train(case: Case) -> dict[str, Any]:
     entry = ZOOS[case.zoo][case.model]
     model = _compiled(tf.keras, entry, entry.input_shape(case.units))
     random = np.random.RandomState(0)
-    images = tf.constant(random.rand(*entry.input_shape(case.units)).astype("f"))
-    labels = tf.constant(random.randint(0, 4, (images.shape[0], *model.output_shape[1:-1])))
+    with tf.device(CPU):  # what every step copies to the device need not lie there all the time as well
+        images = tf.constant(random.rand(*entry.input_shape(case.units)).astype("f"))
+        labels = tf.constant(random.randint(0, 4, (images.shape[0], *model.output_shape[1:-1])))
     steps = 1_000_000 if case.paced else case.steps
     data = tf.data.Dataset.from_tensors((images, labels)).repeat()
-    clock = _clock(tf, case.paced)
+    clock = _clock(tf, case)
     tf.config.experimental.reset_memory_stats(case.device)
     model.fit(data, epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[clock])
     seen = {
@@ -116,7 +117,7 @@ def _compiled(keras: Any, entry: Model, shape: tuple[int, ...]) -> Any:
     return model
 
 
-def _clock(tf: Any, paced: bool) -> Any:
+def _clock(tf: Any, case: Case) -> Any:
     class Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +129,10 @@ def _clock(tf: Any, paced: bool) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             tf.test.experimental.sync_devices()
             self.steps_s.append(time.perf_counter() - self.started)
-            if paced:
+            if case.device == GPU and len(self.steps_s) == 1:
+                # cuDNN has tried its algorithms, some with much scratch memory
+                tf.config.experimental.reset_memory_stats(GPU)
+            if case.paced:
                 print(json.dumps({"step_s": self.steps_s[-1]}), flush=True)
                 self.model.stop_training = not sys.stdin.readline()
 
@@ -157,8 +161,11 @@ def _planned(report: Any, steps: int) -> dict[str, Any]:
     }
 
 
-def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any]:
-    """Run under TensorFlow's profiler; what copied and what computed when, as far as the trace tells."""
+def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any] | None:
+    """Run under TensorFlow's profiler; what copied and what computed when, as far as the trace tells.
+
+    Nothing where there is a GPU and the trace does not show it: the profiler may lack the rights.
+    """
     from lms_trace import overlap_of, read_space
 
     with tempfile.TemporaryDirectory(prefix="lmsrun-trace-") as directory:
@@ -169,6 +176,8 @@ def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any]:
         finally:
             tf.profiler.experimental.stop()
         found = overlap_of(read_space(directory))
+    if case.device == GPU and found.source != "GPU":
+        return None
     return dataclasses.asdict(found) | {"share": found.share, "steps": case.trace_steps}
 
 
@@ -188,8 +197,10 @@ def measure_copies(case: Case) -> dict[str, Any]:
     def back(held: Any, like: Any, name: str) -> Any:
         return transport.swap_in(held, like, like.device, name)
 
-    def last(tensor: Any) -> Any:
-        return tf.reshape(tensor, [-1])[-1]
+    def last(tensor: Any, device: str) -> Any:
+        # An op on the GPU that reads what lies on the host would have all of it copied back.
+        with tf.device(device):
+            return tf.reshape(tensor, [-1])[-1]
 
     with tf.device(case.device):
         one, two = (tf.random.normal((case.copy_mb * MIB // 4,)) for _ in range(2))
@@ -198,13 +209,13 @@ def measure_copies(case: Case) -> dict[str, Any]:
     def outward() -> Any:
         with tf.device(case.device):
             value = tf.identity(one)
-        return last(out(value, "out"))
+        return last(out(value, "out"), CPU)
 
     @tf.function
     def there_and_back() -> Any:
         with tf.device(case.device):
             value = tf.identity(one)
-        return last(back(out(value, "out"), value, "in"))
+        return last(back(out(value, "out"), value, "in"), case.device)
 
     @tf.function
     def crossing() -> Any:
@@ -213,7 +224,7 @@ def measure_copies(case: Case) -> dict[str, Any]:
         first = out(value, "out")
         with tf.control_dependencies([first]):
             second = out(other, "out_too")
-        return last(back(first, value, "in")) + last(second)
+        return last(back(first, value, "in"), case.device) + last(second, CPU)
 
     out_s, round_s, crossing_s = (_best_seconds(tf, f) for f in (outward, there_and_back, crossing))
     nbytes = case.copy_mb * MIB

@@ -27,7 +27,8 @@ OUT_OF_MEMORY = (
     "No algorithm worked",  # a convolution on a GPU without room for its scratch
 )
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-"""How the CPU device's kernels end a process when an allocation fails. Any other signal came from outside."""
+"""How the CPU device's kernels end a process when an allocation fails; with a GPU these are faults. Any other
+signal came from outside."""
 
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]
@@ -94,14 +95,15 @@ def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
     if code == 0:
         found: Found = json.loads(output.splitlines()[-1])
         return found
-    if ran_out(code, errors):
+    if ran_out(code, errors, case.device):
         return None
     raise CaseError(f"{told(case)} ended with {code}:\n{errors[-2000:]}")
 
 
-def ran_out(code: int, errors: str) -> bool:
-    """Whether a process that ended with ``code`` had no device memory left."""
-    return -code in CRASHES or (code > 0 and any(sign in errors for sign in OUT_OF_MEMORY))
+def ran_out(code: int, errors: str, device: str = CPU) -> bool:
+    """Whether a process that ended with ``code`` had no memory left on ``device``."""
+    crashed = -code in CRASHES and device == CPU
+    return crashed or (code > 0 and any(sign in errors for sign in OUT_OF_MEMORY))
 
 
 class Paced:
@@ -182,7 +184,7 @@ class Paced:
             raise CaseError(f"{told(self._case)}: no step within {self._timeout_s:.0f} s")
         self._errors.seek(0)
         errors = self._errors.read()
-        kind = OutOfMemoryError if ran_out(code, errors) else CaseError
+        kind = OutOfMemoryError if ran_out(code, errors, self._case.device) else CaseError
         raise kind(f"{told(self._case)} ended with {code} in mid-run:\n{errors[-1000:]}")
 
 

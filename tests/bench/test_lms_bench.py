@@ -253,6 +253,10 @@ def test_the_table_of_a_gpu(bench_path: None) -> None:
         hidden,
     ]
     assert columns.split()[:3] == ["model", "policy", "units"]
+    for found in filter(None, result["runs"].values()):
+        found["trace"] = None
+    unseen = gpu_lms.render(document).splitlines()[4]
+    assert gib in unseen and "0.50 / 1.00" not in unseen and "75%" not in unseen
 
 
 def test_a_size_that_fits_for_two_steps_only_is_not_the_one_that_is_timed(bench_path: None) -> None:
@@ -360,6 +364,11 @@ def test_running_out_of_memory_for_ever_ends_the_row(
 )
 def test_what_counts_as_out_of_memory(children: ModuleType, code: int, errors: str, memory: bool) -> None:
     assert children.ran_out(code, errors) == memory
+
+
+def test_a_crash_beside_a_gpu_is_a_fault(children: ModuleType) -> None:
+    assert not children.ran_out(-6, "F gpu_util.cc: GPU->CPU Memcpy failed", "GPU:0")
+    assert children.ran_out(1, "ResourceExhaustedError: OOM", "GPU:0")
 
 
 def entry() -> dict[str, Any]:
