@@ -78,15 +78,15 @@ def gpu_limit(list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_loc
     return next((int(one.memory_limit) for one in found if one.device_type == "GPU"), None)
 
 
-def pending_variable_bytes(func_graph: Any) -> int:
-    """Bytes of the variables a graph uses that are made only later (in a session's graph: all of them)."""
+def pending_variable_sizes(func_graph: Any) -> list[int]:
+    """Bytes of each variable a graph uses that is made only later (in a session's graph: of all of them)."""
     if not hasattr(func_graph, "variables"):
         made_later = func_graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-        return sum(static_bytes(variable.shape, variable.dtype.base_dtype) for variable in made_later)
-    total = 0
+        return [static_bytes(variable.shape, variable.dtype.base_dtype) for variable in made_later]
+    sizes = []
     for variable in func_graph.variables:
         with tf.init_scope():
             made = variable.is_initialized() if tf.executing_eagerly() else True
         if tf.is_tensor(made) and hasattr(made, "numpy") and not bool(made.numpy()):
-            total += static_bytes(variable.shape, variable.dtype)
-    return total
+            sizes.append(static_bytes(variable.shape, variable.dtype))
+    return sizes

@@ -18,7 +18,7 @@ from lms.batches import Feeder
 from lms.config import LMSConfig
 from lms.constants import find_constants
 from lms.creation import is_thrown_away
-from lms.device import Device, pending_variable_bytes, read_device
+from lms.device import Device, pending_variable_sizes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.equal_terms import settle, undo
 from lms.errors import LMSError, UnreadableError
@@ -208,7 +208,8 @@ class Engine:
         give_own_memory(tf_graph)
         in_use, _ = self.device.memory() or (0, 0)
         fusion = self.fusion.pending_bytes(tf_graph, device_type, in_use)
-        base = in_use + pending_variable_bytes(tf_graph) + fusion + constants.nbytes
+        pending = pending_variable_sizes(tf_graph)
+        base = in_use + sum(pending) + fusion + constants.nbytes
         base += layout.reserve_bytes(view)
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
@@ -223,7 +224,7 @@ class Engine:
             self.transport.require_room(made.bytes_out)
             edits = rewrite(tf_graph, view, made, self.transport, decided.relocation)
             layout.settle(self.optimizer)
-            self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name)
+            self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name, pending)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)
         timed = replace(stats, edit_s=time.perf_counter() - started)

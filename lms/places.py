@@ -1,6 +1,7 @@
 """Files and folders that a user names, looked at before any work depends on them."""
 
 import os
+import stat
 from pathlib import Path
 
 from lms.errors import PlaceError
@@ -42,6 +43,8 @@ def _why_no_file(path: Path) -> str:
     if os.path.isdir(path):
         return "it is a folder"
     if os.path.exists(path):
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            return "it is a pipe, which waits for somebody to read it"
         return "" if os.access(path, os.W_OK) else "it cannot be changed"
     return _why_no_folder(path.parent)
 

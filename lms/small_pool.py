@@ -10,10 +10,14 @@ first of the two, that chunk is the room, once the first is freed. If none was t
 found one either, and lies right behind the first.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+from lms.demand import SMALL_BYTES
+from lms.liveness import round_up
 
 FLOAT_BYTES = 4
 
@@ -23,14 +27,22 @@ class SmallPool:
 
     def __init__(self) -> None:
         self._guard: Any = None
-        self._nbytes = 0
+        self.nbytes = 0
+        """What it has for them; 0 where there is none."""
 
-    def make(self, nbytes: int, device: str) -> None:
+    def make(self, nbytes: int, device: str, pending: Iterable[int] = ()) -> None:
         """Have a free chunk of ``nbytes`` on ``device``, unless there is one or no room for it.
 
-        What kept a smaller one apart goes then.
+        What kept a smaller one apart goes then. A session's memory is of the same allocator.
+
+        Args:
+            nbytes: The size; 0 where no room is wanted.
+            device: The device's name.
+            pending: Bytes of each variable that is made only later: small ones will lie there for good.
         """
-        if nbytes <= self._nbytes or not tf.compat.v1.executing_eagerly_outside_functions():
+        if nbytes:
+            nbytes += sum(round_up(size) for size in pending if size <= SMALL_BYTES)
+        if nbytes <= self.nbytes:
             return
         with context.eager_mode(), tf.device(device):
             try:
@@ -38,4 +50,4 @@ class SmallPool:
             except tf.errors.ResourceExhaustedError:
                 return
             del room
-        self._guard, self._nbytes = guard, nbytes
+        self._guard, self.nbytes = guard, nbytes

@@ -1,6 +1,6 @@
 """A small buffer is allocated behind a large one that then goes; prints as JSON whether a larger one fits.
 
-    python small_pool_job.py BYTES...
+    python small_pool_job.py eager|session BYTES...
 
 The room for small buffers is asked for with each of these sizes in turn.
 """
@@ -14,6 +14,7 @@ from typing import Any
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import tensorflow as tf  # noqa: E402
+from tensorflow.python.eager import context  # noqa: E402
 
 from lms.small_pool import SmallPool  # noqa: E402
 
@@ -25,13 +26,17 @@ def in_use() -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
 
 
-def main(sizes: Sequence[int]) -> dict[str, Any]:
+def main(where: str, sizes: Sequence[int]) -> dict[str, Any]:
     """Of 64 MiB the small one leaves 25 and 34, unless it has room of its own."""
-    tf.zeros((60 * MIB // 4,))  # so that all of it is one region
+    if where == "session":
+        tf.compat.v1.disable_eager_execution()  # but where it is asked for; the allocator is the same
+    with context.eager_mode():
+        tf.zeros((60 * MIB // 4,))  # so that all of it is one region
     pool, before = SmallPool(), in_use()
     for pool_bytes in sizes:
         pool.make(pool_bytes, "CPU:0")
-    return {"kept_bytes": in_use() - before, "fits": fits()}
+    with context.eager_mode():
+        return {"kept_bytes": in_use() - before, "fits": fits()}
 
 
 def fits() -> bool:
@@ -46,4 +51,4 @@ def fits() -> bool:
     return bool(larger[0] == small[0])
 
 
-print(json.dumps(main([int(size) for size in sys.argv[1:]])))
+print(json.dumps(main(sys.argv[1], [int(size) for size in sys.argv[2:]])))

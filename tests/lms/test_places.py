@@ -29,6 +29,12 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
         require_folder(tmp_path / "file", "store_dir")
 
 
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "steps.csv")
+    with pytest.raises(PlaceError, match="it is a pipe, which waits for somebody to read it; needed in"):
+        require_file(tmp_path / "steps.csv", "stats_file")
+
+
 def test_what_may_not_be_written_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "old.csv").touch()
     monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root, who may do anything

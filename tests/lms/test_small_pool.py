@@ -16,13 +16,14 @@ def demand(small: int = KIB) -> Demand:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("where", ["eager", "session"])
 @pytest.mark.parametrize("sizes, fits", [((), False), ((4 * MIB,), True), ((2 * MIB, MIB, 4 * MIB), True)])
 def test_a_small_buffer_does_not_part_the_memory_where_it_has_room_of_its_own(
-    sizes: tuple[int, ...], fits: bool
+    sizes: tuple[int, ...], fits: bool, where: str
 ) -> None:
     pytest.importorskip("tensorflow")
     bfc = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
-    seen = run_job("small_pool_job.py", *map(str, sizes), **bfc)
+    seen = run_job("small_pool_job.py", where, *map(str, sizes), **bfc)
     assert seen["fits"] is fits
     assert seen["kept_bytes"] == max(sizes, default=0), "what keeps the largest one apart, and no more"
 
@@ -38,3 +39,16 @@ def test_the_room_is_that_of_the_small_buffers_at_once_and_never_a_large_part() 
     assert small_pool_bytes(demand(small=SMALL_BYTES + 1), 64 * MIB) == 0
     many = Demand(tuple(Residency(tensor, SMALL_BYTES, 0, 9) for tensor in range(200)))
     assert small_pool_bytes(many, 64 * MIB) == MIB
+
+
+@pytest.mark.tensorflow
+def test_small_variables_that_are_made_later_do_not_fill_it() -> None:
+    """A session's are made after the edit; large ones find their place elsewhere."""
+    pytest.importorskip("tensorflow")
+    from lms.small_pool import SmallPool
+
+    pool = SmallPool()
+    pool.make(MIB, "CPU:0", [SMALL_BYTES, 100, MIB])
+    assert pool.nbytes == MIB + SMALL_BYTES + 256
+    pool.make(0, "CPU:0", [SMALL_BYTES])
+    assert SmallPool().nbytes == 0
