@@ -3,13 +3,14 @@
 Grappler works out what depends on nothing but constants, shapes among them, and zeros and ones of a known
 shape. Each such result becomes a constant of the optimized graph, which its kernel holds: on the device
 before the step begins and after it. With logits for every voxel of an image these are several times the
-logits: the loss of a 3D U-Net kept five tensors of their size.
+logits: the loss of a 3D U-Net kept five tensors of their size. Equal ones become one constant: the gradients
+of six sums over equal shapes are one tensor of ones.
 
 Sources: ``ConstantFolding::IsFoldable``, ``IsZerosLike``, ``IsOnesLike`` and ``CreateNodeDef`` in
-constant_folding.cc of TensorFlow.
+constant_folding.cc, ``DedupComputations`` in arithmetic_optimizer.cc of TensorFlow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,9 @@ VALUE_SLOTS = {"BroadcastTo": 0, "ExpandDims": 0, "Fill": 1, "Reshape": 0, "Sque
 
 SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 """What they make is known where the shape is."""
+
+WORTH_BYTES = 4 << 10
+"""Equal ones of less are counted each: to find that they are equal takes longer than they take room."""
 
 LARGEST_BYTES = 100 << 10
 """``kMaxConstantSize``: a larger result with more than one value is left to the step."""
@@ -51,11 +55,17 @@ def find_constants(graph: Graph, ops: Sequence[Any]) -> Constants:
         known.look_at(op, values.type)
     made: set[int] = set()
     nbytes = 0
+    counted: set[Hashable] = set()
     for op, values in zip(ops, graph.ops, strict=True):
-        if op in known.constant:
-            made.update(values.outputs)
-            if any(reader not in known.constant for tensor in op.outputs for reader in tensor.consumers()):
-                nbytes += sum(round_up(graph.tensors[tensor].nbytes or 0) for tensor in values.outputs)
+        if op not in known.constant:
+            continue
+        made.update(values.outputs)
+        if all(reader in known.constant for tensor in op.outputs for reader in tensor.consumers()):
+            continue
+        size = sum(round_up(graph.tensors[tensor].nbytes or 0) for tensor in values.outputs)
+        what: Hashable = known.what(op) if size >= WORTH_BYTES else op
+        nbytes += size if what not in counted else 0
+        counted.add(what)
     tensors = tuple(
         replace(tensor, outside=True) if tensor.id in made and not tensor.outside else tensor
         for tensor in graph.tensors
@@ -70,6 +80,40 @@ class _Known:
         self.constant: set[Any] = set()
         self._uniform: set[Any] = set()
         """Those with one value all over."""
+        self._what: dict[Any, tuple[Hashable, Hashable]] = {}
+
+    def what(self, op: Any) -> Hashable:
+        """Two ops of which this is equal have the same results: shapes, and values as they are made."""
+        pending = [op]
+        while pending:
+            one = pending[-1]
+            missing = [tensor.op for tensor in self._operands(one) if tensor.op not in self._what]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            self._what[one] = self._say(one)
+        return self._what[op]
+
+    def _operands(self, op: Any) -> Sequence[Any]:
+        """What decides an op's result beside its type and the shapes of what it reads."""
+        if op.type in FILLED or op.type in SHAPES:
+            return ()
+        if op in self._uniform and op.type in VALUE_SLOTS:
+            return (op.inputs[VALUE_SLOTS[op.type]],)
+        return tuple(op.inputs)
+
+    def _say(self, op: Any) -> tuple[Hashable, Hashable]:
+        """The kind of an op's results, and their values."""
+        kind = tuple((tensor.dtype, tuple(tensor.shape.as_list())) for tensor in op.outputs)
+        operands = self._operands(op)
+        if op in self._uniform and op.type in VALUE_SLOTS:
+            return kind, self._what[operands[0].op][1]
+        if op.type in SHAPES:
+            return kind, (op.type, tuple(tuple(tensor.shape.as_list()) for tensor in op.inputs))
+        attrs = sorted(op.node_def.attr.items()) if op.type not in FILLED else ()
+        said = tuple((name, value.SerializeToString()) for name, value in attrs if not name.startswith("_"))
+        return kind, (op.type, said, tuple((it.value_index, self._what[it.op]) for it in operands))
 
     def look_at(self, op: Any, op_type: str) -> None:
         """Look at the next op, after all that it reads."""

@@ -57,3 +57,23 @@ def test_random_numbers_are_no_constants() -> None:
     nbytes, left = constants_of(lambda x: x + tf.random.uniform(ROWS, name="random"))
     assert nbytes == 0
     assert any(name.startswith("random") for name in left)
+
+
+def test_equal_constants_are_one() -> None:
+    def step(x: Any) -> Any:
+        ones, twos, others = (tf.fill(tf.shape(x), value) for value in (1.0, 2.0, 1.0))
+        again = tf.tile(tf.reshape(tf.constant(1.0), (1, 1)), ROWS)
+        return (tf.sqrt(x) + ones) * twos + tf.square(x) * others - x / again
+
+    assert constants_of(step)[0] == 2 * NBYTES, "ones and twos"
+
+
+def test_constants_that_differ_in_an_attribute_alone_are_two() -> None:
+    def step(x: Any) -> Any:
+        small = tf.reshape(tf.range(32.0 * 32), (32, 32))
+        turned, straight = (tf.matmul(small, small, transpose_a=flag) for flag in (True, False))
+        return x[:32, :32] + turned, x[:32, :32] + straight, x[32:, :32] + straight
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec(ROWS, tf.float32))
+    view = read_graph(traced.graph, "CPU")
+    assert find_constants(view.graph, view.ops).nbytes // 4096 == 2
