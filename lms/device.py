@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
@@ -13,6 +13,10 @@ from lms.shapes import static_bytes
 MIB = 1 << 20
 CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 """With the first true the CPU device gets an allocator with a hard limit, the second in MiB."""
+
+NO_ALGORITHM = "No algorithm worked!"
+NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
+"""In what cuDNN's algorithms say of a failure: there was no scratch memory for them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ def gpu_limit(list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_loc
     """
     found = list_devices(context.context().config)
     return next((int(one.memory_limit) for one in found if one.device_type == "GPU"), None)
+
+
+def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
+    """Whether a step failed for want of memory: none for a tensor, or for any of cuDNN's algorithms.
+
+    The second is a ``NotFoundError`` that lists why each of them failed (``BestCudnnConvAlgorithm``).
+    """
+    if isinstance(error, tf.errors.NotFoundError):
+        return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
+    return isinstance(error, tf.errors.ResourceExhaustedError)
 
 
 def pending_variable_sizes(func_graph: Any) -> list[int]:

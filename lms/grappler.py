@@ -1,6 +1,6 @@
 """What of TensorFlow's graph optimizer must be off while LMS plans memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -74,3 +74,17 @@ def as_planned(config: Any) -> Any:
     rewrite = changed.graph_options.rewrite_options
     rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     return changed
+
+
+def doubtful_options() -> Iterator[str]:
+    """What of TensorFlow's own options works against a plan, and the remedy."""
+    if tf.config.optimizer.get_jit():
+        yield (
+            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps "
+            "away; switch it off with tf.config.optimizer.set_jit(False)"
+        )
+    if tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"):
+        yield (
+            "auto_mixed_precision is on: it turns tensors of half precision into float32 before they are "
+            "swapped, twice the bytes; use tf.keras.mixed_precision in its place"
+        )

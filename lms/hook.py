@@ -18,7 +18,7 @@ from lms.batches import Feeder
 from lms.config import LMSConfig
 from lms.constants import find_constants
 from lms.creation import is_thrown_away
-from lms.device import Device, pending_variable_sizes, read_device
+from lms.device import Device, is_out_of_memory, pending_variable_sizes, read_device
 from lms.enable import LMSWarning, tensorflow_is_initialised
 from lms.equal_terms import settle, undo
 from lms.errors import LMSError, UnreadableError
@@ -26,7 +26,7 @@ from lms.fetches import keep_fetches_apart
 from lms.fitting import pool_bytes
 from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
-from lms.grappler import OptimizerSettings
+from lms.grappler import OptimizerSettings, doubtful_options
 from lms.growth import Growth
 from lms.guards import collector_paused, readable_or_left_alone
 from lms.host_reads import Decision, decide
@@ -297,7 +297,7 @@ class Engine:
                 return once() if log is None else log.run(function, function._name, once)
             except tf.errors.OpError as error:
                 failure = call.feed.failure or error
-                if not isinstance(failure, tf.errors.ResourceExhaustedError) or FULL_STORE in failure.message:
+                if not is_out_of_memory(failure) or FULL_STORE in failure.message:
                     raise failure from None
                 if not self.rescue.prepare():
                     raise self._explained(failure) from error
@@ -393,11 +393,8 @@ def install(config: LMSConfig) -> None:
 def _start(engine: Engine) -> None:
     if engine.config.debug:
         _log_everything()
-    if tf.config.optimizer.get_jit():
-        engine.warn(
-            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps "
-            "away; switch it off with tf.config.optimizer.set_jit(False)"
-        )
+    for text in doubtful_options():
+        engine.warn(text)
     engine.watch.install()
     engine.sessions.install()
     engine.batch_sizes.install()

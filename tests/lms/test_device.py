@@ -1,0 +1,63 @@
+"""The device whose memory is planned."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> None:
+    """Another one would start every GPU of the machine."""
+    pytest.importorskip("tensorflow")
+    from tensorflow.python.eager import context
+
+    from lms.device import gpu_limit
+
+    asked: list[Any] = []
+
+    def list_devices(config: Any) -> list[Any]:
+        asked.append(config)
+        kinds = (("CPU", 1), ("GPU", 20), ("GPU", 30))
+        return [SimpleNamespace(device_type=kind, memory_limit=limit) for kind, limit in kinds]
+
+    assert gpu_limit(list_devices) == 20
+    assert asked == [context.context().config]
+    assert gpu_limit() is None, "there is none here"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "memory"),
+    [
+        ("ResourceExhaustedError", "OOM when allocating tensor", True),
+        (
+            "NotFoundError",
+            "No algorithm worked!  Error messages:\n  engine 1: RESOURCE_EXHAUSTED",
+            True,
+        ),
+        ("NotFoundError", "No algorithm worked!  Error messages:\n  CUDNN_STATUS_NOT_SUPPORTED", False),
+        ("NotFoundError", "Resource does not exist", False),
+        ("InvalidArgumentError", "RESOURCE_EXHAUSTED", False),
+    ],
+)
+def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.device import is_out_of_memory
+
+    assert is_out_of_memory(getattr(tf.errors, kind)(None, None, text)) == memory
+
+
+def test_options_that_work_against_a_plan_are_told() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.grappler import doubtful_options
+
+    assert not list(doubtful_options())
+    tf.config.optimizer.set_jit(True)
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+    try:
+        clustering, precision = doubtful_options()
+    finally:
+        tf.config.optimizer.set_jit(False)
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
+    assert "set_jit(False)" in clustering and "tf.keras.mixed_precision" in precision
