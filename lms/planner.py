@@ -8,7 +8,7 @@ from lms.config import LMSConfig, levels_named
 from lms.costs import Costs
 from lms.eligibility import UNKNOWN_SIZE, judge
 from lms.graph import Graph
-from lms.liveness import Buffers, timeline
+from lms.liveness import Buffers
 from lms.policies.budget import fit, memory_with
 from lms.policies.least import SHORTEST, plan_all
 from lms.policies.threshold import plan_threshold, rule_of, uses_first_generation
@@ -52,7 +52,7 @@ class Case:
         verdict = judge(buffers, config.min_tensor_bytes, floating, big)
         orders = (range(len(graph.ops)), frugal_order(buffers, big, floating))
         given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
-        before = timeline(buffers, executor_order(graph)).peak_bytes
+        before = buffers.timeline(executor_order(graph), ()).peak_bytes
         return cls(buffers, big, verdict.rejected, given, frugal, before, costs)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lms.graph import Use
-from lms.liveness import Buffers, Timeline, timeline
+from lms.liveness import Buffers, Timeline
 from lms.serialize import serial_edges
 from lms.swap_plan import SerialEdge, Swap, SwapIn
 
@@ -97,7 +97,7 @@ class Schedule:
     @cached_property
     def timeline(self) -> Timeline:
         """The memory without any swap."""
-        return timeline(self.buffers, self.order)
+        return self.buffers.timeline(self.order, ())
 
     @cached_property
     def memory(self) -> tuple[int, ...]:
