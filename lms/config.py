@@ -24,6 +24,24 @@ CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
 ENV_PREFIX = "LMS_"
+FIRST_RULES = (
+    "n_tensors",
+    "lb",
+    "ub",
+    "ctrld_strategy",
+    "fuse_swapins",
+    "swap_branches",
+    "branch_threshold",
+)
+SECOND_RULES = (
+    "swapout_threshold",
+    "swapin_groupby",
+    "swapin_ahead",
+    "sync_mode",
+    "serialization",
+    "serialization_by_size",
+)
+"""The fields that are rules of one of IBM's generations; policy ``threshold`` alone goes by them."""
 CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
 KUBERNETES_SERVICE = re.compile(
@@ -118,6 +136,12 @@ class LMSConfig:
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
     batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
     min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)
+    bandwidth_gb_s: float | None = _option(
+        None,
+        "GB/s of a copy between device and host, each way; 0: measured before the first plan; "
+        "None: as known of the GPU's generation",
+        low=0,
+    )
     exclude_bytes: int = _option(0, "device bytes to leave free for others", low=0)
     transport: Transport = _option("auto", "where swapped bytes go: device, host, file or numpy")
     store_dir: str | None = _option(None, "directory on a local disk for a further tier", env="LMS_STORE")
@@ -260,6 +284,10 @@ class LMSConfig:
         return "\n".join(lines) + "\n"
 
 
+DEFAULTS: Mapping[str, Any] = {declared.name: declared.default for declared in fields(LMSConfig)}
+"""The default of each field."""
+
+
 def doubtful_variables(environ: Iterable[str]) -> list[str]:
     """A warning for each ``LMS_*`` variable that LMS does not know: others may own such names, so no more.
 
@@ -272,6 +300,18 @@ def doubtful_variables(environ: Iterable[str]) -> list[str]:
         for name in sorted(environ)
         if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_SERVICE.search(name)
     ]
+
+
+def without_rules(config: LMSConfig, names: Iterable[str]) -> LMSConfig:
+    """``config`` with the defaults of these fields, such as ``FIRST_RULES``."""
+    return dataclasses.replace(config, **{name: DEFAULTS[name] for name in names})
+
+
+def idle_rules(config: LMSConfig) -> list[str]:
+    """The fields of IBM's rules that ``config`` sets and its policy does not look at."""
+    if config.policy == "threshold":
+        return []
+    return [name for name in (*FIRST_RULES, *SECOND_RULES) if getattr(config, name) != DEFAULTS[name]]
 
 
 def levels_named(text: str) -> slice:

@@ -6,14 +6,67 @@ scopes; else it is of the second.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from lms.config import LMSConfig, Policy
+from lms.config import DEFAULTS, FIRST_RULES, SECOND_RULES, LMSConfig, without_rules
 from lms.errors import LMSArgumentError
 
 MEMORY_RATIO = "TF_LMS_SIMULATOR_MEM_RATIO"
 """The share of the device that the second generation's tuner planned for."""
+
+FIRST = (
+    "optimizer_scopes",
+    "graph",
+    "starting_scope",
+    "starting_op_names",
+    "excl_scopes",
+    "incl_scopes",
+    "excl_types",
+    "incl_types",
+    "lb",
+    "ub",
+    "n_tensors",
+    "fuse_swapins",
+    "ctrld_strategy",
+    "swap_branches",
+    "branch_threshold",
+    "debug",
+    "debug_level",
+    "cpu_device",
+)
+"""The parameters of ``LMS`` 0.1 in their order; their defaults are those of the same fields of LMSConfig."""
+
+SECOND = (
+    "swapout_threshold",
+    "swapin_groupby",
+    "swapin_ahead",
+    "sync_mode",
+    "serialization",
+    "serialization_by_size",
+    "debug",
+    "debug_level",
+    "cpu_device",
+    "gpu_device",
+)
+"""The same of ``LMS`` 2.0."""
+
+SHOWN_FIRST = (
+    "n_tensors",
+    "lb",
+    "ub",
+    "ctrld_strategy",
+    "fuse_swapins",
+    "swap_branches",
+    "branch_threshold",
+)
+SHOWN_SECOND = SECOND[:6]
+"""What each generation logged when it began."""
+
+SETS = frozenset(
+    {"optimizer_scopes", "starting_op_names", "excl_scopes", "incl_scopes", "excl_types", "incl_types"}
+)
+"""Parameters that are sets of names."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +76,14 @@ class Request:
     generation: Literal[1, 2]
     config: LMSConfig
     shown: Mapping[str, object]
-    """What is logged when editing starts, as the script gave it."""
+    """What is logged when editing starts: the parameters in force."""
     graph: Any = None
 
 
 def parse_call(args: tuple[Any, ...], keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Request:
-    """Read the arguments of ``LMS(...)``; what no parameter of it says is as the ``LMS_*`` variables have it.
+    """Read the arguments of ``LMS(...)``; what the call leaves out is as the ``LMS_*`` variables have it.
+
+    The variables of the other generation's rules are put aside: one generation's rules are in force.
 
     Raises:
         TypeError: For parameters that no generation had, or that belong to different ones.
@@ -36,125 +91,79 @@ def parse_call(args: tuple[Any, ...], keywords: Mapping[str, Any], environ: Mapp
         ConfigError: If a number is outside what its parameter allows.
     """
     base = replace(LMSConfig.from_env(environ), enabled=True, mode="graph")
-    if not is_first_generation(args, keywords):
-        return _second(base, environ, *args, **keywords)
-    if not args and "optimizer_scopes" not in keywords:
-        keywords = {"optimizer_scopes": (), **keywords}
-    return _first(base, *args, **keywords)
+    if is_first_generation(args, keywords):
+        return _first(base, _given("0.1", FIRST, args, keywords))
+    return _second(base, environ, _given("2.0", SECOND, args, keywords))
 
 
 def is_first_generation(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
     """Whether these are arguments of ``LMS`` 0.1."""
-    own = inspect.signature(_first).parameters.keys() - inspect.signature(_second).parameters.keys()
+    own = set(FIRST).difference(SECOND)
     return bool(own.intersection(keywords)) or bool(args and not isinstance(args[0], int))
 
 
-def _first(
-    base: LMSConfig,
-    optimizer_scopes: Iterable[str],
-    graph: Any = None,
-    starting_scope: str | None = None,
-    starting_op_names: Iterable[str] | None = None,
-    excl_scopes: Iterable[str] = (),
-    incl_scopes: Iterable[str] = (),
-    excl_types: Iterable[str] = (),
-    incl_types: Iterable[str] = (),
-    lb: int = 1,
-    ub: int = 10000,
-    n_tensors: int = -1,
-    fuse_swapins: bool = False,
-    ctrld_strategy: Any = "chain_rule",
-    swap_branches: bool = False,
-    branch_threshold: int = 0,
-    debug: bool = False,
-    debug_level: int = 1,
-    cpu_device: str = "/cpu:0",
-) -> Request:
-    scopes = names_of(optimizer_scopes)
-    if not scopes:
+def _given(
+    version: str, names: Iterable[str], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by their names.
+
+    Raises:
+        TypeError: If there is no such parameter, or one is given twice.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names])
+    try:
+        given = signature.bind(*args, **keywords).arguments
+    except TypeError as error:
+        raise TypeError(f"LMS() of version {version}: {error}; it has {', '.join(names)}") from None
+    _require_host(given.get("cpu_device", "/cpu:0"))
+    return given
+
+
+def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that are fields of LMSConfig, as it has them."""
+    known = {declared.name for declared in fields(LMSConfig)}
+    return {
+        name: names_of(value) if name in SETS else value for name, value in given.items() if name in known
+    }
+
+
+def _first(base: LMSConfig, given: Mapping[str, Any]) -> Request:
+    config = replace(without_rules(base, SECOND_RULES), policy="threshold", **_fields(given))
+    if not config.optimizer_scopes:
         raise LMSArgumentError(
             "no optimizer scope is given; needed the name scopes under which the optimizer makes its "
             "gradients, as in LMS({'adam_optimizer'})"
         )
-    _require_host(cpu_device)
-    config = replace(
-        base,
-        policy="threshold",
-        lb=lb,
-        ub=ub,
-        n_tensors=n_tensors,
-        fuse_swapins=fuse_swapins,
-        ctrld_strategy=ctrld_strategy,
-        swap_branches=swap_branches,
+    shown: dict[str, object] = {name: getattr(config, name) for name in SHOWN_FIRST}
+    if config.n_tensors < 0:
+        shown["n_tensors"] = "all tensors"
+    if not config.swap_branches:
         # Decides nothing without swap_branches; not being the default, it says whose rules apply.
-        branch_threshold=branch_threshold if swap_branches else max(1, branch_threshold),
-        optimizer_scopes=scopes,
-        starting_scope=starting_scope,
-        starting_op_names=names_of(starting_op_names or ()),
-        excl_scopes=names_of(excl_scopes),
-        incl_scopes=names_of(incl_scopes),
-        excl_types=names_of(excl_types),
-        incl_types=names_of(incl_types),
-        debug=debug,
-    )
-    shown = {
-        "n_tensors": "all tensors" if n_tensors < 0 else n_tensors,
-        "lb": lb,
-        "ub": ub,
-        "ctrld_strategy": ctrld_strategy,
-        "fuse_swapins": fuse_swapins,
-        "swap_branches": swap_branches,
-        "branch_threshold": branch_threshold,
-    }
-    return Request(1, config, shown, graph)
+        config = replace(config, branch_threshold=max(1, config.branch_threshold))
+    return Request(1, config, shown, given.get("graph"))
 
 
-def _second(
-    base: LMSConfig,
-    environ: Mapping[str, str],
-    swapout_threshold: int = -1,
-    swapin_groupby: int = -1,
-    swapin_ahead: int = -1,
-    sync_mode: int = 0,
-    serialization: Iterable[int | str] = (),
-    serialization_by_size: float = 0,
-    debug: bool = False,
-    debug_level: int = 1,
-    cpu_device: str = "/cpu:0",
-    gpu_device: str | None = None,
-) -> Request:
-    _require_host(cpu_device)
-    given = (swapout_threshold, swapin_groupby, swapin_ahead)
-    forced = bool(sync_mode or serialization or serialization_by_size) or any(value != -1 for value in given)
-    policy: Policy = "threshold" if forced else "auto"
-    config = replace(
-        base,
-        policy=policy,
-        margin=_margin(environ, base.margin),
-        swapout_threshold=swapout_threshold,
-        swapin_groupby=swapin_groupby,
-        swapin_ahead=swapin_ahead,
-        sync_mode=sync_mode,
-        serialization=tuple(str(level) for level in serialization),
-        serialization_by_size=float(serialization_by_size),
-        debug=debug,
-    )
-    shown = {
-        "swapout_threshold": swapout_threshold,
-        "swapin_groupby": swapin_groupby,
-        "swapin_ahead": swapin_ahead,
-        "sync_mode": sync_mode,
-        "serialization": list(config.serialization),
-        "serialization_by_size": serialization_by_size,
-    }
-    if gpu_device is not None:
-        shown["gpu_device"] = f"{gpu_device} (the first visible GPU is the one that is planned for)"
+def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any]) -> Request:
+    asked = _fields(given)
+    if "serialization" in asked:
+        asked["serialization"] = tuple(str(level) for level in asked["serialization"] or ())
+    if "serialization_by_size" in asked:
+        asked["serialization_by_size"] = float(asked["serialization_by_size"])
+    margin = _margin(environ, base.margin)
+    config = replace(without_rules(base, FIRST_RULES), policy="auto", margin=margin, **asked)
+    if any(getattr(config, name) != DEFAULTS[name] for name in SECOND_RULES):
+        config = replace(config, policy="threshold")
+    shown: dict[str, object] = {name: getattr(config, name) for name in SHOWN_SECOND}
+    shown["serialization"] = list(config.serialization)
+    if given.get("gpu_device") is not None:
+        shown["gpu_device"] = f"{given['gpu_device']} (the first visible GPU is the one that is planned for)"
     return Request(2, config, shown)
 
 
-def names_of(value: Iterable[str]) -> tuple[str, ...]:
-    """A set of names in their order; a single text is one name, not its letters."""
-    return tuple(sorted({value} if isinstance(value, str) else set(value)))
+def names_of(value: Iterable[str] | None) -> tuple[str, ...]:
+    """A set of names in their order; a single text is one name, not its letters, and None is no name."""
+    return tuple(sorted({value} if isinstance(value, str) else set(value or ())))
 
 
 def _require_host(cpu_device: str) -> None:

@@ -6,7 +6,7 @@ The first generation's parameters are a front end: its rules are translated into
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from lms.config import LMSConfig
+from lms.config import DEFAULTS, FIRST_RULES, LMSConfig
 from lms.graph import Graph
 from lms.op_types import is_backward
 from lms.schedule import Schedule, Trip
@@ -64,9 +64,7 @@ def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
 
 def uses_first_generation(config: LMSConfig) -> bool:
     """Whether any of the first generation's parameters differs from its default."""
-    names = ("n_tensors", "lb", "ub", "ctrld_strategy", "fuse_swapins", "swap_branches", "branch_threshold")
-    default = LMSConfig()
-    return any(getattr(config, name) != getattr(default, name) for name in names)
+    return any(getattr(config, name) != DEFAULTS[name] for name in FIRST_RULES)
 
 
 def plan_threshold(schedule: Schedule, levels: Sequence[int], rule: Rule) -> tuple[Trip, ...]:

@@ -12,8 +12,9 @@ import pytest
 from lms.compat.counters import COUNTED, GETTERS, NOT_COUNTED
 from lms.compat.parameters import parse_call
 from lms.compat.settings import choose_allocator
-from lms.config import ConfigError
+from lms.config import ConfigError, LMSConfig
 from lms.errors import LMSArgumentError, LMSError
+from lms.policies.threshold import Rule, rule_of, uses_first_generation
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = """num_allocs bytes_in_use peak_bytes_in_use largest_alloc_size bytes_limit bytes_reserved
@@ -59,11 +60,91 @@ def test_the_jobs_variables_say_what_the_script_does_not() -> None:
     assert (second.policy, second.batch_size, second.margin) == ("auto", 8, 0.25)
 
 
+FIRST_GIVEN: dict[str, tuple[Any, Any]] = {
+    "optimizer_scopes": ({"adam", "sgd"}, ("adam", "sgd")),
+    "starting_scope": ("block2", "block2"),
+    "starting_op_names": ({"b", "a"}, ("a", "b")),
+    "excl_scopes": ({"x"}, ("x",)),
+    "incl_scopes": ({"y"}, ("y",)),
+    "excl_types": ("Relu", ("Relu",)),
+    "incl_types": (["Conv2D"], ("Conv2D",)),
+    "lb": (3, 3),
+    "ub": (40, 40),
+    "n_tensors": (5, 5),
+    "fuse_swapins": (True, True),
+    "ctrld_strategy": ("direct_order", "direct_order"),
+    "swap_branches": (True, True),
+    "branch_threshold": (7, 7),
+    "debug": (True, True),
+}
+"""Each parameter of the first generation: what a script gives, and what the engine is to get."""
+
+SECOND_GIVEN: dict[str, tuple[Any, Any]] = {
+    "swapout_threshold": (9, 9),
+    "swapin_groupby": (0, 0),
+    "swapin_ahead": (4, 4),
+    "sync_mode": (3, 3),
+    "serialization": ([1, "3:5"], ("1", "3:5")),
+    "serialization_by_size": (2, 2.0),
+    "debug": (True, True),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_GIVEN)
+def test_each_parameter_of_the_first_generation_arrives(name: str) -> None:
+    given, wanted = FIRST_GIVEN[name]
+    config = parse_call((), {"optimizer_scopes": "adam", name: given}, {}).config
+    assert getattr(config, name) == wanted != getattr(LMSConfig(), name)
+
+
+@pytest.mark.parametrize("name", SECOND_GIVEN)
+def test_each_parameter_of_the_second_generation_arrives(name: str) -> None:
+    given, wanted = SECOND_GIVEN[name]
+    config = parse_call((), {name: given}, {}).config
+    assert getattr(config, name) == wanted != getattr(LMSConfig(), name)
+    assert config.policy == ("auto" if name == "debug" else "threshold")
+
+
+def test_parameters_by_their_places() -> None:
+    """In IBM's order, with the ones that are no fields of the engine's configuration between them."""
+    graph = object()
+    middle = ("start", {"op"}, {"xs"}, {"is"}, {"xt"}, {"it"}, 3, 20, 4, True, "direct_order", True, 2, True)
+    first = parse_call(({"adam"}, graph, *middle, 1, "/cpu:0"), {}, {})
+    assert first.graph is graph
+    names = [name for name in FIRST_GIVEN if name != "optimizer_scopes"]
+    wanted = ("start", ("op",), ("xs",), ("is",), ("xt",), ("it",), *middle[6:])
+    assert tuple(getattr(first.config, name) for name in names) == wanted
+    second = parse_call((3, 1, 2, 1, [7], 0.5, True, 1, "/cpu:0", "/gpu:0"), {}, {})
+    assert tuple(getattr(second.config, name) for name in SECOND_GIVEN) == (3, 1, 2, 1, ("7",), 0.5, True)
+    assert second.shown["gpu_device"].startswith("/gpu:0 (the first visible GPU")  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_the_script_leaves_out_is_as_the_job_has_it() -> None:
+    second = parse_call((), {"swapout_threshold": 7}, {"LMS_SWAPIN_AHEAD": "9", "LMS_SYNC_MODE": "2"})
+    assert (second.config.swapout_threshold, second.config.swapin_ahead, second.config.sync_mode) == (7, 9, 2)
+    assert (second.shown["swapin_ahead"], second.shown["swapin_groupby"]) == (9, -1)
+    assert parse_call((), {}, {"LMS_SWAPOUT_THRESHOLD": "5"}).config.policy == "threshold"
+    first = parse_call(({"adam"},), {"ub": 30}, {"LMS_LB": "9", "LMS_N_TENSORS": "2"})
+    assert (first.config.lb, first.config.ub, first.config.n_tensors) == (9, 30, 2)
+    assert (first.shown["lb"], first.shown["n_tensors"]) == (9, 2)
+    assert parse_call((), {"lb": 2}, {"LMS_OPTIMIZER_SCOPES": "adam"}).config.optimizer_scopes == ("adam",)
+
+
+def test_the_rules_of_the_other_generation_are_not_in_force() -> None:
+    environ = {"LMS_LB": "3", "LMS_N_TENSORS": "0", "LMS_SWAPOUT_THRESHOLD": "4", "LMS_SERIALIZATION": "1"}
+    second = parse_call((), {"swapin_ahead": 2}, environ).config
+    assert not uses_first_generation(second)
+    assert rule_of(second) == Rule(threshold=4, ahead=2)
+    first = parse_call(({"adam"},), {}, environ).config
+    assert (first.lb, first.n_tensors, first.swapout_threshold, first.serialization) == (3, 0, -1, ())
+
+
 def test_filters_of_the_script_replace_the_jobs() -> None:
     environ = {"LMS_EXCL_SCOPES": "a,b", "LMS_EXCL_INPUT_BY_TYPES": "Relu"}
     first = parse_call(({"adam"},), {"excl_scopes": {"d", "c"}, "incl_types": "Conv2D"}, environ).config
     assert (first.excl_scopes, first.incl_types, first.starting_scope) == (("c", "d"), ("Conv2D",), None)
-    assert parse_call(({"adam"},), {}, environ).config.excl_scopes == ()
+    assert parse_call(({"adam"},), {"excl_scopes": None}, environ).config.excl_scopes == ()
+    assert parse_call(({"adam"},), {}, environ).config.excl_scopes == ("a", "b")
     second = parse_call((), {}, environ).config
     assert (second.excl_scopes, second.excl_input_by_types) == (("a", "b"), ("Relu",))
 
@@ -73,6 +154,18 @@ def test_filters_of_the_script_replace_the_jobs() -> None:
     [
         ((), {"lb": 3}, "no optimizer scope is given"),
         ((set(),), {}, "no optimizer scope is given"),
+        ((None,), {}, "no optimizer scope is given"),
+        (
+            ({"a"},),
+            {"foo": 1},
+            "^LMS.. of version 0.1: got an unexpected keyword argument 'foo'; it has opt",
+        ),
+        (
+            (),
+            {"foo": 1},
+            "^LMS.. of version 2.0: got an unexpected keyword argument 'foo'; it has swapout",
+        ),
+        ((3,), {"swapout_threshold": 3}, "multiple values for argument 'swapout_threshold'"),
         (({"a"},), {"swapin_ahead": 2}, "unexpected keyword argument 'swapin_ahead'"),
         (({"a"},), {"lb": 5, "ub": 3}, "needed lb <= ub"),
         (({"a"},), {"cpu_device": "/gpu:1"}, "needed '/cpu:0'"),
