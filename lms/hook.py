@@ -146,6 +146,7 @@ class Engine:
 
     def __call__(self, func_graph: Any) -> None:
         """The transform: called by TensorFlow with each traced graph, before it is made a function."""
+        self.rescue.traced(func_graph)
         ops = func_graph.get_operations()
         if len(ops) < FEWEST_OPS or not has_backward_pass(ops) or is_edited(func_graph):
             return

@@ -67,6 +67,12 @@ class Rescue:
             return
         if self._attempt is None:
             self._attempt = _Attempt(call.functions, call.feed)
+        self.traced(tf_graph)
+
+    def traced(self, tf_graph: Any) -> None:
+        """A graph of the same call is ready to run: one planned, or what calls it and has variables too."""
+        if self._attempt is None:
+            return
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return

@@ -235,6 +235,25 @@ def generators_and_seeds_are_put_back() -> None:
     require_same(run)
 
 
+def variables_around_the_step_are_put_back() -> None:
+    """What the caller of the planned function counts is none of that function's own."""
+    count = tf.Variable(0.0)
+
+    def run() -> Any:
+        count.assign(0.0)
+        inner = tf.function(train)
+
+        @tf.function
+        def outer(iterator: Any) -> Any:
+            count.assign_add(1.0)
+            return inner(next(iterator)[0])
+
+        iterator = iter(batches(2))
+        return [float(outer(iterator)) for _ in range(2)], float(count)
+
+    require_same(run)
+
+
 def require_refusal(run: Callable[[], Any], *said: str) -> None:
     """``run`` is not tried again; the error says why."""
     start()
@@ -366,6 +385,7 @@ LOOP_CASES = (
     every_structure_is_given_again,
     a_loop_in_the_step,
     generators_and_seeds_are_put_back,
+    variables_around_the_step_are_put_back,
     what_cannot_be_given_again_is_an_error,
     more_than_is_kept_is_an_error,
     a_table_that_is_only_read_is_no_matter,
