@@ -6,10 +6,12 @@ Ensures: every planned use reads a swap-in, every added op is marked, and the va
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.python.client import pywrap_tf_session as c_api
 
 from lms.errors import LMSError
 from lms.graph import Graph, Op, Use
@@ -30,8 +32,8 @@ COLOCATION_ATTR = "_class"
 """Names the ops beside which an op runs."""
 
 NOTHING = {
-    "value": attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto([], tf.int32)),
-    "dtype": attr_value_pb2.AttrValue(type=tf.int32.as_datatype_enum),
+    "value": AttrValue(tensor=tf.make_tensor_proto([], tf.int32)),
+    "dtype": AttrValue(type=tf.int32.as_datatype_enum),
 }
 """The attributes of a constant without elements. Making it with them takes a quarter of ``tf.constant``."""
 
@@ -278,9 +280,9 @@ class _Editor:
 
     def mark(self, op: Any, purpose: str) -> None:
         if purpose.startswith("swap"):  # an alias is an op of the user's kind, with its own gradient
-            op._set_attr(GRADIENT_ATTR, attr_value_pb2.AttrValue(s=MOVED.encode()))
-        op._set_attr(MARK_ATTR, attr_value_pb2.AttrValue(s=purpose.encode()))
-        op._set_attr(PROTECT_ATTR, attr_value_pb2.AttrValue(b=True))
+            op._set_attr_with_buf(GRADIENT_ATTR, _packed(MOVED))
+        op._set_attr_with_buf(MARK_ATTR, _packed(purpose))
+        op._set_attr_with_buf(PROTECT_ATTR, _packed(True))
         self.added.append(op)
 
     def both(self, op: int) -> list[Any]:
@@ -335,8 +337,15 @@ def _send_to_host(ops: Sequence[Any]) -> None:
     for op in ops[0].graph.get_operations():
         beside = _attr_or_empty(op, COLOCATION_ATTR)
         if not names.isdisjoint(beside):
-            kept = attr_value_pb2.AttrValue.ListValue(s=[name for name in beside if name not in names])
-            op._set_attr(COLOCATION_ATTR, attr_value_pb2.AttrValue(list=kept))
+            kept = AttrValue.ListValue(s=[name for name in beside if name not in names])
+            op._set_attr(COLOCATION_ATTR, AttrValue(list=kept))
+
+
+@cache
+def _packed(value: str | bool) -> Any:
+    """An attribute's value as TensorFlow's C library takes it; the few that there are get packed once."""
+    packed = AttrValue(b=value) if isinstance(value, bool) else AttrValue(s=value.encode())
+    return c_api.TF_NewBufferFromString(packed.SerializeToString())
 
 
 def _attr_or_empty(op: Any, name: str) -> Any:
