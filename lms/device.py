@@ -1,6 +1,7 @@
 """The device whose memory is planned: its limit, what lies on it, and its allocator's own figures."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -17,6 +18,9 @@ CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB
 NO_ALGORITHM = "No algorithm worked!"
 NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
 """In what cuDNN's algorithms say of a failure: there was no scratch memory for them."""
+
+HOST_POOL = "by allocator gpu_host_bfc"
+"""In the message of an allocation for which the pool of pinned host memory has no room: swaps fill it."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,31 @@ def gpu_limit(list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_loc
     return next((int(one.memory_limit) for one in found if one.device_type == "GPU"), None)
 
 
+def adopt_gpus(config: Any, options: Any = tf.config) -> None:
+    """Number the GPUs of this process as a session's configuration does.
+
+    TensorFlow refuses two ways to number them, and LMS asks the device that functions run on, which may not
+    have been made yet. ``visible_device_list`` is how programs for TensorFlow 1 choose a GPU by their rank.
+
+    Args:
+        config: The session's configuration, or ``None``.
+        options: Where it is set.
+    """
+    listed = "" if config is None else config.gpu_options.visible_device_list
+    gpus = options.list_physical_devices("GPU")
+    if listed and gpus:
+        with suppress(RuntimeError):  # the device is there already, and the session has not been refused
+            options.set_visible_devices([gpus[int(number)] for number in listed.split(",")], "GPU")
+
+
 def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
-    """Whether a step failed for want of memory: none for a tensor, or for any of cuDNN's algorithms.
+    """Whether a step failed for want of device memory: none for a tensor, or for any of cuDNN's algorithms.
 
     The second is a ``NotFoundError`` that lists why each of them failed (``BestCudnnConvAlgorithm``).
     """
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
-    return isinstance(error, tf.errors.ResourceExhaustedError)
+    return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
 
 
 def pending_variable_sizes(func_graph: Any) -> list[int]:

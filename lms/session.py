@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.client import session as tf_session
 
 from lms.config import LMSConfig
+from lms.device import adopt_gpus
 from lms.errors import LMSError
 from lms.grappler import as_planned
 from lms.keras import BatchSizes
@@ -57,6 +58,7 @@ class SessionWatch:
 
         def watched_init(session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
             make(session, target, graph, session_config(config, self._arithmetic))
+            adopt_gpus(config)
 
         def watched_run(session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **more: Any) -> Any:
             self.before_run(session.graph, feed_dict or {})

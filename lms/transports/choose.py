@@ -45,7 +45,7 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
     if kind == "device":
         if device_type != "GPU":
             raise PlaceError(NO_GPU)
-        return DeviceTransport()
+        return DeviceTransport(environ)
     require_store(config)
     if kind == "numpy":
         return NumpyTransport()

@@ -38,6 +38,7 @@ def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> No
         ),
         ("NotFoundError", "No algorithm worked!  Error messages:\n  CUDNN_STATUS_NOT_SUPPORTED", False),
         ("NotFoundError", "Resource does not exist", False),
+        ("ResourceExhaustedError", "OOM when allocating tensor on GPU:0 by allocator gpu_host_bfc", False),
         ("InvalidArgumentError", "RESOURCE_EXHAUSTED", False),
     ],
 )
@@ -61,3 +62,37 @@ def test_options_that_work_against_a_plan_are_told() -> None:
         tf.config.optimizer.set_jit(False)
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
     assert "set_jit(False)" in clustering and "tf.keras.mixed_precision" in precision
+
+
+@pytest.mark.parametrize(("listed", "chosen"), [("2", ["GPU:2"]), ("1,0", ["GPU:1", "GPU:0"]), ("", None)])
+def test_a_sessions_choice_of_gpus_holds_for_the_process(listed: str, chosen: list[str] | None) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.device import adopt_gpus
+
+    class Options:
+        visible: list[str] | None = None
+
+        def list_physical_devices(self, kind: str) -> list[str]:
+            return [f"{kind}:{number}" for number in range(3)]
+
+        def set_visible_devices(self, devices: list[str], kind: str) -> None:
+            self.visible = devices
+
+    options = Options()
+    config = tf.compat.v1.ConfigProto(gpu_options=tf.compat.v1.GPUOptions(visible_device_list=listed))
+    adopt_gpus(config, options)
+    assert options.visible == chosen
+    adopt_gpus(None, options)
+    assert options.visible == chosen
+
+
+def test_more_than_the_pool_of_pinned_memory_holds_is_refused_before_training() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.errors import StoreError
+    from lms.transports.device import DeviceTransport
+
+    transport = DeviceTransport({"TF_GPU_HOST_MEM_LIMIT_IN_MB": "100"})
+    transport.require_room(100 << 20)
+    with pytest.raises(StoreError, match="swaps 101 MiB .* holds 100; raise TF_GPU_HOST_MEM_LIMIT_IN_MB"):
+        transport.require_room(101 << 20)
+    DeviceTransport({}).require_room(128 << 30)

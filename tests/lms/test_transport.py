@@ -341,7 +341,7 @@ def test_copies_beside_an_op_on_the_host_run_on_the_gpu() -> None:
     tf = pytest.importorskip("tensorflow")
     from lms.transports.device import TO_DEVICE, TO_HOST, DeviceTransport
 
-    transport = DeviceTransport()
+    transport = DeviceTransport({})
     with tf.Graph().as_default() as graph:
         with tf.device("/device:GPU:0"):
             made = tf.zeros((4, 4)) + 1.0
