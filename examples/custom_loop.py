@@ -117,8 +117,8 @@ def build_step(model: keras.Model, learning_rate: float, distributed: bool) -> t
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, forward(images))
-        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     return step

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -135,7 +136,7 @@ def build_unet(size: int, filters: int, depth: int) -> keras.Model:
     return keras.Model(inputs, keras.layers.Conv3D(1, 1)(x))
 
 
-def convolve(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
+def convolve(x: Any, filters: int) -> Any:
     """Two convolutions, each normalised."""
     for _ in range(2):
         x = keras.layers.Conv3D(filters, 3, padding="same", use_bias=False)(x)
