@@ -13,7 +13,7 @@ from typing import Any
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import tensorflow as tf  # noqa: E402
-from tensorflow.core.protobuf import device_properties_pb2  # noqa: E402
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2  # noqa: E402
 from tensorflow.python.eager import context  # noqa: E402
 from tensorflow.python.eager.polymorphic_function import transform  # noqa: E402
 from tensorflow.python.grappler import cluster, tf_optimizer  # noqa: E402
@@ -85,7 +85,8 @@ def optimized(graph: Any, capability: tuple[int, int]) -> list[Any]:
         node.device = HOST if "CPU" in node.device else GPU
     kept = [tensor.name for tensor in graph.outputs] + [op.name for op in graph.control_outputs]
     meta.collection_def["train_op"].node_list.value.extend(kept)
-    config = context.context().config
+    passed_on = context.context().function_call_options.config_proto_serialized
+    config = config_pb2.ConfigProto.FromString(passed_on)  # as with every call of a function
     config.graph_options.rewrite_options.min_graph_nodes = -1
     devices = [_device(HOST, "CPU"), _device(GPU, "GPU", architecture="{}.{}".format(*capability))]
     return list(tf_optimizer.OptimizeGraph(config, meta, cluster=cluster.Cluster(devices=devices)).node)
