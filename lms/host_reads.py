@@ -179,7 +179,18 @@ def _readable(graph: Graph, op: Op, min_bytes: int, direct: bool) -> tuple[int, 
     made = [graph.tensors[tensor] for tensor in op.outputs]
     if not direct and any(tensor.id in graph.kept or tensor.nbytes is None for tensor in made):
         return ()
+    if op.type != "Transpose" and any(_moves_nothing(graph, op, tensor.nbytes) for tensor in made):
+        return ()
     return tuple(slot for slot, tensor in enumerate(op.inputs) if _may_be_sent(graph, tensor, min_bytes))
+
+
+def _moves_nothing(graph: Graph, op: Op, nbytes: int | None) -> bool:
+    """Whether a result of so many bytes may be an input as it is.
+
+    Kernels then pass the input on: on a CPU the step would go on with memory of the store, and a variable
+    that it is assigned to would stay there.
+    """
+    return any(graph.tensors[tensor].nbytes == nbytes for tensor in op.inputs)
 
 
 def _may_be_sent(graph: Graph, tensor: int, min_bytes: int) -> bool:

@@ -50,6 +50,20 @@ def test_inputs_are_sent_when_they_are_made_and_read_on_the_host() -> None:
     assert made.ops[read.op].inputs[2] == made.ops[read.op - 1].outputs[0]
 
 
+def test_what_may_pass_its_input_on_reads_nothing_from_the_host() -> None:
+    """Its result would be the copy on the host itself."""
+    build = GraphBuilder()
+    (x,) = build.add("x", "Conv", outputs=[8 * MIB])
+    (begin,) = build.add("begin", "Const", outputs=[8])
+    (same,) = build.add("same", "Slice", inputs=[x, begin, begin], outputs=[8 * MIB])
+    (part,) = build.add("part", "Slice", inputs=[x, begin, begin], outputs=[4 * MIB])
+    (turned,) = build.add("turned", "Transpose", inputs=[x, begin], outputs=[8 * MIB])
+    graph = build.build([same, part, turned])
+    ops = {op.name: op.id for op in graph.ops}
+    found = read_from_host(graph, [ops[name] for name in ("same", "part", "turned")], MIB, direct=True)
+    assert [found.graph.ops[read.op].name for read in found.reads] == ["part", "turned"]
+
+
 def test_beside_a_gpu_the_op_runs_on_the_host_and_its_result_is_fetched() -> None:
     graph, ops = joined()
     relocation = read_from_host(graph, [ops["both"]], MIB, direct=False)
