@@ -33,6 +33,8 @@ class Device:
     """What TensorFlow may allocate there; ``None`` when it has no limit of its own or none is known."""
     capability: tuple[int, int] | None = None
     """Compute capability of a GPU of NVIDIA, such as (9, 0); ``None`` for other devices."""
+    others: int = 0
+    """How many more GPUs this process sees, whose memory is not planned."""
 
     @property
     def type(self) -> str:
@@ -57,9 +59,9 @@ class Device:
 
 def read_device(environ: Mapping[str, str]) -> Device:
     """The first visible GPU, else the CPU device. Initialises TensorFlow's devices."""
-    if tf.config.list_logical_devices("GPU"):
+    if gpus := tf.config.list_logical_devices("GPU"):
         (gpu, *_) = tf.config.get_visible_devices("GPU")
-        return Device("GPU:0", gpu_limit(), _capability(gpu))
+        return Device("GPU:0", gpu_limit(), _capability(gpu), len(gpus) - 1)
     if (
         environ.get(CPU_BFC, "").lower() in ("1", "true")
         and (text := environ.get(CPU_BFC_LIMIT, "")).isdigit()

@@ -1,5 +1,6 @@
 """What of TensorFlow's graph optimizer must be off while LMS plans memory."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,10 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 ARITHMETIC, LAYOUT = "arithmetic_optimization", "layout_optimizer"
+
+XLA_FLAGS, AUTO_JIT = "TF_XLA_FLAGS", re.compile(r"--?tf_xla_auto_jit=(\S+)")
+"""The variable, and the flag in it that has TensorFlow form clusters whatever ``set_jit`` says."""
+AUTO_JIT_OFF = ("0", "-1")
 
 
 class OptimizerSettings:
@@ -76,13 +81,14 @@ def as_planned(config: Any) -> Any:
     return changed
 
 
-def doubtful_options() -> Iterator[str]:
+def doubtful_options(environ: Mapping[str, str]) -> Iterator[str]:
     """What of TensorFlow's own options works against a plan, and the remedy."""
+    merges = "XLA auto-clustering is on ({}): it may merge swaps away; {}"
     if tf.config.optimizer.get_jit():
-        yield (
-            "XLA auto-clustering is on (tf.config.optimizer.set_jit or TF_XLA_FLAGS): it may merge swaps "
-            "away; switch it off with tf.config.optimizer.set_jit(False)"
-        )
+        yield merges.format("set_jit", "switch it off with tf.config.optimizer.set_jit(False)")
+    for flag in AUTO_JIT.finditer(environ.get(XLA_FLAGS, "")):
+        if flag[1] not in AUTO_JIT_OFF:
+            yield merges.format(XLA_FLAGS, f"take {flag[0]} out of that variable")
     if tf.config.optimizer.get_experimental_options().get("auto_mixed_precision"):
         yield (
             "auto_mixed_precision is on: it turns tensors of half precision into float32 before they are "

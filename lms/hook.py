@@ -48,6 +48,7 @@ from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
 from lms.transports.base import StoreStats, Transport
 from lms.transports.choose import choose_transport, require_store
+from lms.unseen import Unseen
 
 logger = logging.getLogger("lms")
 
@@ -90,7 +91,7 @@ class Engine:
         self.collector = Collector()
         self.batch_sizes = BatchSizes()
         self.growth, self.feeder = Growth(), Feeder()
-        self.watch = Watch(self)
+        self.watch, self.unseen = Watch(self), Unseen(self.warn)
         self.rescue = Rescue(config)
         self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
         self.optimizer = OptimizerSettings(config.arithmetic_optimization)
@@ -108,7 +109,7 @@ class Engine:
         """The device whose memory is planned, read when it is first needed."""
         if self._device is None:
             self._device = read_device(self._environ)
-            if len(tf.config.list_logical_devices("GPU")) > 1:
+            if self._device.others:
                 self.warn(
                     "several GPUs are visible to this process and LMS plans the memory of the first alone; "
                     "start one process a GPU (lmsrun -np N)"
@@ -143,6 +144,11 @@ class Engine:
             self._warned.add(text)
             self.collector.warnings.append(text)
             warnings.warn(text, LMSWarning, stacklevel=2)
+
+    def tell_of_options(self) -> None:
+        """Warn of what of TensorFlow's options, as they are now, works against a plan."""
+        for text in doubtful_options(self._environ):
+            self.warn(text)
 
     def __call__(self, func_graph: Any) -> None:
         """The transform: called by TensorFlow with each traced graph, before it is made a function."""
@@ -181,6 +187,7 @@ class Engine:
             LMSError: If the graph cannot be planned, or the store cannot hold what would be swapped.
             GraphError: If it is no order of ops at all.
         """
+        self.tell_of_options()
         with collector_paused():
             edits, settled = None, settle(tf_graph)
             try:
@@ -244,21 +251,7 @@ class Engine:
 
     def called(self, function: Any) -> None:
         """See :class:`lms.inline.Observer`."""
-        if getattr(function, "_lms_seen", False):
-            return
-        function._lms_seen = True
-        traced = function._list_all_concrete_functions() if function.experimental_get_tracing_count() else ()
-        graphs = [concrete.graph for concrete in traced]
-        if any(has_backward_pass(graph.get_operations()) and not is_edited(graph) for graph in graphs):
-            self.warn(
-                f"{function._name} was traced before lms.enable() and stays as it is; "
-                "call lms.enable() right after 'import tensorflow'"
-            )
-        if is_recording():
-            self.warn(
-                f"{function._name} is called under a gradient tape outside of any tf.function, where LMS "
-                "cannot see the step; put the tape and the optimizer's update into one tf.function"
-            )
+        self.unseen.called(function)
 
     def run(self, function: Any, call: Call, step: Callable[..., Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
@@ -394,9 +387,9 @@ def install(config: LMSConfig) -> None:
 def _start(engine: Engine) -> None:
     if engine.config.debug:
         _log_everything()
-    for text in doubtful_options():
-        engine.warn(text)
+    engine.tell_of_options()
     engine.watch.install()
+    engine.unseen.install()
     engine.sessions.install()
     engine.batch_sizes.install()
     transform.FUNC_GRAPH_TRANSFORMS.append(engine)
@@ -418,6 +411,7 @@ def uninstall() -> None:
         transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
     _engine.batch_sizes.uninstall()
     _engine.watch.uninstall()
+    _engine.unseen.uninstall()
     _engine.sessions.uninstall()
     _engine.optimizer.restore()
     _engine = None

@@ -465,10 +465,15 @@ def collectives(tf_graph: Any) -> Iterator[Any]:
 
 def all_ops(tf_graph: Any) -> Iterator[Any]:
     """The ops of a graph and of the functions that it calls."""
+    return (op for graph in all_graphs(tf_graph) for op in graph.get_operations())
+
+
+def all_graphs(tf_graph: Any) -> Iterator[Any]:
+    """A graph, and those of the functions that it calls."""
+    yield tf_graph
     ops = tf_graph.get_operations()
-    yield from ops
     names = {name for op in ops for attr in BODY_ATTRS.get(op.type, ()) for name in _body_names(op, attr)}
     for name in sorted(names):
         body = _function_graph(tf_graph, name)
         if body is not None:
-            yield from all_ops(body)
+            yield from all_graphs(body)

@@ -53,15 +53,16 @@ def test_options_that_work_against_a_plan_are_told() -> None:
     tf = pytest.importorskip("tensorflow")
     from lms.grappler import doubtful_options
 
-    assert not list(doubtful_options())
+    assert not list(doubtful_options({"TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_auto_jit=-1"}))
     tf.config.optimizer.set_jit(True)
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
     try:
-        clustering, precision = doubtful_options()
+        clustering, flag, precision = doubtful_options({"TF_XLA_FLAGS": "--x=1 --tf_xla_auto_jit=2 --y=1"})
     finally:
         tf.config.optimizer.set_jit(False)
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
-    assert "set_jit(False)" in clustering and "tf.keras.mixed_precision" in precision
+    assert "set_jit(False)" in clustering and "take --tf_xla_auto_jit=2 out" in flag
+    assert "tf.keras.mixed_precision" in precision
 
 
 @pytest.mark.parametrize(("listed", "chosen"), [("2", ["GPU:2"]), ("1,0", ["GPU:1", "GPU:0"]), ("", None)])
@@ -96,3 +97,15 @@ def test_more_than_the_pool_of_pinned_memory_holds_is_refused_before_training() 
     with pytest.raises(StoreError, match="swaps 101 MiB .* holds 100; raise TF_GPU_HOST_MEM_LIMIT_IN_MB"):
         transport.require_room(101 << 20)
     DeviceTransport({}).require_room(128 << 30)
+
+
+def test_of_several_gpus_the_first_is_planned_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow")
+    from lms import hook
+    from lms.device import Device
+    from lms.enable import LMSWarning
+
+    monkeypatch.setattr(hook, "read_device", lambda _: Device("GPU:0", 1 << 30, others=1))
+    engine = hook.Engine(hook.LMSConfig(), {})
+    with pytest.warns(LMSWarning, match="several GPUs are visible .* start one process a GPU"):
+        assert engine.device.others == 1
