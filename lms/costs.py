@@ -1,7 +1,7 @@
 """How long ops and copies take: a roofline of the device, or a profile where there is one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lms.graph import Graph
 from lms.op_types import ALIAS_TYPES, OUTSIDE_TYPES
@@ -42,6 +42,11 @@ class Costs:
         """The time of a copy back."""
         return self.copy_latency_s + nbytes / self.in_bytes_per_s
 
+    def with_link(self, out_bytes_per_s: float, in_bytes_per_s: float | None = None) -> "Costs":
+        """The same device on another link, which is as fast back as it is out unless told."""
+        back = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
+        return replace(self, out_bytes_per_s=out_bytes_per_s, in_bytes_per_s=back)
+
     def _one(self, graph: Graph, op: int) -> float:
         node = graph.ops[op]
         if node.name in self.profile_s:
@@ -55,12 +60,38 @@ class Costs:
         return max(self.launch_s, flops / self.flops_per_s, touched / self.device_bytes_per_s)
 
 
-def costs_of(device_type: str) -> Costs:
-    """What is assumed of a device (``CPU``, ``GPU``) of which nothing was measured.
+V100 = Costs()
+GENERATIONS = {
+    7: V100,
+    8: Costs(flops_per_s=6e13, device_bytes_per_s=1.1e12, out_bytes_per_s=24e9, in_bytes_per_s=24e9),
+    9: Costs(flops_per_s=2e14, device_bytes_per_s=2.4e12, out_bytes_per_s=55e9, in_bytes_per_s=55e9),
+}
+"""By the major compute capability of NVIDIA's GPUs, each with the PCIe generation that it came with: V100,
+A100 (156 TFLOP/s in TF32, 2 TB/s), H100 (495 TFLOP/s in TF32, 3.35 TB/s). Of each a good half or less, as
+above."""
+
+NVLINK_TO_POWER9, NVLINK_C2C = 60e9, 350e9
+"""Bytes a second each way between the CPU and a GPU: AC922 (NVLink 2), Grace-Hopper."""
+
+SUPERCHIPS = ("GH200", "GB200", "GB300")
+"""In the names of GPUs that reach their CPU's memory by NVLink-C2C."""
+
+
+def costs_of(device_type: str, capability: int | None = None, name: str = "", machine: str = "") -> Costs:
+    """What is assumed of a device and its link to the host, of which nothing was measured.
 
     On a CPU a copy to the host is a copy in memory: slow next to a GPU's link, fast next to the CPU's
     arithmetic.
+
+    Args:
+        device_type: ``CPU`` or ``GPU``.
+        capability: The major compute capability: the nearest known one counts, a V100's where there is none.
+        name: What the driver calls the device.
+        machine: The processor's architecture, as ``platform.machine()`` has it.
     """
     if device_type == "CPU":
         return Costs(5e10, 8e9, 2e-5, out_bytes_per_s=4e9, in_bytes_per_s=4e9, copy_latency_s=2e-5)
-    return Costs()
+    costs = V100 if capability is None else GENERATIONS[min(max(capability, 7), 9)]
+    if machine == "ppc64le":
+        return costs.with_link(NVLINK_TO_POWER9)
+    return costs.with_link(NVLINK_C2C) if any(chip in name for chip in SUPERCHIPS) else costs

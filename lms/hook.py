@@ -34,6 +34,7 @@ from lms.host_side import with_host_side
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
 from lms.layout import choose_layout
+from lms.link import costs_of_device
 from lms.own_memory import give_own_memory
 from lms.report import explain_out_of_memory, plot_memory
 from lms.retry import Rescue
@@ -222,7 +223,8 @@ class Engine:
         limit = None if self.device.limit_bytes is None else max(1, self.device.limit_bytes - base)
         planned_at = time.perf_counter()
         with readable_or_left_alone(self.config.debug):
-            decided = decide(view.graph, self.rescue.config, device_type, limit)
+            costs = costs_of_device(self.device, self.config.bandwidth_gb_s)
+            decided = decide(view.graph, self.rescue.config, device_type, limit, costs)
             if not isinstance(tf_graph, FuncGraph):
                 decided = decided.with_plan(keep_fetches_apart(decided.graph, decided.plan), limit)
             plan_s = time.perf_counter() - planned_at

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from lms.config import LMSConfig
-from lms.costs import costs_of
+from lms.costs import Costs, costs_of
 from lms.fitting import plan_in_pieces, predicted_peak
 from lms.graph import Graph, Op, Tensor
 from lms.planner import Case
@@ -93,7 +93,9 @@ class Decision:
         return replace(self, plan=made, peak_bytes=predicted_peak(self.case.buffers, made, limit_bytes))
 
 
-def decide(graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int | None) -> Decision:
+def decide(
+    graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int | None, costs: Costs | None = None
+) -> Decision:
     """Plan a step; ops that only move data read from the host where it does not fit otherwise.
 
     With policy ``all`` they do so wherever that lowers the peak.
@@ -103,8 +105,9 @@ def decide(graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int |
         config: Policy and parameters.
         device_type: ``CPU`` or ``GPU``.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+        costs: The device and its link; the default is a common one of its type.
     """
-    costs = costs_of(device_type)
+    costs = costs or costs_of(device_type)
     found = _decide(Case.of(graph, config, costs), config, limit_bytes)
     if not _wants_less(found, config, limit_bytes):
         return found

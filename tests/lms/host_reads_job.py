@@ -51,7 +51,11 @@ def main(policy: str, where: str) -> dict[str, Any]:
     lms.enable(policy=policy, min_tensor_bytes=1024)
     if where == "host":
         decide = host_reads.decide
-        hook.decide = lambda graph, config, device_type, limit: decide(graph, config, "GPU", limit)  # type: ignore[attr-defined]
+
+        def decide_for_gpu(graph: Any, config: Any, device_type: str, limit: Any, costs: Any) -> Any:
+            return decide(graph, config, "GPU", limit, costs)
+
+        hook.decide = decide_for_gpu  # type: ignore[attr-defined]
     on = train()
     planned = hook.engine().collector.planned[-1]
     graph = lms.report().edited[-1]

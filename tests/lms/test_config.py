@@ -22,6 +22,7 @@ OTHER: dict[str, Any] = {
     "margin": 0.25,
     "batch_size": 16,
     "min_tensor_bytes": 0,
+    "bandwidth_gb_s": 60.0,
     "exclude_bytes": 5,
     "transport": "file",
     "store_dir": '/scratch/a "b" \\ c\t',
