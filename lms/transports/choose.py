@@ -8,7 +8,7 @@ import tensorflow as tf
 from lms.config import LMSConfig
 from lms.errors import BuildError, PlaceError
 from lms.places import require_folder
-from lms.transports.base import Transport
+from lms.transports.base import HOST_DEVICE, Transport
 from lms.transports.device import DeviceTransport
 from lms.transports.host import MIB, HostTransport
 from lms.transports.pyfunc import NumpyTransport
@@ -34,14 +34,15 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
     """The transport that ``config`` asks for, or the best one for ``device_type`` (``GPU`` or ``CPU``).
 
     ``store_dir`` is a further tier behind host memory: what exceeds ``host_mem_limit_mb`` goes there;
-    without a limit, or with ``transport="file"``, everything does.
+    without a limit, or with ``transport="file"``, everything does. From a GPU too: TensorFlow's own copies go
+    as far as the host, and the store takes over there.
 
     Raises:
         PlaceError: If the transport does not fit the device, or its store cannot be made.
     """
     kind = config.transport
     if kind == "auto":
-        kind = "device" if device_type == "GPU" else "file" if config.store_dir else "host"
+        kind = "file" if config.store_dir else "device" if device_type == "GPU" else "host"
     if kind == "device":
         if device_type != "GPU":
             raise PlaceError(NO_GPU)
@@ -54,7 +55,7 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
         memory = 0
     store_dir = Path(config.store_dir) if config.store_dir else None
     try:
-        return HostTransport(environ, store_dir, memory)
+        return HostTransport(environ, store_dir, memory, device=HOST_DEVICE if device_type == "GPU" else "")
     except BuildError as error:
         if store_dir is not None:
             raise

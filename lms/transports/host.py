@@ -31,6 +31,8 @@ class HostTransport:
         memory_limit_bytes: Memory the store may take; ``None`` is no limit, 0 sends everything to the file.
         page_bytes: Blocks are multiples of it; ``None`` is the system's page. A larger one is for trying
         what a machine with larger pages does.
+        device: Where its ops run; empty: where TensorFlow puts them, which is right for the CPU device. From
+        a GPU they need the host by name, and TensorFlow itself copies to it and back.
 
     Raises:
         BuildError: If the op cannot be compiled or loaded.
@@ -45,9 +47,10 @@ class HostTransport:
         store_dir: Path | None = None,
         memory_limit_bytes: int | None = None,
         page_bytes: int | None = None,
+        device: str = "",
     ) -> None:
         self._calls = load_library(HOST_STORE, environ).calls
-        self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
+        self._store_dir, self._memory_limit, self._device = store_dir, memory_limit_bytes, device
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes
         directory = None if store_dir is None else os.fsencode(store_dir)
@@ -74,11 +77,11 @@ class HostTransport:
 
     def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        return add_copy("LmsSwapOut", tensor, "", name)
+        return add_copy("LmsSwapOut", tensor, self._device, name)
 
     def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
         """See :class:`lms.transports.base.Transport`."""
-        back = add_copy("LmsSwapIn", held, device, name)
+        back = add_copy("LmsSwapIn", held, self._device or device, name)
         back.set_shape(like.shape)
         return back
 

@@ -6,6 +6,7 @@ No GPU is needed: a step is only traced and optimized, and never run.
 import json
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -68,10 +69,10 @@ def placed(graph: Any) -> None:
         op._set_device("/device:GPU:0")
 
 
-def pretend_gpu(capability: tuple[int, int]) -> hook.Engine:
+def pretend_gpu(capability: tuple[int, int], **fields: Any) -> hook.Engine:
     """LMS as with a GPU of a compute capability."""
     transform.FUNC_GRAPH_TRANSFORMS.append(placed)
-    lms.enable(policy="all", min_tensor_bytes=1 << 14)
+    lms.enable(policy="all", min_tensor_bytes=1 << 14, **fields)
     engine = hook.engine()
     engine._device = Device("GPU:0", None, capability)
     return engine
@@ -125,12 +126,28 @@ def looked_at(dtype: str, fused: bool, capability: tuple[int, int], asked: bool 
     return {**found, "after_turned": after["Transpose"]}
 
 
+def stored() -> dict[str, Any]:
+    """Where the swaps are that go to a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = pretend_gpu((9, 0), store_dir=folder)
+        nodes = optimized(traced(train_step(tf.float32, fused=False)), (9, 0))
+    outs, ins = ([node for node in nodes if node.op == op] for op in ("LmsSwapOut", "LmsSwapIn"))
+    return {
+        "transport": engine.transport.name,
+        "tensors": engine.collector.graphs[-1].tensors,
+        "outs": len(outs),
+        "ins": len(ins),
+        "on_host": all(node.device == HOST for node in outs + ins),
+    }
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "hopper": lambda: looked_at("float32", False, (9, 0), None),
     "volta": lambda: looked_at("float32", False, (7, 0), None),
     "fused": lambda: looked_at("float32", True, (9, 0), None),
     "half": lambda: looked_at("float16", True, (9, 0), None),
     "asked": lambda: looked_at("float32", False, (9, 0), True),
+    "stored": stored,
     "refused": lambda: looked_at("float32", True, (9, 0), False),
 }
 

@@ -48,6 +48,13 @@ def test_a_normalisation_that_turns_its_images_itself_is_planned_with_its_copies
     assert more == 3 * IMAGE_BYTES, "its gradient has copies of what it reads, twice, and of what it makes"
 
 
+def test_with_a_folder_to_store_in_a_gpu_swaps_through_the_host() -> None:
+    pytest.importorskip("tensorflow")
+    seen = run_job("gpu_job.py", "stored")
+    assert seen["transport"] == "file" and seen["on_host"]
+    assert seen["outs"] == seen["tensors"] > 0 and seen["ins"] >= seen["outs"]
+
+
 def test_what_lies_on_the_host_beside_a_gpu_is_not_swapped() -> None:
     tf = pytest.importorskip("tensorflow")
     from lms.host_side import HOST_INTEGERS, with_host_side

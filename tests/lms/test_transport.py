@@ -90,6 +90,42 @@ def test_store_moves_bytes_to_memory_and_to_a_nameless_file(tmp_path: Path) -> N
     assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
 
 
+BESIDE_CHILD = """
+import os, sys
+import tensorflow as tf
+from lms.config import LMSConfig
+from lms.transports.choose import choose_transport
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+store = choose_transport(LMSConfig(store_dir=sys.argv[1]), "GPU", os.environ)
+assert store.name == "file", store.name
+
+@tf.function
+def through_the_store(x):
+    with tf.device("/device:CPU:1"):
+        made = 2 * x
+        back = store.swap_in(store.swap_out(made, 1, "out"), made, made.device, "in")
+        return back + 1
+
+value = tf.random.normal((1000, 1000))
+assert bool(tf.reduce_all(through_the_store(value) == 2 * value + 1))
+graph = through_the_store.get_concrete_function(value).graph
+placed = {op.type: op.device[-5:] for op in graph.get_operations() if "Mul" in op.type or "Lms" in op.type}
+assert placed == {"Mul": "CPU:1", "LmsSwapOut": "CPU:0", "LmsSwapIn": "CPU:0"}, placed
+stats = store.stats()
+assert stats.bytes_out == stats.bytes_in == 4_000_000, stats
+print("good")
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_store_on_disk_works_from_another_device_as_well(tmp_path: Path) -> None:
+    """Another CPU device has the place of a GPU: what lies there goes to the host first."""
+    done = _python(["-c", BESIDE_CHILD, str(tmp_path)])
+    assert done.stdout.strip().endswith("good"), done.stderr[-2000:]
+
+
 NUMPY_CHILD = """
 import os
 import tensorflow as tf
