@@ -15,7 +15,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.saved_model import save_context
 
 from lms.batches import Feeder
-from lms.config import LMSConfig
+from lms.config import LMSConfig, idle_rules
 from lms.constants import find_constants
 from lms.creation import is_thrown_away
 from lms.device import Device, is_out_of_memory, pending_variable_sizes, read_device
@@ -64,6 +64,9 @@ help, and the message says what does."""
 class Guest(Protocol):
     """Who hears of every graph that is looked at: IBM's classes."""
 
+    refusal: str
+    """Why no graph is to be edited; empty where they are."""
+
     def unmatched(self, names: Sequence[Unmatched]) -> None:
         """What filters of the configuration name and a graph does not have.
 
@@ -98,6 +101,7 @@ class Engine:
         self.optimizer = OptimizerSettings(config.arithmetic_optimization)
         self.sessions = SessionWatch(self, config.arithmetic_optimization)
         self._device: Device | None = None
+        self._assumed_limit: int | None = None
         self._transport: Transport | None = None
         self.small_pool = SmallPool()
         self._warned: set[str] = set()
@@ -115,6 +119,8 @@ class Engine:
                     "several GPUs are visible to this process and LMS plans the memory of the first alone; "
                     "start one process a GPU (lmsrun -np N)"
                 )
+        if self._assumed_limit is not None:
+            return replace(self._device, limit_bytes=self._assumed_limit)
         return self._device
 
     @property
@@ -131,9 +137,9 @@ class Engine:
         """The transport, once something has been swapped."""
         return self._transport
 
-    def assume_limit(self, limit_bytes: int) -> None:
-        """Plan for a device of another size than the real one."""
-        self._device = replace(self.device, limit_bytes=limit_bytes)
+    def assume_limit(self, limit_bytes: int | None) -> None:
+        """Plan for a device of another size than the real one; None: for the real one again."""
+        self._assumed_limit = limit_bytes
 
     def report(self) -> Report:
         """What was done so far."""
@@ -162,6 +168,8 @@ class Engine:
         if is_recording():
             self._skip(func_graph, func_graph.name, "a gradient tape around the function is recording")
             return
+        if self._is_refused(func_graph, func_graph.name):
+            return
         call = self.watch.call
         if self.steps is not None and call.functions:
             self.steps.planned(call.functions[0])
@@ -172,12 +180,25 @@ class Engine:
 
     def offer(self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None) -> Edits | None:
         """Edit ``tf_graph`` if that can be: what trained without LMS trains with it, after a warning."""
+        if self._is_refused(tf_graph, name):
+            return None
         try:
             return self.edit(tf_graph, name, hints, call)
         except (GraphError, RewriteError, UnreadableError) as error:
             self.warn(f"{name} stays as it is: {error}")
             self._skip(tf_graph, name, str(error))
             return None
+
+    def leave(self, tf_graph: Any, name: str, why: str) -> None:
+        """Note in a warning and in the report that ``tf_graph`` is not edited."""
+        self.warn(why)
+        self._skip(tf_graph, name, why)
+
+    def _is_refused(self, tf_graph: Any, name: str) -> bool:
+        why = "" if self.guest is None else self.guest.refusal
+        if why:
+            self._skip(tf_graph, name, why)
+        return bool(why)
 
     def edit(
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None, outputs: Any = None
@@ -340,16 +361,25 @@ class Engine:
         planned = Planned(stats.name, decided.graph, made, stats.base_bytes, stats.open_sizes, view.graph)
         self.collector.planned.append(planned)
         logger.info("%s: %s", stats.name, stats.why)
+        if idle := idle_rules(self.config):
+            self.warn(
+                f"{', '.join(idle)}: of no effect with policy {self.config.policy!r}, for these are rules of "
+                "policy 'threshold'; set policy='threshold' (LMS_POLICY=threshold), or leave them out"
+            )
         if self.config.debug:
             self._log_decisions(decided.graph, made)
         if self.guest is not None:
             self.guest.planned(stats)
         if not made.feasible:
             self.warn(f"{stats.name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
-        elif made.policy in ("all", "threshold") and not (made.swaps or view.unknown or view.is_body):
+        elif self._means_to_swap(made) and not (made.swaps or view.unknown or view.is_body):
             self.warn(
                 f"{stats.name}: nothing can be swapped: every tensor is small, short-lived or must stay"
             )
+
+    def _means_to_swap(self, made: SwapPlan) -> bool:
+        """Whether a plan without swaps is not what was asked for."""
+        return made.policy == "all" or (made.policy == "threshold" and self.config.n_tensors != 0)
 
     def _log_decisions(self, graph: Graph, made: SwapPlan) -> None:
         """One line a tensor: what happens to it, or why nothing does."""

@@ -38,8 +38,8 @@ class Editor(Protocol):
     def offer(self, tf_graph: Any, name: str, hints: ShapeHints) -> Edits | None:
         """The same for a graph that nobody has asked to edit: a warning where that cannot be."""
 
-    def warn(self, text: str) -> None:
-        """Warn once."""
+    def leave(self, tf_graph: Any, name: str, why: str) -> None:
+        """Note in a warning and in the report that it is not edited."""
 
 
 class SessionWatch:
@@ -50,19 +50,31 @@ class SessionWatch:
         self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         base = tf_session.BaseSession
         self._bypassed: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The sessions made since; what an earlier one has run is not known."""
+        self._early: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """An earlier session, and of how many ops it has been told that they stay as they are."""
+        self._begun_empty: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Graphs that held nothing yet: no earlier session has run any of them."""
         self._originals: dict[str, Callable[..., Any]] = {"__init__": base.__init__, "run": base.run}
 
     def install(self) -> None:
         """Begin to watch."""
         make, run = self._originals["__init__"], self._originals["run"]
+        if not tf.executing_eagerly() and not (graph := tf.compat.v1.get_default_graph()).get_operations():
+            self._begun_empty.add(graph)
 
         def watched_init(session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
             make(session, target, graph, session_config(config, self._arithmetic))
             adopt_gpus(config)
+            self._made.add(session)
 
         def watched_run(session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **more: Any) -> Any:
-            self.before_run(session.graph, feed_dict or {})
-            self.require_seen(session.graph, feed_dict or {})
+            if self._is_unknown(session):
+                self._leave_to(session)
+            else:
+                self.before_run(session.graph, feed_dict or {})
+                self.require_seen(session.graph, feed_dict or {})
             steps = self._editor.steps
             if steps is None:
                 return run(session, fetches, feed_dict, *args, **more)
@@ -98,6 +110,26 @@ class SessionWatch:
                 "make it a tf.compat.v1.placeholder_with_default, or feed the tensor it is made from"
             )
 
+    def _is_unknown(self, session: Any) -> bool:
+        """Whether a session may have run a graph that nobody here has looked at."""
+        looked_at = session.graph in self._sizes or session.graph in self._begun_empty
+        return session not in self._made and not looked_at
+
+    def _leave_to(self, session: Any) -> None:
+        """Say, where there is a training step, that what this session runs stays as it is."""
+        operations = session.graph.get_operations()
+        known = self._early.get(session, 0)
+        self._early[session] = len(operations)
+        if known == len(operations) or is_edited(session.graph):
+            return
+        if has_backward_pass(operations[known:]):
+            self._editor.leave(
+                session.graph,
+                "session graph",
+                "the session was made before lms.enable() and stays as it is, for it may have run the graph "
+                "already, and then it ignores every edit; call lms.enable() before the session is made",
+            )
+
     def before_run(self, graph: Any, feeds: Mapping[Any, Any]) -> None:
         """Edit ``graph`` if this is its first run; warn where it has grown a training step since."""
         operations = graph.get_operations()
@@ -106,14 +138,18 @@ class SessionWatch:
         if known == len(operations) or is_edited(graph) or not has_backward_pass(operations[known or 0 :]):
             return
         if known is not None:
-            self._editor.warn(
+            self._editor.leave(
+                graph,
+                "session graph",
                 "the graph got its training step after a session had run it, too late for LMS; build the "
-                "whole graph before the first session.run"
+                "whole graph before the first session.run",
             )
         elif graph.finalized:
-            self._editor.warn(
+            self._editor.leave(
+                graph,
+                "session graph",
                 "the graph is finalized, so LMS cannot edit it; pass lms.session.LMSSessionRunHook() to the "
-                "monitored session"
+                "monitored session",
             )
         else:
             size = self._editor.batch_sizes.of_graph(graph)

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -13,6 +14,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
+from lms.enable import LMSWarning  # noqa: E402
 from lms.errors import LMSError  # noqa: E402
 from lms.session import LMSSessionRunHook, edit_graph  # noqa: E402
 
@@ -87,6 +89,39 @@ def too_late() -> list[str]:
     return [str(one.message) for one in caught]
 
 
+def open_session(ran: str, finalized: bool = False) -> dict[str, Any]:
+    """LMS is enabled while a session is open that has run ``ran``: what is edited, said and reported."""
+    fed = {"images": np.zeros((BATCH, 28, 28, 1)), "labels": np.zeros(BATCH)}
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        tf.Graph().as_default() as graph,
+        v1.Session() as session,
+    ):
+        warnings.simplefilter("always")
+        net = network() if ran != "nothing" else None
+        if net is not None:
+            session.run(v1.global_variables_initializer())
+        if ran == "a step":
+            session.run(net[3], {net[0]: fed["images"], net[1]: fed["labels"]})
+        lms.enable(policy="all", batch_size=BATCH)
+        x, y, _, step = net or network()
+        start = v1.global_variables_initializer()
+        if finalized:
+            graph.finalize()
+        with v1.Session() if finalized else nullcontext(session) as used:
+            used.run(start)
+            for _ in range(2):
+                used.run(step, {x: fed["images"], y: fed["labels"]})
+        report = lms.report()
+        lms.disable()
+    return {
+        "edited": len(report.edited),
+        "moved": report.store.swap_outs,
+        "why": [one.why for one in report.graphs],
+        "said": [str(one.message) for one in caught if one.category is LMSWarning],
+    }
+
+
 def feed_of_a_bypassed_tensor() -> str:
     """What is said when a value is fed where the readers were sent elsewhere."""
     with tf.Graph().as_default():
@@ -138,6 +173,9 @@ def main() -> dict[str, Any]:
     lms.disable()
     lms.enable(policy="all")
     seen["fed"] = train(feed_first=True)
+    lms.disable()
+    seen["open"] = {ran: open_session(ran) for ran in ("a step", "the initializer", "nothing")}
+    seen["finalized"] = open_session("the initializer", finalized=True)
     return seen
 
 

@@ -46,6 +46,30 @@ def test_an_edit_that_would_come_too_late_is_reported(seen: dict[str, Any]) -> N
     assert any("build the whole graph before the first session.run" in text for text in seen["too late"])
 
 
+@pytest.mark.parametrize("ran", ["a step", "the initializer"])
+def test_a_session_that_has_run_before_lms_was_enabled_is_told_and_not_edited(
+    seen: dict[str, Any], ran: str
+) -> None:
+    """It reads no edit any more: an edited graph would be reported, and nothing would be swapped."""
+    late = seen["open"][ran]
+    assert (late["edited"], late["moved"], len(late["said"])) == (0, 0, 2), late["said"]
+    assert any("the session was made before lms.enable()" in text for text in late["said"])
+    (why,) = late["why"]
+    assert "call lms.enable() before the session is made" in why
+
+
+def test_a_session_of_an_empty_graph_is_not_late(seen: dict[str, Any]) -> None:
+    begun = seen["open"]["nothing"]
+    assert begun["edited"] == 1 and begun["moved"] > 0
+
+
+def test_a_finalized_graph_is_told_and_not_edited(seen: dict[str, Any]) -> None:
+    late = seen["finalized"]
+    assert (late["edited"], late["moved"]) == (0, 0)
+    assert any("pass lms.session.LMSSessionRunHook()" in text for text in late["said"])
+    assert "the graph is finalized" in late["why"][0]
+
+
 def test_a_fed_value_that_readers_would_not_see_is_refused(seen: dict[str, Any]) -> None:
     assert seen["bypassed"].startswith("seen2:0 is fed")
     assert "placeholder_with_default" in seen["bypassed"]
