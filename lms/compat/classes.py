@@ -37,6 +37,8 @@ ASSUMED_BATCH = 32
 """Batch size where a graph leaves it open and nobody says it. Only rules that count levels are given it: what
 fits a device is not to be guessed."""
 
+DISABLED = "LMS is disabled and will not modify the model."
+
 _logger = logging.getLogger("lms.compat")
 
 
@@ -105,8 +107,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """
         chosen = self._chosen_graph(graph)
         if self._is_off():
-            self._log("LMS is disabled and will not modify the model.")
-            return set()
+            return self._off(chosen)
         if is_edited(chosen):
             self._log(
                 "This model has already been updated with LMS swap operations. LMS will not re-process it."
@@ -123,13 +124,13 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             )
         engine = self._engine()
         if engine is None:
-            self._log("LMS is disabled and will not modify the model.")
+            self._log(DISABLED)
             return set()
         self._log_start()
         try:
             edits = engine.edit(chosen, "session graph", self._hints(chosen))
         finally:
-            engine.guest = None
+            self._take_leave(engine)
         engine.sessions.settle(chosen, edits)
         return set(edits.ops) if edits is not None else set()
 
@@ -142,10 +143,13 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     # --- as a Keras callback ---------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """Switch LMS on with these parameters, before Keras traces the step."""
+        """Switch LMS on with these parameters, before Keras traces the step; or keep it off this training."""
         super().set_model(model)
-        if self._is_off() or self._engine() is None:
-            self._log("LMS is disabled and will not modify the model.")
+        engine = self._engine_at_work() if self._is_off() else self._engine()
+        if engine is not None:
+            engine.guest = self
+        if self._is_off() or engine is None:
+            self._log(DISABLED)
         elif not _trains_in_session(model):
             self._log_start()
 
@@ -161,9 +165,14 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Models that are trained later have parameters of their own."""
         engine = self._engine_at_work()
         if engine is not None and engine.guest is self:
-            engine.guest = None
+            self._take_leave(engine)
 
     # --- as a guest of the engine ----------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> str:
+        """See :class:`lms.hook.Guest`: with ``n_tensors=0`` no graph is edited, whoever has enabled LMS."""
+        return "n_tensors is 0" if self._is_off() else ""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
         """See :class:`lms.hook.Guest`: one of the optimizer's scopes has to be there, and all else."""
@@ -187,11 +196,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log(f"Added {stats.added_ops} ops into the model")
             self._log(f"{stats.tensors} tensors will be swapped out(in) to(from) the host")
         else:
-            self._log(
-                f"Added {stats.added_ops} operations to the model ({stats.tensors} swap-out operations "
-                f"({stats.bytes_out / GIB:.2f} GiB) and {stats.swap_ins} swap-in operations "
-                f"({stats.bytes_in / GIB:.2f} GiB))"
-            )
+            self._log_operations(stats)
         self._log(f"Editing model for LMS, took: {stats.edit_s * 1000:.1f} ms")
         if self.autotune_plot:
             self._plot(PLOT_NAME if self.autotune_plot is True else self.autotune_plot)
@@ -203,10 +208,35 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         except (LMSError, OSError) as error:
             self._log(f"autotune_plot: {error}")
 
+    def _log_operations(self, stats: GraphStats) -> None:
+        """IBM's line, whose sum is that of the swaps, and what was added beside them."""
+        swaps = stats.tensors + stats.swap_ins
+        if swaps:
+            self._log(
+                f"Added {swaps} operations to the model ({stats.tensors} swap-out operations "
+                f"({stats.bytes_out / GIB:.2f} GiB) and {stats.swap_ins} swap-in operations "
+                f"({stats.bytes_in / GIB:.2f} GiB))"
+            )
+        else:
+            self._log(f"No tensor is swapped; {stats.control_edges} control dependencies order the model")
+        if stats.added_ops > swaps:
+            self._log(
+                f"Added {stats.added_ops - swaps} more operations: views of what came back, and what "
+                "orders the model"
+            )
+
     # --- inside ----------------------------------------------------------------------------------------
 
     def _is_off(self) -> bool:
         return self.generation == 1 and self._config.n_tensors == 0
+
+    def _off(self, graph: Any) -> set[Any]:
+        """Have the engine, if one is at work, leave ``graph`` as it is when a session runs it."""
+        self._log(DISABLED)
+        engine = self._engine_at_work()
+        if engine is not None:
+            engine.sessions.settle(graph, None)
+        return set()
 
     def _chosen_graph(self, graph: Any) -> Any:
         chosen = graph if graph is not None else self._graph
@@ -244,9 +274,14 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return None
         engine = current_engine()
         engine.guest = self
-        if self._gpu_memory_gib is not None:
-            engine.assume_limit(int(self._gpu_memory_gib * GIB))
+        assumed = self._gpu_memory_gib
+        engine.assume_limit(None if assumed is None else int(assumed * GIB))
         return engine
+
+    def _take_leave(self, engine: Engine) -> None:
+        """What is planned later is none of ours: neither our lines nor the device's size that we assumed."""
+        engine.guest = None
+        engine.assume_limit(None)
 
     def _engine_at_work(self) -> Engine | None:
         state = lms.state()
@@ -269,7 +304,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if not _logger.hasHandlers():
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter("%(message)s"))
-            _logger.addHandler(handler)
+            # For all of LMS: debug=True sends its decisions there as well.
+            logging.getLogger("lms").addHandler(handler)
         if _logger.level == logging.NOTSET:
             _logger.setLevel(logging.INFO)
         _logger.info("[LMS][0] %s", text)

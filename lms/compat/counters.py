@@ -26,15 +26,26 @@ def memory_info(gpu_id: int, what: str) -> tuple[int, int]:
     Raises:
         NoStatisticError: If there is no such device or its allocator does not count.
     """
-    device = _device(gpu_id, what)
+    device = _counting(gpu_id, what)
     memory = device.memory()
-    counts = device.type == "GPU" or device.limit_bytes is not None
-    if memory is None or not counts:
-        raise NoStatisticError(
-            f"{what}: the allocator of {device.name} does not count; needed a GPU, or "
-            "TF_CPU_ALLOCATOR_USE_BFC=true and TF_CPU_BFC_MEM_LIMIT_IN_MB before TensorFlow starts"
-        )
+    if memory is None:
+        raise _no_count(what, device.name)
     return memory
+
+
+def _counting(gpu_id: int, what: str) -> "Device":
+    """The device, if its allocator counts: the usual one of the CPU sees large allocations at most."""
+    device = _device(gpu_id, what)
+    if device.type != "GPU" and device.limit_bytes is None:
+        raise _no_count(what, device.name)
+    return device
+
+
+def _no_count(what: str, device: str) -> NoStatisticError:
+    return NoStatisticError(
+        f"{what}: the allocator of {device} does not count; needed a GPU, or "
+        "TF_CPU_ALLOCATOR_USE_BFC=true and TF_CPU_BFC_MEM_LIMIT_IN_MB before TensorFlow starts"
+    )
 
 
 def _device(gpu_id: int, what: str) -> "Device":
@@ -71,7 +82,7 @@ def _of_allocator(field: str) -> Callable[[int, str], int]:
     def read(gpu_id: int, what: str) -> int:
         from lms.allocator import read_allocator
 
-        device = _device(gpu_id, what)
+        device = _counting(gpu_id, what)
         try:
             value: int | None = getattr(read_allocator(device.name, os.environ), field)
         except BuildError as error:

@@ -11,12 +11,14 @@ from typing import Any
 from lms.compat import counters, settings
 
 PLACES = (("config.experimental", settings.SETTINGS), ("experimental", counters.GETTERS))
-PACKAGE = "tensorflow_large_model_support"
-_HERE = Path(__file__).resolve().parent
+CONTRIB = "tensorflow.contrib"
+PACKAGES = ("tensorflow_large_model_support", "tflms", f"{CONTRIB}.lms")
+"""What the package of IBM's classes was called, the last of them in TensorFlow 1."""
+_CLASSES = Path(__file__).resolve().parent / PACKAGES[0] / "__init__.py"
 
 
 def install(tensorflow: Any = None) -> tuple[str, ...]:
-    """Add IBM's names to TensorFlow, and let ``import tensorflow_large_model_support`` find ours.
+    """Add IBM's names to TensorFlow, and let the import of IBM's packages find ours.
 
     Args:
         tensorflow: The module to add to; None imports it.
@@ -29,10 +31,7 @@ def install(tensorflow: Any = None) -> tuple[str, ...]:
     if not any(isinstance(finder, _PackageFinder) for finder in sys.meta_path):
         sys.meta_path.append(_PackageFinder())
     added = []
-    for where, functions in (
-        ("config.experimental", settings.SETTINGS),
-        ("experimental", counters.GETTERS),
-    ):
+    for where, functions in PLACES:
         for label, module in _modules(tensorflow, where):
             added += [f"{label}.{name}" for name in _add(module, functions)]
     return tuple(added)
@@ -56,12 +55,17 @@ def _add(module: Any, functions: dict[str, Callable[..., Any]]) -> list[str]:
 
 
 class _PackageFinder:
-    """Finds the package of IBM's classes where no other finder knew one: ``lms`` may lie off ``sys.path``."""
+    """Finds the packages of IBM's classes where no other finder knew one: ``lms`` may lie off ``sys.path``.
+
+    ``tensorflow.contrib``, which TensorFlow 2 no longer has, holds nothing but ``lms`` then.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Our own package, by its place beside this file."""
-        if fullname != PACKAGE:
+        if fullname == CONTRIB:
+            return ModuleSpec(fullname, None, is_package=True)
+        if fullname not in PACKAGES:
             return None
-        return importlib.util.spec_from_file_location(fullname, _HERE / PACKAGE / "__init__.py")
+        return importlib.util.spec_from_file_location(fullname, _CLASSES)

@@ -156,6 +156,7 @@ def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any
         config = replace(config, policy="threshold")
     shown: dict[str, object] = {name: getattr(config, name) for name in SHOWN_SECOND}
     shown["serialization"] = list(config.serialization)
+    shown["serialization_by_size"] = f"{config.serialization_by_size:g}"
     if given.get("gpu_device") is not None:
         shown["gpu_device"] = f"{given['gpu_device']} (the first visible GPU is the one that is planned for)"
     return Request(2, config, shown)

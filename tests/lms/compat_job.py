@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import lms.compat
+from lms.enable import LMSWarning
 
 LINES: list[str] = []
 
@@ -102,11 +103,15 @@ def in_new_graph(use: Any) -> Any:
 def sessions() -> dict[str, Any]:
     tf1.disable_eager_execution()
     lms.compat.install()
+    import tflms
+    from tensorflow.contrib.lms import LMS as OldestLMS
     from tensorflow_large_model_support import LMS, LMSHook, LMSSessionRunHook
 
     from lms.selection import SECOND_GENERATION
 
     found: dict[str, Any] = {"alias": LMSHook is LMSSessionRunHook}
+    found["other packages"] = [tflms.LMS is LMS, OldestLMS is LMS, tflms.__all__]
+    found["rest of contrib"] = error_of(lambda: __import__("tensorflow.contrib.slim"))
     found["plain"] = in_new_graph(lambda: trained(build()))
     found["plain_ref"] = in_new_graph(lambda: trained(build(ref_variables=True)))
 
@@ -162,6 +167,59 @@ def sessions() -> dict[str, Any]:
         return [len(LMS({"adam_optimizer"}, n_tensors=0).run(tf1.get_default_graph())), said()]
 
     found["off"] = in_new_graph(off)
+
+    def kept_off() -> list[Any]:
+        """By the script, where LMS is on for the job."""
+        lms.disable()
+        lms.enable(policy="all", batch_size=64)
+        said()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            weights = trained(build(), [LMSSessionRunHook({"adam_optimizer"}, n_tensors=0)])
+        told = [str(one.message) for one in caught if one.category is LMSWarning]
+        lines = said()
+
+        def edited_after(run: Any) -> int:
+            x, y, train, _ = build()
+            run()
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                session.run(train, {x: np.zeros((64, 32, 32, 3)), y: np.zeros(64)})
+            return len(lms.report().edited)
+
+        off = LMS({"adam_optimizer"}, n_tensors=0)
+        runs = [lambda: off.run(tf1.get_default_graph()), lambda: None]
+        edited = [in_new_graph(lambda run=run: edited_after(run)) for run in runs]
+        return [weights, lines, told, lms.state().active, edited]
+
+    found["kept off"] = in_new_graph(kept_off)
+
+    def views() -> list[Any]:
+        """Sums of two gradients are reshaped: what comes back is viewed anew."""
+        x, y = tf1.placeholder(tf.float32, [32, 32, 32, 3]), tf1.placeholder(tf.float32, [])
+        h = x
+        for i in range(6):
+            start = tf1.glorot_uniform_initializer(seed=i)
+            w = tf1.get_variable(f"v{i}", [3, 3, h.shape[-1], 16], initializer=start)
+            h = tf.reshape(tf.nn.relu(tf.nn.conv2d(h, w, 1, "SAME")), [32, 32, 32, 16])
+        with tf1.name_scope("adam_optimizer"):
+            tf1.train.AdamOptimizer(1e-2).minimize(tf.reduce_mean(h) * y)
+        said()
+        added = LMS(swapout_threshold=3, swapin_ahead=1, swapin_groupby=0).run()
+        kinds = [sum(kind in op.type for op in added) for kind in ("SwapOut", "SwapIn")]
+        return [len(added), kinds, said()]
+
+    found["views"] = in_new_graph(views)
+
+    def without_swaps() -> list[str]:
+        build()
+        said()
+        model = LMS(swapout_threshold=3, serialization=["1:"])
+        model.incl_output_by_types = {"Mean"}
+        model.run()
+        return said()
+
+    found["without swaps"] = in_new_graph(without_swaps)
 
     def auto() -> list[str]:
         build()
@@ -361,6 +419,22 @@ def keras(folder: Path) -> dict[str, Any]:
     found["second_lines"] = said()
     found["plot"] = (folder / "plot.svg").exists()
     found["short"] = [printed.getvalue(), (folder / "none.csv").exists()]
+    model().fit(images, labels, callbacks=[LMS()], **fit)
+    found["real size again"] = said()
+    lms.disable()
+    lms.enable(policy="all")
+    model().fit(images, labels, callbacks=[LMSKerasCallback(n_tensors=0)], **fit)
+    found["kept off"] = [said(), len(lms.report().edited), [one.why for one in lms.report().graphs]]
+    model().fit(images, labels, **fit)
+    found["back"] = len(lms.report().edited)
+    for name, asked in {
+        "idle": {"policy": "all", "n_tensors": 0, "sync_mode": 3},
+        "none asked": {"policy": "threshold", "n_tensors": 0},
+    }.items():
+        lms.disable()
+        lms.enable(**asked)
+        model().fit(images, labels, **fit)
+        found[name] = [len(lms.report().edited), lms.report().warnings, lms.report().graphs[-1].why]
     experimental.set_lms_enabled(False)
     found["after"] = [experimental.get_lms_enabled(), lms.state() is None]
     return found

@@ -109,6 +109,33 @@ def test_classes_as_keras_callbacks(seen: dict[str, Any]) -> None:
     assert seen["plot"]
 
 
+@pytest.mark.tensorflow
+def test_a_size_that_one_callback_assumes_is_not_the_next_ones(seen: dict[str, Any]) -> None:
+    assert not any("not necessary" in line for line in seen["second_lines"])
+    assert "[LMS][0] LMS is not necessary. Turned LMS off." in seen["real size again"]
+
+
+@pytest.mark.tensorflow
+def test_a_callback_without_tensors_keeps_lms_off_for_its_training(seen: dict[str, Any]) -> None:
+    lines, edited, why = seen["kept off"]
+    assert lines == ["[LMS][0] LMS is disabled and will not modify the model."]
+    assert edited == 0 and set(why) == {"n_tensors is 0"}
+    assert seen["back"] == 1
+
+
+@pytest.mark.tensorflow
+def test_rules_that_the_policy_does_not_go_by_are_a_warning(seen: dict[str, Any]) -> None:
+    edited, (warning,), _ = seen["idle"]
+    assert edited == 1
+    assert warning.startswith("n_tensors, sync_mode: of no effect with policy 'all'")
+    assert "LMS_POLICY=threshold" in warning
+
+
+@pytest.mark.tensorflow
+def test_who_asks_for_no_tensors_is_not_warned_that_none_is_swapped(seen: dict[str, Any]) -> None:
+    assert seen["none asked"] == [0, [], "nothing is edited: n_tensors is 0"]
+
+
 def test_unknown_stays_unknown_in_sums() -> None:
     one = StepStats(2.0, None, 4, 0, 1.0)
     assert (one + one).over(2) == one

@@ -244,6 +244,124 @@ def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
 
 
 @pytest.mark.tensorflow
+def test_a_hook_without_tensors_keeps_lms_off_for_its_session(sessions: dict[str, Any]) -> None:
+    weights, lines, told, active, edited = sessions["kept off"]
+    assert weights == sessions["plain"]
+    assert (lines, told) == (["[LMS][0] LMS is disabled and will not modify the model."], [])
+    assert active and edited == [0, 1], "with n_tensors=0, and then without any of IBM's classes"
+
+
+@pytest.mark.tensorflow
+def test_the_operations_that_a_line_counts_add_up(sessions: dict[str, Any]) -> None:
+    added, (outs, ins), lines = sessions["views"]
+    assert added > outs + ins > 0
+    line = f"[LMS][0] Added {outs + ins} operations to the model ({outs} swap-out operations ("
+    assert any(said.startswith(line) and f" and {ins} swap-in operations (" in said for said in lines)
+    assert any(said.startswith(f"[LMS][0] Added {added - outs - ins} more operations: ") for said in lines)
+
+
+@pytest.mark.tensorflow
+def test_an_order_alone_is_told_as_such(sessions: dict[str, Any]) -> None:
+    lines = sessions["without swaps"]
+    assert any("No tensor is swapped; " in line and "control dependencies" in line for line in lines)
+    assert not any("operations to the model" in line for line in lines)
+
+
+@pytest.mark.tensorflow
+def test_the_packages_were_called_otherwise_too(sessions: dict[str, Any]) -> None:
+    names = ["LMS", "LMSHook", "LMSKerasCallback", "LMSSessionRunHook"]
+    assert sessions["other packages"] == [True, True, names]
+    assert sessions["rest of contrib"][0] == "ModuleNotFoundError"
+
+
+def test_a_package_of_such_a_name_comes_before_ours(tmp_path: Path) -> None:
+    (tmp_path / "tflms.py").write_text("OWNER = 'installed'\n")
+    source = "import sys; from lms.compat import install; install(sys); import tflms; print(tflms.OWNER)"
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "installed\n"
+
+
+PLAIN_ALLOCATOR = """
+import tensorflow as tf, lms.compat
+from lms.callbacks import LMSStatsLogger
+from lms.compat.counters import NoStatisticError
+lms.compat.install()
+for name in ("num_allocs", "largest_alloc_size", "bytes_in_use"):
+    try:
+        print(getattr(tf.experimental, "get_" + name)(0))
+    except NoStatisticError as error:
+        print(error)
+logger = LMSStatsLogger("log.csv")
+logger.on_train_begin()
+logger.on_train_batch_begin(0)
+logger.on_train_batch_end(0)
+print(open("log.csv").read().splitlines()[1].split(",")[4])
+"""
+
+
+@pytest.mark.tensorflow
+def test_the_cpus_usual_allocator_counts_nothing(tmp_path: Path) -> None:
+    """TensorFlow has it count allocations of 4 KiB and more alone."""
+    pytest.importorskip("tensorflow")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPU_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_ALLOCATOR],
+        env={**environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    *texts, allocs = done.stdout.splitlines()
+    assert all(": the allocator of CPU:0 does not count; needed a GPU, or TF_CPU" in text for text in texts)
+    assert [text.partition(":")[0] for text in texts] == [
+        "get_num_allocs",
+        "get_largest_alloc_size",
+        "get_bytes_in_use",
+    ]
+    assert allocs == ""
+
+
+@pytest.mark.tensorflow
+def test_each_line_is_written_once() -> None:
+    """Also where a later call asks for every decision, which go to the same place."""
+    pytest.importorskip("tensorflow")
+    source = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import compat_job
+from lms.compat.classes import LMS
+compat_job.tf1.disable_eager_execution()
+for debug in (False, True):
+    with compat_job.tf.Graph().as_default():
+        compat_job.build()
+        LMS(swapout_threshold=3, swapin_ahead=1, debug=debug).run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stderr.splitlines()
+    assert lines.count("[LMS][0] Editing model for LMS") == 2
+    assert len([line for line in lines if ": out after" in line]) > 0
+
+
+@pytest.mark.tensorflow
 def test_placeholders_with_defaults_leave_the_batch_open_too(sessions: dict[str, Any]) -> None:
     added, lines = sessions["defaults"]
     assumed = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_BATCH_SIZE)"
