@@ -6,6 +6,7 @@ other ranks have received cannot be taken back, nor what lies in a table or a qu
 again (:mod:`lms.effects`).
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,12 @@ class _Attempt:
     """Whether the step makes variables of its own, whose first values nobody can put back."""
 
 
+class _UnderWay(threading.local):
+    """The attempt of each thread: an input pipeline, for one, calls functions while the step is at work."""
+
+    attempt: _Attempt | None = None
+
+
 LATER_STEP = (
     "The step is not tried again: it is not the first one, and has updated some variables already. Start "
     "again from the last checkpoint."
@@ -52,7 +59,7 @@ class Rescue:
         self.config = config
         """The configuration to plan with; another one when the step is tried again."""
         self.message = self.refusal = ""
-        self._attempt: _Attempt | None = None
+        self._under_way = _UnderWay()
         self._left = list(_further_tries(config))
         self._worked = False
 
@@ -65,29 +72,30 @@ class Rescue:
         """A graph has been planned for the step that ``call`` is about to run."""
         if not self._left or not call.functions:
             return
-        if self._attempt is None:
-            self._attempt = _Attempt(call.functions, call.feed)
+        if self._under_way.attempt is None:
+            self._under_way.attempt = _Attempt(call.functions, call.feed)
         self.traced(tf_graph)
 
     def traced(self, tf_graph: Any) -> None:
         """A graph of the same call is ready to run: one planned, or what calls it and has variables too."""
-        if self._attempt is None:
+        attempt = self._under_way.attempt
+        if attempt is None:
             return
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return
             for handle in variable_handles(tf_graph):
-                if id(handle) in self._attempt.values:
+                if id(handle) in attempt.values:
                     continue
                 if bool(tf.raw_ops.VarIsInitializedOp(resource=handle)):
                     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
-                    self._attempt.values[id(handle)] = handle, value.numpy()
+                    attempt.values[id(handle)] = handle, value.numpy()
                 else:
-                    self._attempt.unknown = True
+                    attempt.unknown = True
 
     def prepare(self) -> bool:
         """After a failure: undo the step, forget its traces, take the next plan; False: no further try."""
-        attempt, self._attempt = self._attempt, None
+        attempt, self._under_way.attempt = self._under_way.attempt, None
         self.refusal = _why_not(attempt) if attempt else LATER_STEP if self._worked else ""
         if attempt is None or self.refusal:
             return False
@@ -106,11 +114,11 @@ class Rescue:
 
     def succeeded(self) -> None:
         """A call has run to its end: an edited step among them can no longer be a first one."""
-        self._worked = self._worked or self._attempt is not None
+        self._worked = self._worked or self._under_way.attempt is not None
 
     def done(self) -> None:
         """The outermost call is over: a step that worked needs no rescue."""
-        self._attempt = None
+        self._under_way.attempt = None
 
 
 def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:

@@ -6,6 +6,7 @@ memory ran out, so that each case meets all three tries.
 
 import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -333,6 +334,23 @@ def a_table_that_is_only_read_is_no_matter() -> None:
     require_same(run)
 
 
+def calls_of_other_threads_are_no_part_of_it() -> None:
+    """One ends while the step runs, as those in an input pipeline do."""
+    other = tf.function(lambda: tf.constant(1.0))
+
+    def beside(x: Any) -> Any:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return x
+
+    def run() -> Any:
+        step = tf.function(lambda x: train(x + 0.0 * tf.numpy_function(beside, [x[0, 0]], tf.float32)))
+        return [float(step(BATCH)) for _ in range(2)]
+
+    require_same(run)
+
+
 def what_a_pipeline_raises_is_raised() -> None:
     """As it is, and not as the stand-in would put it; the iterator goes on behind it."""
 
@@ -389,6 +407,7 @@ LOOP_CASES = (
     what_cannot_be_given_again_is_an_error,
     more_than_is_kept_is_an_error,
     a_table_that_is_only_read_is_no_matter,
+    calls_of_other_threads_are_no_part_of_it,
     what_a_pipeline_raises_is_raised,
     batches_are_kept_outside_of_the_device,
 )
