@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -12,8 +12,9 @@ Shapes = tuple[tuple[int, ...], ...]
 class _Planned:
     batch_size: int | None = None
     shapes: Shapes = ()
-    nested: Sequence[Any] = field(default_factory=list)
-    """The functions that were traced within the step."""
+    nested: tuple["weakref.ref[Any]", ...] = ()
+    """The functions that were traced within the step. One may hold the model, and that the step's function,
+    which would keep itself then."""
 
 
 class Growth:
@@ -26,7 +27,7 @@ class Growth:
         """The step of the first of ``functions`` is planned for batches of this size, or of these shapes."""
         if functions and (batch_size or shapes):
             first, *nested = functions
-            self._planned[first] = _Planned(batch_size, shapes, nested)
+            self._planned[first] = _Planned(batch_size, shapes, tuple(map(weakref.ref, nested)))
 
     def watches_shapes(self, function: Any) -> bool:
         """Whether the shapes of each batch must be known to see the step's growth."""
@@ -63,8 +64,9 @@ class Growth:
             grown = f"was planned for batches of {_text(planned.shapes)}, and is again for {_text(shapes)}"
         else:
             return ""
-        for traced in (function, *planned.nested):
-            traced._function_cache.clear()
+        for traced in (function, *(nested() for nested in planned.nested)):
+            if traced is not None:
+                traced._function_cache.clear()
         return grown
 
 

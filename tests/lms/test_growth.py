@@ -14,6 +14,7 @@ def test_a_step_is_planned_again_for_larger_batches(legacy_keras: str) -> None:
     assert eight > 1.8 * four and large > 3.5 * eight, "each planned for its own size"
     said = [text.partition("batches of ")[2] for text in seen["said"]]
     assert said == ["4, and is again for 8", "8, and is again for 32"]
+    assert not seen["left"], "a model is kept after its training"
 
 
 @pytest.mark.parametrize(("kind", "legacy_keras"), [("keras", "0"), ("keras", "1"), ("loop", "0")])
