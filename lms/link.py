@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from lms.costs import Costs, costs_of
 from lms.device import Device
@@ -47,11 +48,12 @@ def _model_name(device: Device) -> str:
 def measured(device: Device) -> tuple[float, float]:
     """Bytes a second out of the device and back into it.
 
-    On the CPU device both are those of a copy in memory.
+    On the CPU device both are those of a copy in memory. For a session's graph, too, this is done in eager
+    execution.
     """
     nbytes = min(PROBE_BYTES, (device.limit_bytes or PROBE_BYTES * SHARE) // SHARE)
     there = f"/{device.name}"
-    with tf.init_scope(), tf.device(there):
+    with context.eager_mode(), tf.device(there):
         held = tf.zeros((max(1, nbytes),), tf.uint8)
         if device.type == "CPU":
             rate = nbytes / _fastest(lambda: tf.raw_ops.DeepCopy(x=held))

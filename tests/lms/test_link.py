@@ -19,6 +19,8 @@ import lms
 from lms.hook import Engine
 from lms.link import costs_of_device
 
+if os.environ["PROGRAM"] == "v1":
+    tf.compat.v1.disable_eager_execution()
 device = Engine(lms.LMSConfig(), os.environ).device
 
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -51,9 +53,10 @@ def test_newer_gpus_compute_faster() -> None:
 
 
 @pytest.mark.tensorflow
-def test_a_given_rate_is_taken_and_zero_measures_one() -> None:
+@pytest.mark.parametrize("program", ["v1", "v2"])
+def test_a_given_rate_is_taken_and_zero_measures_one(program: str) -> None:
     pytest.importorskip("tensorflow")
-    limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "100"}
+    limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "100", "PROGRAM": program}
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **limit}
     done = subprocess.run(
         [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, timeout=300, check=True
