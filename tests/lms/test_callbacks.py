@@ -1,6 +1,7 @@
 """The statistics callbacks and IBM's statistics, in a training with Keras 3."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,23 @@ def test_unknown_stays_unknown_in_sums() -> None:
     one = StepStats(2.0, None, 4, 0, 1.0)
     assert (one + one).over(2) == one
     assert (one - one).allocs is None
+
+
+def test_what_a_gpu_does_not_count_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow")
+    from lms import callbacks, hook
+
+    def planned(*edited: Any) -> None:
+        monkeypatch.setattr(
+            hook, "engine", lambda: SimpleNamespace(report=lambda: SimpleNamespace(edited=edited))
+        )
+
+    counted, uncounted = StepStats(2.0, 9, 4, 0, 1.0), StepStats(2.0, 9, 0, 0, None)
+    planned(SimpleNamespace(tensors=7, bytes_out=1 << 20), SimpleNamespace(tensors=3, bytes_out=1 << 29))
+    assert callbacks._with_plan(uncounted) == StepStats(2.0, 9, 3, 0, 0.5)
+    assert callbacks._with_plan(counted) == counted
+    planned()
+    assert callbacks._with_plan(uncounted) == uncounted
 
 
 def test_a_training_without_counted_steps_writes_nothing(
