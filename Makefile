@@ -6,6 +6,7 @@ export LMSRUN_VENV TENSORFLOW
 
 BIN := $(LMSRUN_VENV)/bin
 PYTEST_ARGS ?=
+BENCH_LMS := out/bench-lms.json
 
 .PHONY: help setup demo test test-oldest check lint bench bench-lms bench-gpu clean
 
@@ -41,10 +42,15 @@ bench: setup  ## start-up against horovodrun and mpirun
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/scale.py
 
-bench-lms: setup  ## the largest batch with and without Large Model Support, and what it costs
-	$(BIN)/python bench/lms.py --out out/bench-lms.json
-	$(BIN)/python bench/lms_sim.py
-	$(BIN)/python bench/lms_edit.py --out out/bench-lms-edit.json
+bench-lms: setup  ## the largest batch with and without Large Model Support, and what it costs; hours
+	$(BIN)/python bench/lms.py --out $(BENCH_LMS)
+	$(BIN)/python bench/lms_edit.py --out $(BENCH_LMS)
+	-$(BIN)/python bench/lms_sim.py --out $(BENCH_LMS)
+	@if LMSRUN_VENV=.venv-tf215 TENSORFLOW=2.15.1 $(PYTHON) scripts/setup.py; then \
+		$(BIN)/python bench/lms.py --out $(BENCH_LMS) --python .venv-tf215/bin/python --what memory --goal-only && \
+		$(BIN)/python bench/lms_edit.py --out $(BENCH_LMS) --python .venv-tf215/bin/python --models resnet50 --keras 2; \
+	else echo "bench-lms: goes on without TensorFlow 2.15, see above"; fi
+	@$(BIN)/python bench/lms.py --out $(BENCH_LMS) --what table
 
 bench-gpu: setup  ## the same at full size on a CUDA machine
 	$(BIN)/python bench/gpu_lms.py --out out/bench-gpu.json

@@ -6,16 +6,14 @@ Prints one table, and writes one JSON document with everything that was measured
     python bench/lms.py                                    # all models, every Keras of this TensorFlow
     python bench/lms.py --what memory --out result.json    # the largest batches: needs no quiet machine
     python bench/lms.py --what time --out result.json      # then times, at the batches found before
-    python bench/lms.py --what table --out result.json     # only the table of what the file holds
+    python bench/lms.py --what table --out result.json     # only the tables of all that the file holds
     python bench/lms.py --python .venv-tf215/bin/python    # another TensorFlow
 """
 
 import argparse
-import json
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,10 +35,10 @@ from lms_children import (  # noqa: E402
     line_meets,
     say,
 )
+from lms_document import Document, read_document, write_part  # noqa: E402
 from lms_table import POLICIES, misses, ratio_text, render  # noqa: E402
 from models import MODELS  # noqa: E402
 
-SCHEMA = "lmsrun.bench-lms/2"
 PROBES = (2, 6)
 """Two small batches; the line through their planned peaks says where the search begins."""
 UNPLANNED = 0.85
@@ -63,7 +61,20 @@ def main() -> int:
     print(render(book.entries))
     for miss in misses(book.entries):
         print(f"missed: {miss}")
+    if options.what == "table" and options.out:
+        _print_other_parts(read_document(Path(options.out)))
     return 0
+
+
+def _print_other_parts(document: Document) -> None:
+    """The tables of what the other benchmarks have put into the document."""
+    import lms_edit
+    import lms_sim
+
+    if edits := document.get("edits"):
+        print(f"\n{lms_edit.text(edits)}")
+    if simulated := document.get("simulated"):
+        print(f"\n{lms_sim.text(simulated)}")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -122,11 +133,8 @@ class Book:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.entries: list[Found] = []
-        if path is not None and path.exists():
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document.get("schema") != SCHEMA:
-                raise SystemExit(f"{path} is no document of this benchmark (needed schema {SCHEMA})")
-            self.entries = document["results"]
+        if path is not None:
+            self.entries = read_document(path).get("results", [])
 
     def entry(self, tensorflow: str, keras: str, model: str, limit_mb: int) -> Found:
         """The entry of these four, made if there is none."""
@@ -138,15 +146,9 @@ class Book:
         return self.entries[-1]
 
     def save(self) -> None:
-        """Write the file anew, whole or not at all."""
+        """Write what has been measured into the document."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"schema": SCHEMA, "results": self.entries}, indent=1) + "\n"
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self._path.parent, delete=False, encoding="utf-8"
-            ) as file:
-                file.write(text)
-            Path(file.name).replace(self._path)
+            write_part(self._path, "results", self.entries)
 
 
 def _bench(book: Book, name: str, keras: str, options: argparse.Namespace) -> None:

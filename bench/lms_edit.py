@@ -5,7 +5,7 @@ time of tracing stands beside it, because their ratio hardly depends on what els
 network of 3,000 ops and the same of 30,000 show whether the time is linear in the ops.
 
     python bench/lms_edit.py                                   # everything
-    python bench/lms_edit.py --models resnet50 --policies all --keras 2 --out edit.json
+    python bench/lms_edit.py --models resnet50 --policies all --keras 2 --out result.json
 """
 
 import argparse
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from lms_document import read_document, write_part  # noqa: E402
 from models import MODELS  # noqa: E402
 
 EDIT = "lms.hook:Engine.edit"
@@ -54,8 +56,6 @@ CASE_TIMEOUT_S = 1800
 def main() -> int:
     """Run one case (a child) or the whole benchmark."""
     options = _parse(sys.argv[1:])
-    if options.out:
-        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     if options.case:
         print(json.dumps(run_case(options.case, options.policies[0], options.keras[0], options.repeats)))
         return 0
@@ -65,14 +65,31 @@ def main() -> int:
         for keras in (("-",) if model in DEEP else options.keras)
         for policy in options.policies
     ]
-    growth = growths(results)
-    print(render(results))
-    for policy, ratio in growth.items():
-        print(f"{policy}: the time per op at 30,000 ops is {ratio:.2f} of that at 3,000 (goal 1.5)")
+    print(text(results))
     if options.out:
-        document = {"schema": "lmsrun.bench-lms-edit/1", "results": results, "growth": growth}
-        Path(options.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        out = Path(options.out)
+        write_part(out, "edits", merged(read_document(out).get("edits", []), results))
     return 0
+
+
+def merged(earlier: Iterable[dict[str, Any]], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``results``, behind what was measured of other cases."""
+    key = itemgetter("tensorflow", "model", "policy", "keras")
+    anew = {key(one) for one in results}
+    return [*(one for one in earlier if key(one) not in anew), *results]
+
+
+def text(results: list[dict[str, Any]]) -> str:
+    """The table of these cases, and how the time grows with the ops."""
+    lines = [render(results)]
+    for version in dict.fromkeys(one["tensorflow"] for one in results):
+        growth = growths(one for one in results if one["tensorflow"] == version)
+        lines += [
+            f"TensorFlow {version}, {policy}: "
+            f"the time per op at 30,000 ops is {ratio:.2f} of that at 3,000 (goal 1.5)"
+            for policy, ratio in growth.items()
+        ]
+    return "\n".join(lines)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -87,7 +104,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter of the cases (another TensorFlow)"
     )
-    parser.add_argument("--out", help="file for the JSON document")
+    parser.add_argument("--out", help="file of the JSON document; it is added to")
     parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -247,6 +264,7 @@ def growths(results: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 HEADINGS = (
+    "TensorFlow",
     "model",
     "Keras",
     "policy",
@@ -272,6 +290,7 @@ def render(results: Iterable[dict[str, Any]]) -> str:
 def _row(result: dict[str, Any]) -> tuple[str, ...]:
     seconds = result["seconds"]
     return (
+        result["tensorflow"],
         result["model"],
         result["keras"],
         result["policy"],

@@ -1,20 +1,20 @@
 """What swapping costs in the timed simulator: models x links x memory, for every policy and a lower bound.
 
-No device and no TensorFlow is needed: ``python bench/lms_sim.py`` prints one table, ``--json FILE`` writes
-the numbers. Nothing here was measured on hardware: op times are a roofline of the device named in the output.
+No device and no TensorFlow is needed: ``python bench/lms_sim.py`` prints one table, ``--out FILE`` adds the
+numbers to the benchmarks' document. Nothing here was measured on hardware: op times are a roofline of the
+device named in the output.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, which has a lms.py
 
+from lms_document import Document, write_part
 from lms_models import resnet, unet3d
 
 from lms.config import LMSConfig
@@ -189,7 +189,7 @@ def misses(table: Sequence[Row]) -> list[str]:
 def main() -> int:
     """Make the table; exit 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--out", type=Path, help="file of the JSON document; it is added to")
     parser.add_argument("--device", choices=DEVICES, default="V100", help="whose roofline gives the op times")
     parser.add_argument(
         "--quick", action="store_true", help="ResNet-50 on the slowest and the fastest link only"
@@ -199,17 +199,18 @@ def main() -> int:
     if args.quick:
         models, links = models[:1], [links[0], links[-1]]
     table = rows(models, links, DEVICES[args.device])
-    print(
-        f"simulated, op times from a roofline of {args.device}; slowdown against no swapping, - does not fit"
-    )
-    print(render(table))
-    missed = misses(table)
-    print("\n".join(missed) if missed else "all goals met")
-    if args.json:
-        report: dict[str, Any] = {"schema": "lmsrun.bench.lms_sim/1", "device": args.device, "missed": missed}
-        report["rows"] = [asdict(row) | {"over_bound": row.over_bound} for row in table]
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 1 if missed else 0
+    simulated: Document = {"device": args.device, "rows": [asdict(row) for row in table]}
+    print(text(simulated))
+    if args.out:
+        write_part(args.out, "simulated", simulated)
+    return 1 if misses(table) else 0
+
+
+def text(simulated: Document) -> str:
+    """The table of this part of the document, and the goals that were missed."""
+    table = [Row(**row) for row in simulated["rows"]]
+    head = f"simulated, op times from a roofline of {simulated['device']}; slowdown against no swapping, "
+    return "\n".join([f"{head}- does not fit", render(table), *(misses(table) or ["all goals met"])])
 
 
 if __name__ == "__main__":

@@ -45,3 +45,22 @@ def test_growth_compares_the_time_of_one_op(monkeypatch: pytest.MonkeyPatch) -> 
         )
     ]
     assert lms_edit.growths(results) == {"all": pytest.approx(1.5)}, "auto has nothing to compare with"
+
+
+def test_a_case_that_is_measured_again_takes_its_old_place_in_the_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCH)])
+    import lms_document
+    import lms_edit
+
+    def case(tensorflow: str, edit_s: float) -> dict[str, object]:
+        return {"tensorflow": tensorflow, "model": "m", "policy": "all", "keras": "3", "edit_s": edit_s}
+
+    old, other, new = case("2.21.0", 1.0), case("2.15.1", 2.0), case("2.21.0", 3.0)
+    assert lms_edit.merged([old, other], [new]) == [other, new]
+    path = tmp_path / "new" / "document.json"
+    lms_document.write_part(path, "results", [1])
+    lms_document.write_part(path, "edits", [old])
+    lms_document.write_part(path, "edits", [new])
+    assert lms_document.read_document(path) == {"schema": lms_document.SCHEMA, "results": [1], "edits": [new]}
