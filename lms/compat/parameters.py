@@ -77,6 +77,8 @@ class Request:
     config: LMSConfig
     shown: Mapping[str, object]
     """What is logged when editing starts: the parameters in force."""
+    given: frozenset[str]
+    """The parameters that the call itself gives."""
     graph: Any = None
 
 
@@ -141,7 +143,7 @@ def _first(base: LMSConfig, given: Mapping[str, Any]) -> Request:
     if not config.swap_branches:
         # Decides nothing without swap_branches; not being the default, it says whose rules apply.
         config = replace(config, branch_threshold=max(1, config.branch_threshold))
-    return Request(1, config, shown, given.get("graph"))
+    return Request(1, config, shown, frozenset(given), given.get("graph"))
 
 
 def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any]) -> Request:
@@ -159,7 +161,7 @@ def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any
     shown["serialization_by_size"] = f"{config.serialization_by_size:g}"
     if given.get("gpu_device") is not None:
         shown["gpu_device"] = f"{given['gpu_device']} (the first visible GPU is the one that is planned for)"
-    return Request(2, config, shown)
+    return Request(2, config, shown, frozenset(given))
 
 
 def names_of(value: Iterable[str] | None) -> tuple[str, ...]:

@@ -251,7 +251,10 @@ def sessions() -> dict[str, Any]:
     def errors() -> dict[str, Any]:
         build()
         graph = tf1.get_default_graph()
+        filtered = LMS(swapout_threshold=3)
+        filtered.excl_input_by_scopes = {"nowhere"}
         return {
+            "filter": error_of(filtered.run),
             "no scope": error_of(LMS, lb=3),
             "no graph": error_of(LMS({"adam_optimizer"}).run),
             "scope": error_of(LMS({"sgd", "momentum"}).run, graph),

@@ -121,13 +121,13 @@ def test_a_callback_without_tensors_keeps_lms_off_for_its_training(seen: dict[st
     lines, edited, why = seen["kept off"]
     assert lines == ["[LMS][0] LMS is disabled and will not modify the model."]
     assert edited == 0 and set(why) == {"n_tensors is 0"}
-    assert seen["back"] == 1
+    assert seen["back"] > 0
 
 
 @pytest.mark.tensorflow
 def test_rules_that_the_policy_does_not_go_by_are_a_warning(seen: dict[str, Any]) -> None:
     edited, (warning,), _ = seen["idle"]
-    assert edited == 1
+    assert edited > 0
     assert warning.startswith("n_tensors, sync_mode: of no effect with policy 'all'")
     assert "LMS_POLICY=threshold" in warning
 

@@ -406,6 +406,7 @@ def test_errors_of_sessions(sessions: dict[str, Any]) -> None:
     assert errors["scope"][1].startswith("optimizer_scopes: 'momentum' matches nothing")
     assert errors["type"][1].startswith("excl_types: 'Konv' matches nothing")
     assert errors["start"][1].startswith("starting_op_names: 'z' matches nothing")
+    assert errors["filter"][1].startswith("excl_input_by_scopes: 'nowhere' matches nothing")
     assert any("a session of this graph is open" in text for text in sessions["late"])
 
 

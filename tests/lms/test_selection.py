@@ -120,3 +120,8 @@ def test_a_name_that_matches_nothing_is_one_warning_in_the_process() -> None:
     (said,) = seen["warnings"]
     assert said.startswith("step512: excl_scopes: 'nowhere' matches nothing in the graph; needed one of ")
     assert seen["variable"]["tensors"] == seen["enable"]["tensors"]
+    (said,) = seen["warnings of the class"]
+    assert said.startswith("excl_scopes: 'nowhere' matches nothing"), (
+        "the job's name, and no error of the script's"
+    )
+    assert seen["class"]["tensors"] == seen["enable"]["tensors"]
