@@ -26,7 +26,7 @@ from lms.tf_graph import has_backward_pass
 
 
 class Editor(Protocol):
-    """What edits a graph (the engine of :mod:`lms.hook`)."""
+    """What edits a graph (:class:`lms.engine.Engine`)."""
 
     config: LMSConfig
     batch_sizes: BatchSizes

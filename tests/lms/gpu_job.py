@@ -22,6 +22,7 @@ from tensorflow.python.grappler import cluster, tf_optimizer  # noqa: E402
 import lms  # noqa: E402
 from lms import hook  # noqa: E402
 from lms.device import Device  # noqa: E402
+from lms.engine import Engine  # noqa: E402
 from lms.transports.device import TO_DEVICE, TO_HOST  # noqa: E402
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -69,7 +70,7 @@ def placed(graph: Any) -> None:
         op._set_device("/device:GPU:0")
 
 
-def pretend_gpu(capability: tuple[int, int], **fields: Any) -> hook.Engine:
+def pretend_gpu(capability: tuple[int, int], **fields: Any) -> Engine:
     """LMS as with a GPU of a compute capability."""
     transform.FUNC_GRAPH_TRANSFORMS.append(placed)
     lms.enable(policy="all", min_tensor_bytes=1 << 14, **fields)

@@ -18,6 +18,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
+import lms.engine  # noqa: E402
 from lms import hook, host_reads  # noqa: E402
 
 
@@ -55,7 +56,7 @@ def main(policy: str, where: str) -> dict[str, Any]:
         def decide_for_gpu(graph: Any, config: Any, device_type: str, limit: Any, costs: Any) -> Any:
             return decide(graph, config, "GPU", limit, costs)
 
-        hook.decide = decide_for_gpu  # type: ignore[attr-defined]
+        lms.engine.decide = decide_for_gpu  # type: ignore[attr-defined]
     on = train()
     planned = hook.engine().collector.planned[-1]
     graph = lms.report().edited[-1]

@@ -101,11 +101,12 @@ def test_more_than_the_pool_of_pinned_memory_holds_is_refused_before_training() 
 
 def test_of_several_gpus_the_first_is_planned_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow")
-    from lms import hook
+    from lms import engine as engine_module
+    from lms.config import LMSConfig
     from lms.device import Device
     from lms.enable import LMSWarning
 
-    monkeypatch.setattr(hook, "read_device", lambda _: Device("GPU:0", 1 << 30, others=1))
-    engine = hook.Engine(hook.LMSConfig(), {})
+    monkeypatch.setattr(engine_module, "read_device", lambda _: Device("GPU:0", 1 << 30, others=1))
+    engine = engine_module.Engine(LMSConfig(), {})
     with pytest.warns(LMSWarning, match="several GPUs are visible .* start one process a GPU"):
         assert engine.device.others == 1

@@ -16,7 +16,7 @@ CHILD = """
 import json, os
 import tensorflow as tf
 import lms
-from lms.hook import Engine
+from lms.engine import Engine
 from lms.link import costs_of_device
 
 if os.environ["PROGRAM"] == "v1":

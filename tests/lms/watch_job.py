@@ -19,6 +19,7 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
+import lms.engine  # noqa: E402
 from lms import hook  # noqa: E402
 from lms.errors import LMSError  # noqa: E402
 
@@ -271,8 +272,8 @@ def a_fault_of_our_own_trains_as_it_is() -> None:
     def stumble(*_: Any) -> Any:
         raise KeyError("conv_7")
 
-    original = hook.decide
-    hook.decide = stumble
+    original = lms.engine.decide
+    lms.engine.decide = stumble
     try:
         with enabled(policy="all") as texts:
             tf.function(train)(BATCH)
@@ -284,7 +285,7 @@ def a_fault_of_our_own_trains_as_it_is() -> None:
             except KeyError:
                 pass
     finally:
-        hook.decide = original
+        lms.engine.decide = original
         logging.getLogger("lms").setLevel(logging.NOTSET)
     said = "stays as it is: LMS has a fault here (KeyError: 'conv_7'); debug=True (LMS_DEBUG=1) shows where"
     assert any(said in text for text in texts), texts
