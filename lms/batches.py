@@ -11,7 +11,7 @@ A batch can be looked at before the step is traced, too: it has the sizes that a
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -296,8 +296,23 @@ def _can_be_kept(iterator: Any) -> bool:
     """Whether this is an iterator, arrays hold what it gives, and it gives it in host memory."""
     if type(iterator) is not OwnedIterator or "CPU" not in (iterator._iterator_resource.device or ""):
         return False
+    if any(map(_is_plain_row, _inner(iterator.element_spec))):
+        return False
     specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
     return all(isinstance(spec, tf.TensorSpec) and spec.dtype.name in KEPT_TYPES for spec in specs)
+
+
+def _is_plain_row(spec: Any) -> bool:
+    """Whether rows of a ragged tensor are meant: plain tensors, which a pipeline hands on as ragged ones."""
+    return isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank
+
+
+def _inner(element_spec: Any) -> Iterator[Any]:
+    """The specifications in a structure, and those that they are made of."""
+    for spec in tf.nest.flatten(element_spec):
+        yield spec
+        if not isinstance(spec, tf.TensorSpec):
+            yield from _inner(getattr(spec, "_component_specs", ()))
 
 
 def _sizes_open(iterators: Iterable[Any], size_known: bool) -> bool:

@@ -334,6 +334,34 @@ def a_table_that_is_only_read_is_no_matter() -> None:
     require_same(run)
 
 
+class Rows(tf.experimental.BatchableExtensionType):  # type: ignore[misc]
+    """A type of a user's own."""
+
+    rows: tf.RaggedTensor
+
+
+def rows_of_ragged_tensors_reach_the_step() -> None:
+    """Their pipeline says ragged and gives plain ones, alone or in another type."""
+    rows = tf.ragged.constant([[1.0], [2.0, 3.0], []])
+
+    def run(data: Any) -> Any:
+        step, iterator = (
+            tf.function(lambda iterator: train(BATCH + tf.reduce_sum(next(iterator)))),
+            iter(data),
+        )
+        return [float(step(iterator)) for _ in range(3)]
+
+    def summed(data: Any) -> Any:
+        step, iterator = tf.function(lambda iterator: tf.reduce_sum(next(iterator).rows)), iter(data)
+        return [float(step(iterator)) for _ in range(3)]
+
+    alone = tf.data.Dataset.from_tensor_slices(rows)
+    plain = weights_after(lambda: run(alone))
+    with tried(0):
+        assert weights_after(lambda: run(alone)) == plain
+        assert summed(tf.data.Dataset.from_tensor_slices(Rows(rows))) == [1.0, 5.0, 0.0]
+
+
 def calls_of_other_threads_are_no_part_of_it() -> None:
     """One ends while the step runs, as those in an input pipeline do."""
     other = tf.function(lambda: tf.constant(1.0))
@@ -407,6 +435,7 @@ LOOP_CASES = (
     what_cannot_be_given_again_is_an_error,
     more_than_is_kept_is_an_error,
     a_table_that_is_only_read_is_no_matter,
+    rows_of_ragged_tensors_reach_the_step,
     calls_of_other_threads_are_no_part_of_it,
     what_a_pipeline_raises_is_raised,
     batches_are_kept_outside_of_the_device,
