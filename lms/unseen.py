@@ -1,5 +1,6 @@
 """Notices the training steps that LMS does not see, and tells of each with the remedy."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ class Unseen:
         self._warn = warn
         self._gradient = imperative_grad.imperative_grad
         self._told_of_tape = False
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The functions that were looked at."""
 
     def install(self) -> None:
         """Watch what gradient tapes call in TensorFlow's own code, where AutoGraph converts nothing."""
@@ -43,9 +46,9 @@ class Unseen:
 
     def called(self, function: Any) -> None:
         """Eager code is about to call ``function`` (a ``tf.function``)."""
-        if getattr(function, "_lms_seen", False):
+        if function in self._seen:
             return
-        function._lms_seen = True
+        self._seen.add(function)
         if was_traced_unedited(function):
             self._warn(
                 f"{function._name} was traced before lms.enable() and stays as it is; "

@@ -25,6 +25,7 @@ CASES: dict[str, list[str]] = {
     "jit after enable": [CLUSTERS],
     "finalized session": [FINALIZED],
     "edited by an earlier LMS": [],
+    "traced again between two LMS": [BEFORE],
 }
 
 

@@ -114,6 +114,8 @@ def main() -> dict[str, Any]:
         retraced(BATCH)
         assert lms.report().edited
     seen["edited by an earlier LMS"] = said(lambda: retraced(BATCH))
+    retraced(BATCH[1:])
+    seen["traced again between two LMS"] = said(lambda: retraced(BATCH[1:]))
     return seen
 
 
