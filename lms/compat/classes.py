@@ -22,8 +22,8 @@ from lms.callbacks import EitherKeras
 from lms.compat.parameters import names_of, parse_call
 from lms.eligibility import UNKNOWN_SIZE
 from lms.enable import LMSWarning
-from lms.errors import LMSArgumentError, LMSError
 from lms.engine import Engine
+from lms.errors import LMSArgumentError, LMSError
 from lms.hook import engine as current_engine
 from lms.rewrite import is_edited
 from lms.selection import SECOND_GENERATION, Unmatched
@@ -62,6 +62,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.generation, self._graph = request.generation, request.graph
         self._request = request
         self._config = request.config
+        self._own = set(request.given)
+        """The parameters and filters that the script gave; the others are the job's."""
         self._gpu_memory_gib: float | None = None
         self.is_training = True
         self.autotune_plot: bool | str = False
@@ -175,14 +177,22 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return "n_tensors is 0" if self._is_off() else ""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """See :class:`lms.engine.Guest`: one of the optimizer's scopes has to be there, and all else."""
+        """See :class:`lms.engine.Guest`: one of the optimizer's scopes has to be there, and all else.
+
+        What the job's variables name has to be in some model of the job, perhaps not in this one.
+        """
         scopes = [missed for missed in names if missed.filter == "optimizer_scopes"]
         for missed in scopes:
             self._log(f"No operations were found with optimizer scope {missed.item}.")
         none_found = len(scopes) == len(self._config.optimizer_scopes)
         for missed in names:
-            if missed not in scopes or (none_found and self._scopes_required):
+            if missed in scopes:
+                if none_found and self._scopes_required:
+                    raise LMSArgumentError(missed.text)
+            elif missed.filter in self._own:
                 raise LMSArgumentError(missed.text)
+            else:
+                current_engine().warn(missed.text)
 
     def planned(self, stats: GraphStats) -> None:
         """See :class:`lms.engine.Guest`."""
@@ -351,6 +361,7 @@ def _filter_property(name: str) -> property:
     def set_to(self: LMS, value: Any) -> None:
         changed: dict[str, Any] = {name: names_of(value)}
         self._config = replace(self._config, **changed)
+        self._own.add(name)
 
     return property(get, set_to, doc=f"The filter {name}; see :mod:`lms.selection`.")
 
