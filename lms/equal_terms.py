@@ -77,8 +77,8 @@ def settle(tf_graph: Any) -> Redirected:
 
 
 def undo(redirected: Redirected) -> None:
-    """Let everything read again what it read before."""
-    for put_back in redirected:
+    """Let everything read again what it read before; what was changed last goes back first."""
+    for put_back in reversed(redirected):
         put_back()
 
 
@@ -198,7 +198,7 @@ def _redirect(op: Any, other: Any) -> Redirected:
     for waiting in op._control_outputs:
         before = list(waiting.control_inputs)
         _wait_for(waiting, [other if one is op else one for one in before])
-        changed.insert(0, partial(_wait_for, waiting, before))
+        changed.append(partial(_wait_for, waiting, before))
     return changed
 
 

@@ -53,6 +53,30 @@ def test_both_sums_read_the_one_that_remains_until_it_is_undone(waits: bool) -> 
     assert inputs(graph) == before
 
 
+def test_an_op_that_waits_for_two_that_do_not_remain_waits_for_them_again() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([8])])  # type: ignore[untyped-decorator]
+    def sums(x: Any) -> Any:
+        made = []
+        for scope, factor in (("a", 2.0), ("z", 3.0)):
+            terms = [tf.sinh(x, name=f"{scope}/equal"), tf.cosh(x, name=f"{scope}/other")]
+            with tf.control_dependencies(terms):
+                made.append(tf.exp(x * factor, name=f"{scope}/waiting"))
+            third = tf.tanh(x * factor, name=f"m/{scope}")
+            made.append(tf.raw_ops.AddN(inputs=[*terms, third], name=f"{scope}/sum"))
+        return made
+
+    graph = sums.get_concrete_function().graph
+    before = inputs(graph)
+    changes = settle(graph)
+    waits = [
+        {before.name for before in graph.get_operation_by_name(f"{scope}/waiting").control_inputs}
+        for scope in "az"
+    ]
+    assert len(changes) == 4 and waits[0] == waits[1]
+    undo(changes)
+    assert inputs(graph) == before
+
+
 def test_sums_of_two_and_optimizers_that_merge_nothing_need_no_choice() -> None:
     assert not settle(traced(waits=False, terms=2))
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
