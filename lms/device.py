@@ -101,7 +101,8 @@ def adopt_gpus(config: Any, options: Any = tf.config) -> None:
     listed = "" if config is None else config.gpu_options.visible_device_list
     gpus = options.list_physical_devices("GPU")
     if listed and gpus:
-        with suppress(RuntimeError):  # the device is there already, and the session has not been refused
+        # The device is there already, and has not been refused; or TensorFlow refuses the list itself.
+        with suppress(RuntimeError, IndexError, ValueError):
             options.set_visible_devices([gpus[int(number)] for number in listed.split(",")], "GPU")
 
 

@@ -65,7 +65,10 @@ def test_options_that_work_against_a_plan_are_told() -> None:
     assert "tf.keras.mixed_precision" in precision
 
 
-@pytest.mark.parametrize(("listed", "chosen"), [("2", ["GPU:2"]), ("1,0", ["GPU:1", "GPU:0"]), ("", None)])
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    [("2", ["GPU:2"]), ("1,0", ["GPU:1", "GPU:0"]), ("", None), ("3", None), ("all", None)],
+)
 def test_a_sessions_choice_of_gpus_holds_for_the_process(listed: str, chosen: list[str] | None) -> None:
     tf = pytest.importorskip("tensorflow")
     from lms.device import adopt_gpus
