@@ -161,7 +161,7 @@ class Engine:
         ops = func_graph.get_operations()
         if len(ops) < FEWEST_OPS or not has_backward_pass(ops) or is_edited(func_graph):
             return
-        if save_context.in_save_context() or is_thrown_away(ops):
+        if save_context.in_save_context() or is_thrown_away(func_graph, self.watch.call.functions):
             return
         if is_recording():
             self._skip(func_graph, func_graph.name, "a gradient tape around the function is recording")
