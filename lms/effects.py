@@ -58,8 +58,9 @@ def cannot_be_undone(tf_graphs: Iterable[Any], *, batches_are_kept: bool) -> str
             not batches_are_kept or _takes_from_elsewhere(tf_graph)
         ):
             return (
-                "it has taken batches from an iterator that is none of its arguments, or one of a "
-                "distribution strategy, and would get others now; pass the iterator to the tf.function"
+                "it has taken batches that were not kept, and would get others now: those of an iterator "
+                "that is none of its arguments, of a distribution strategy, of rows of ragged tensors, "
+                "on a GPU, or in a later trace; pass a plain iterator to the tf.function"
             )
         for what, beginnings in LASTING.items():
             if any(op_type.startswith(beginnings) for op_type in types):

@@ -275,6 +275,9 @@ def what_cannot_be_given_again_is_an_error() -> None:
     captured = tf.function(lambda other: train(next(other)[0] + next(iterator)[0]))
     require_refusal(lambda: captured(iter(data)), "none of its arguments")
 
+    later = tf.function(lambda other, trains: train(next(other)[0]) if trains else next(other)[1])
+    require_refusal(lambda: [later(iterator, trains) for trains in (False, True)], "in a later trace")
+
     @tf.function
     def through(dataset: Any) -> Any:
         total = 0.0
