@@ -26,13 +26,14 @@ from lms.fusion import FusionBuffer
 from lms.graph import Graph, GraphError
 from lms.grappler import OptimizerSettings, doubtful_options
 from lms.growth import Growth
-from lms.guards import collector_paused, readable_or_left_alone
+from lms.guards import collector_paused, level_of_user, readable_or_left_alone
 from lms.host_reads import Decision, decide
 from lms.host_side import with_host_side
 from lms.inline import Call, Watch, is_recording
 from lms.keras import BatchSizes
 from lms.layout import choose_layout
 from lms.link import costs_of_device
+from lms.loops import loops_with_lists
 from lms.own_memory import give_own_memory
 from lms.report import explain_out_of_memory
 from lms.retry import Rescue
@@ -41,7 +42,7 @@ from lms.selection import Unmatched, select
 from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.small_pool import SmallPool
-from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report
+from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report, counted
 from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
@@ -148,7 +149,7 @@ class Engine:
         if text not in self._warned:
             self._warned.add(text)
             self.collector.warnings.append(text)
-            warnings.warn(text, LMSWarning, stacklevel=2)
+            warnings.warn(text, LMSWarning, stacklevel=level_of_user())
 
     def tell_of_options(self) -> None:
         """Warn of what of TensorFlow's options, as they are now, works against a plan."""
@@ -231,6 +232,13 @@ class Engine:
         if open_sizes is not None:
             self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
         self._tell_unmatched(selection.unmatched, name)
+        loops = loops_with_lists(view.ops)
+        if loops:
+            self.warn(
+                f"{name}: what {counted(len(loops), 'loop')} (such as {loops[0]}) keep for the backward "
+                "pass is in no plan and is not swapped; layers such as LSTM take unroll=True, which makes "
+                "their turns ops of the step"
+            )
         constants = find_constants(selection.graph, view.ops)
         view = replace(view, graph=constants.graph)
         give_own_memory(tf_graph)
@@ -255,7 +263,7 @@ class Engine:
             layout.settle(self.optimizer)
             self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name, pending)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
-        stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s)
+        stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s, loops=len(loops))
         timed = replace(stats, edit_s=time.perf_counter() - started)
         self._record(timed, view, decided)
         if call is not None:

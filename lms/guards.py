@@ -1,8 +1,10 @@
-"""What stands around an edit: a fault of ours is a warning, and Python's collector waits."""
+"""What stands around an edit: a fault of ours is a warning, which names the line of the user."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from lms.errors import LMSError, UnreadableError
 from lms.graph import GraphError
@@ -37,3 +39,18 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+OTHERS = ("absl", "keras", "lms", "tensorflow", "tf_keras", "wrapt")
+"""Packages between the line of a user and a warning about it."""
+
+
+def level_of_user() -> int:
+    """The ``stacklevel`` with which the caller of this warns at the user's line, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in OTHERS:
+            return level
+        frame, level = frame.f_back, level + 1
+    return 2

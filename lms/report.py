@@ -19,6 +19,7 @@ NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
 TOLD_ERROR = 0.1
 """How far above the plan a measured peak is explained."""
+OF_LOOPS = "; what loops keep for their backward pass is in no plan"
 WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
@@ -123,7 +124,7 @@ def _measured(report: Report) -> str:
     text, error = mib(report.measured_peak_bytes), report.peak_error
     if error is None:
         return text
-    why = WHY_MORE if error > TOLD_ERROR else ""
+    why = "" if error <= TOLD_ERROR else OF_LOOPS if report.loops else WHY_MORE
     return f"{text} ({error:+.1%} against planned{why})"
 
 

@@ -38,6 +38,8 @@ class _Attempt:
     """By the id of a variable's handle the handle, and the value before the step."""
     unknown: bool = False
     """Whether the step makes variables of its own, whose first values nobody can put back."""
+    fits: bool = True
+    """Whether every plan of the step kept to its budget; one that does not needs the least memory already."""
 
 
 class _UnderWay(threading.local):
@@ -74,6 +76,7 @@ class Rescue:
             return
         if self._under_way.attempt is None:
             self._under_way.attempt = _Attempt(call.functions, call.feed)
+        self._under_way.attempt.fits &= made.feasible
         self.traced(tf_graph)
 
     def traced(self, tf_graph: Any) -> None:
@@ -135,8 +138,13 @@ def _difference(before: LMSConfig, after: LMSConfig) -> str:
 
 
 def _why_not(attempt: _Attempt) -> str:
-    if attempt.unknown:
-        why = "it makes variables while it runs, and their start is not known"
+    if not attempt.fits:
+        why = "no plan fits, and this one needs the least memory of all; take a smaller batch"
+    elif attempt.unknown:
+        why = (
+            "it makes variables while it runs, and their start is not known; "
+            "build model and optimizer before the first step"
+        )
     else:
         kept = attempt.feed.is_complete
         why = attempt.feed.refusal or cannot_be_undone(_graphs(attempt), batches_are_kept=kept)

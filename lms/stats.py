@@ -65,6 +65,8 @@ class GraphStats:
     """What lies on the device when the step begins: variables, constants, data, and Horovod's buffer."""
     step_bytes: int | None = None
     """The most that the planned step's own tensors have at once; ``None`` while sizes are open."""
+    loops: int = 0
+    """Loops that keep lists for their backward pass, which are in no plan."""
     fusion_bytes: int = 0
     """How much of it is the buffer that Horovod will take in the first step."""
     budget_bytes: int | None = None
@@ -161,6 +163,11 @@ class Report:
             return None
         peaks = [graph.planned_peak_bytes for graph in self._latest]
         return max((peak for peak in peaks if peak), default=None)
+
+    @property
+    def loops(self) -> int:
+        """Loops whose lists are in no planned peak."""
+        return sum(graph.loops for graph in self._latest)
 
     @property
     def fusion_bytes(self) -> int:

@@ -55,3 +55,38 @@ def test_keras(case: str, legacy_keras: str) -> None:
 def test_loop(case: str) -> None:
     pytest.importorskip("tensorflow")
     _require(case, _done("loops", "0"))
+
+
+HOPELESS = """
+import tensorflow as tf
+import lms
+
+lms.enable(policy="auto")
+weights = tf.Variable(tf.ones((2048, 2048)))
+
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.tanh(weights @ weights) @ weights)
+    weights.assign_sub(1e-3 * tape.gradient(loss, weights))
+    return loss
+
+step()
+"""
+
+
+def test_a_step_that_no_plan_fits_is_not_tried_again() -> None:
+    pytest.importorskip("tensorflow")
+    limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "50"}
+    done = subprocess.run(
+        [sys.executable, "-c", HOPELESS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **limit},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "is not met" in done.stderr, "told before the step"
+    assert "planned again" not in done.stderr
+    assert "not tried again: no plan fits, and this one needs the least memory of all" in done.stderr

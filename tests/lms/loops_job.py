@@ -1,0 +1,42 @@
+"""Trains an LSTM whose loop keeps lists, and one that is unrolled; prints what is warned of, as JSON."""
+
+import json
+import os
+import warnings
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+from lms.enable import LMSWarning  # noqa: E402
+
+STEPS, UNITS = 30, 64
+
+
+def fit(*, unroll: bool) -> dict[str, Any]:
+    """The warnings of one training, the lines they name, and the report."""
+    keras = tf.keras
+    lstm = keras.layers.LSTM(UNITS, unroll=unroll)
+    model = keras.Sequential([keras.Input((STEPS, UNITS)), lstm, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    lms.enable(policy="all", min_tensor_bytes=1024)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(np.ones((64, STEPS, UNITS), "f"), np.ones((64, 1), "f"), batch_size=32, verbose=0)
+    report = lms.report()
+    lms.disable()
+    told = [one for one in seen if issubclass(one.category, LMSWarning) and "loop" in str(one.message)]
+    return {
+        "told": [str(one.message) for one in told],
+        "here": [one.filename == __file__ for one in told],
+        "tensors": report.edited[-1].tensors if report.edited else 0,
+        "error": report.peak_error,
+        "report": str(report),
+    }
+
+
+print(json.dumps({"loop": fit(unroll=False), "unrolled": fit(unroll=True)}))

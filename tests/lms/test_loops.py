@@ -1,0 +1,32 @@
+"""Loops that keep lists for their backward pass are told, and what a plan lacks for them is explained."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
+    return run_job("loops_job.py")
+
+
+def test_a_loop_is_told_once_at_the_line_of_the_user(seen: dict[str, Any]) -> None:
+    (told,) = seen["loop"]["told"]
+    assert "keep for the backward pass is in no plan" in told
+    assert "unroll=True" in told
+    assert seen["loop"]["here"] == [True]
+
+
+def test_the_report_does_not_blame_the_allocator(seen: dict[str, Any]) -> None:
+    assert seen["loop"]["error"] > 0.1
+    assert "what loops keep for their backward pass is in no plan" in seen["loop"]["report"]
+    assert "twice its size" not in seen["loop"]["report"]
+
+
+def test_an_unrolled_layer_is_swapped_and_nothing_is_told(seen: dict[str, Any]) -> None:
+    assert seen["unrolled"]["told"] == []
+    assert seen["unrolled"]["tensors"] > 10
