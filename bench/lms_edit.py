@@ -29,16 +29,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from lms_document import read_document, write_part  # noqa: E402
 from models import MODELS  # noqa: E402
 
-EDIT = "lms.hook:Engine.edit"
+EDIT = "lms.engine:Engine.edit"
 """The whole of an edit."""
 PHASES = {
-    "lms.hook:complete_shapes": "shapes",
-    "lms.hook:read_graph": "read",
+    "lms.engine:complete_shapes": "shapes",
+    "lms.engine:read_graph": "read",
     "lms.planner:Case.of": "analyse",
     "lms.host_reads:read_from_host": "plan",
     "lms.host_reads:plan_in_pieces": "plan",
     "lms.host_reads:predicted_peak": "predict",
-    "lms.hook:rewrite": "rewrite",
+    "lms.engine:rewrite": "rewrite",
 }
 """The functions that it calls one after the other, and what the table calls them."""
 COLUMNS = tuple(dict.fromkeys(PHASES.values()))
