@@ -1,12 +1,12 @@
 """Each example runs as two ranks under lmsrun, with real data where it has some; alone: tests/lms."""
 
-import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from example_run import run
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.tensorflow
@@ -17,21 +17,6 @@ RANKS = {
     "session_mnist.py": "--steps 30 --min-accuracy 0.7",
     "custom_loop.py": "--image-size 16 --blocks 2 --steps 12",
 }
-
-
-def run(argv: list[str], **environ: str) -> str:
-    done = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(autouse=True)

@@ -51,17 +51,6 @@ SECOND = (
 )
 """The same of ``LMS`` 2.0."""
 
-SHOWN_FIRST = (
-    "n_tensors",
-    "lb",
-    "ub",
-    "ctrld_strategy",
-    "fuse_swapins",
-    "swap_branches",
-    "branch_threshold",
-)
-SHOWN_SECOND = SECOND[:6]
-"""What each generation logged when it began."""
 
 SETS = frozenset(
     {"optimizer_scopes", "starting_op_names", "excl_scopes", "incl_scopes", "excl_types", "incl_types"}
@@ -137,7 +126,7 @@ def _first(base: LMSConfig, given: Mapping[str, Any]) -> Request:
             "no optimizer scope is given; needed the name scopes under which the optimizer makes its "
             "gradients, as in LMS({'adam_optimizer'})"
         )
-    shown: dict[str, object] = {name: getattr(config, name) for name in SHOWN_FIRST}
+    shown: dict[str, object] = {name: getattr(config, name) for name in FIRST_RULES}
     if config.n_tensors < 0:
         shown["n_tensors"] = "all tensors"
     if not config.swap_branches:
@@ -156,7 +145,7 @@ def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any
     config = replace(without_rules(base, FIRST_RULES), policy="auto", margin=margin, **asked)
     if any(getattr(config, name) != DEFAULTS[name] for name in SECOND_RULES):
         config = replace(config, policy="threshold")
-    shown: dict[str, object] = {name: getattr(config, name) for name in SHOWN_SECOND}
+    shown: dict[str, object] = {name: getattr(config, name) for name in SECOND_RULES}
     shown["serialization"] = list(config.serialization)
     shown["serialization_by_size"] = f"{config.serialization_by_size:g}"
     if given.get("gpu_device") is not None:

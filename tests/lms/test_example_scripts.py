@@ -1,12 +1,11 @@
 """Each example runs by itself, on the TensorFlow that the tests run on."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from example_run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.tensorflow
@@ -20,21 +19,6 @@ ALONE = {
     "session_mnist.py": "--steps 60 --min-accuracy 0.85",
     "custom_loop.py": "--policy all --steps 12",
 }
-
-
-def run(argv: list[str], **environ: str) -> str:
-    done = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    return done.stdout + done.stderr
 
 
 def moved_bytes(steps: Path) -> list[str]:
