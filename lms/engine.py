@@ -264,7 +264,8 @@ class Engine:
             self.small_pool.make(pool_bytes(decided.case.buffers, made, limit), self.device.name, pending)
         stats = GraphStats.of(name, made, edits, base, peak, open_sizes)
         stats = replace(stats, ops=len(view.ops), fusion_bytes=fusion, plan_s=plan_s, loops=len(loops))
-        timed = replace(stats, edit_s=time.perf_counter() - started)
+        asked, seconds = self.config.policy, time.perf_counter() - started
+        timed = replace(stats, asked_policy=asked, edit_s=seconds)
         self._record(timed, view, decided)
         if call is not None:
             self.rescue.planned(call, tf_graph, made)

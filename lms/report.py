@@ -75,7 +75,7 @@ def _distinct(graphs: Sequence[GraphStats]) -> list[tuple[GraphStats, int]]:
 
 def _graph_rows(graph: GraphStats, traces: int) -> Iterable[tuple[str, str]]:
     traced = f" (traced {traces} times)" if traces > 1 else ""
-    yield "graph", f"{graph.name}{traced}: {graph.ops:,} ops, policy {graph.policy}, {graph.why}"
+    yield "graph", f"{graph.name}{traced}: {graph.ops:,} ops, policy {_policy(graph)}, {graph.why}"
     if graph.open_sizes:
         yield "  peak", f"- {graph.open_sizes}"
     else:
@@ -96,6 +96,14 @@ def _graph_rows(graph: GraphStats, traces: int) -> Iterable[tuple[str, str]]:
         yield "  stays", f"{counted(count, 'tensor')}: {reason}"
     for note in graph.notes:
         yield "  note", note
+
+
+def _policy(graph: GraphStats) -> str:
+    """What the user chose, and in brackets what it came to where that is something else."""
+    if graph.asked_policy in ("", graph.policy):
+        return graph.policy
+    how = f"budget {mib(graph.budget_bytes)}" if graph.policy == "budget" else graph.policy
+    return f"{graph.asked_policy} ({how})"
 
 
 def _peak_parts(graph: GraphStats) -> str:

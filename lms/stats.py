@@ -55,6 +55,9 @@ class GraphStats:
     """One line: what was done, or why nothing was."""
     ops: int
     policy: str = ""
+    """Whose rules made the plan: that of ``auto`` is by ``budget`` or ``all``."""
+    asked_policy: str = ""
+    """What the configuration asks for."""
     planned_peak_bytes: int | None = None
     """Whole device: what lay there when the graph was planned, plus the edited step's own peak; ``None``
     while sizes are open."""

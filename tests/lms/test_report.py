@@ -158,6 +158,14 @@ def test_equal_traces_of_a_step_are_one_row() -> None:
     assert [row.partition(": ")[0] for row in rows] == ["a step (traced 2 times)", "a step"]
 
 
+def test_the_policy_is_what_the_user_chose() -> None:
+    step = replace(stats_of("a step", None), policy="budget", budget_bytes=312 * MIB)
+    assert "policy auto (budget 312.0 MiB), " in str(report_of(replace(step, asked_policy="auto")))
+    assert "policy budget, " in str(report_of(replace(step, asked_policy="budget")))
+    least = replace(step, policy="all", asked_policy="auto")  # as a plan that needed the least memory
+    assert "policy auto (all), " in str(report_of(least))
+
+
 def test_a_measured_peak_above_the_plan_is_explained() -> None:
     report = report_of(replace(stats_of("a step", None), planned_peak_bytes=26 * MIB))
     assert "+15.4% against planned; with memory to spare the allocator gives" in str(report)

@@ -117,7 +117,7 @@ def a_step_that_fits_is_left_alone() -> None:
         tf.function(train)(BATCH)
         report = lms.report()
         assert not report.edited
-        assert "the step fits" in str(report)
+        assert "the step fits" in str(report) and report.graphs[0].asked_policy == "auto"
 
 
 def bodies_of_loops_are_no_news() -> None:
