@@ -387,13 +387,13 @@ class LMSKerasCallback(LMS):
     Args:
         optimizer_scopes_override: Scopes of the backward pass. What Keras calls them differs from one
             TensorFlow to the next, and the engine finds gradients by itself: where none of these is in the
-            graph a line says so.
+            graph a line says so. None: as the job has them (``LMS_OPTIMIZER_SCOPES``), by default none.
         **keywords: The first generation's parameters.
     """
 
     _scopes_required = False
 
     def __init__(self, optimizer_scopes_override: Any = None, **keywords: Any) -> None:
-        scopes = names_of(optimizer_scopes_override or ())
+        scopes = names_of(optimizer_scopes_override) or lms.LMSConfig.from_env(os.environ).optimizer_scopes
         super().__init__(scopes or {"gradient_tape"}, **keywords)
         self._config = replace(self._config, optimizer_scopes=scopes)

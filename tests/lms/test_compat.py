@@ -139,6 +139,19 @@ def test_the_rules_of_the_other_generation_are_not_in_force() -> None:
     assert (first.lb, first.n_tensors, first.swapout_threshold, first.serialization) == (3, 0, -1, ())
 
 
+@pytest.mark.tensorflow
+def test_scopes_that_the_keras_callback_leaves_out_are_as_the_job_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tensorflow")
+    from lms.compat.classes import LMSKerasCallback
+
+    assert LMSKerasCallback(lb=3).config.optimizer_scopes == ()
+    monkeypatch.setenv("LMS_OPTIMIZER_SCOPES", "training,sgd")
+    assert LMSKerasCallback(lb=3).config.optimizer_scopes == ("training", "sgd")
+    assert LMSKerasCallback("adam").config.optimizer_scopes == ("adam",)
+
+
 def test_filters_of_the_script_replace_the_jobs() -> None:
     environ = {"LMS_EXCL_SCOPES": "a,b", "LMS_EXCL_INPUT_BY_TYPES": "Relu"}
     first = parse_call(({"adam"},), {"excl_scopes": {"d", "c"}, "incl_types": "Conv2D"}, environ).config
