@@ -1,6 +1,6 @@
 """From a graph and a config to a :class:`~lms.swap_plan.SwapPlan`: pure, deterministic, nearly linear."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from lms.serialize import (
     level_edges,
     topological_levels,
 )
-from lms.swap_plan import Rejected, SwapPlan
+from lms.swap_plan import Rejected, SerialEdge, SwapPlan
 from lms.tuner import best, grid
 
 NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
@@ -169,11 +169,36 @@ def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPl
     trips = plan_threshold(schedule, levels, rule)
     chained = _chained("threshold", case, schedule, trips, budget)
     note = f"threshold {rule.threshold}, groupby {rule.groupby}, ahead {rule.ahead}"
-    edges = chained.serial_edges
     wanted = wanted_levels(config, case.buffers, levels)
-    if wanted:
-        edges = level_edges(case.graph, schedule.order, levels, wanted, case.big)
-    return replace(chained, serial_edges=edges, notes=(*chained.notes, note))
+    made = _by_levels(case, chained, levels, wanted) if wanted else chained
+    return replace(made, notes=(*made.notes, note))
+
+
+def _by_levels(case: Case, chained: SwapPlan, levels: Sequence[int], wanted: Collection[int]) -> SwapPlan:
+    """The same swaps with the big ops of ``wanted`` levels in order, and the others as an executor runs them.
+
+    A copy back starts behind its trigger; with no chain before it a trigger waits for the swapped op itself.
+    """
+    edges = (
+        *level_edges(case.graph, chained.order, levels, wanted, case.big),
+        *(SerialEdge(swap.after, back.trigger) for swap in chained.swaps for back in swap.swap_ins),
+    )
+    waits = (edge for swap in chained.swaps for edge in swap.edges)
+    order = executor_order(case.graph, (*edges, *waits))
+    peak = case.buffers.timeline(order, chained.swaps).peak_bytes
+    made = replace(
+        chained,
+        order=order,
+        serial_edges=edges,
+        peak_bytes=peak,
+        floor_bytes=min(chained.floor_bytes, peak),
+        notes=(),
+    )
+    told = _explained(case, made)
+    if peak <= chained.peak_bytes:
+        return told
+    lower = f"without named levels the step would need {_mib(chained.peak_bytes)}, not {_mib(peak)}"
+    return replace(told, notes=(*told.notes, lower))
 
 
 def _has_open_parameters(config: LMSConfig) -> bool:
@@ -233,6 +258,10 @@ def _chained(
         floor_op=floor_op,
         budget_bytes=budget,
     )
+    return _explained(case, made)
+
+
+def _explained(case: Case, made: SwapPlan) -> SwapPlan:
     return made if made.feasible else replace(made, notes=(_why_infeasible(case, made),))
 
 

@@ -5,7 +5,7 @@ the ops that touch them are put in one chain; all others stay free.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from lms.graph import Graph
@@ -13,15 +13,22 @@ from lms.liveness import Buffers
 from lms.swap_plan import SerialEdge
 
 
-def executor_order(graph: Graph) -> tuple[int, ...]:
-    """The order in which an executor with one thread runs the unedited graph: first ready, first run."""
+def executor_order(graph: Graph, edges: Iterable[SerialEdge] = ()) -> tuple[int, ...]:
+    """The order in which an executor with one thread runs the graph: first ready, first run.
+
+    ``edges`` are control edges beside those of the graph.
+    """
     waiting = [len(before) for before in graph.predecessors]
+    released: dict[int, list[int]] = {}
+    for edge in edges:
+        waiting[edge.after] += 1
+        released.setdefault(edge.before, []).append(edge.after)
     ready = deque(op for op, count in enumerate(waiting) if count == 0)
     order = []
     while ready:
         op = ready.popleft()
         order.append(op)
-        for later in graph.successors[op]:
+        for later in (*graph.successors[op], *released.get(op, ())):
             waiting[later] -= 1
             if waiting[later] == 0:
                 ready.append(later)

@@ -56,6 +56,17 @@ class Swap:
         through = (op for back in self.swap_ins for op in (*back.blocks, *(use.op for use in back.uses)))
         return (*self.blocks, *through)
 
+    @property
+    def edges(self) -> "tuple[SerialEdge, ...]":
+        """Which ops of the graph run one after the other because the copies lie between them."""
+        blocked = (SerialEdge(self.after, op) for op in self.blocks)
+        back = (
+            SerialEdge(swap_in.trigger, op)
+            for swap_in in self.swap_ins
+            for op in (*(use.op for use in swap_in.uses), *swap_in.blocks)
+        )
+        return (*blocked, *back)
+
 
 @dataclass(frozen=True, slots=True)
 class SerialEdge:

@@ -292,3 +292,25 @@ def test_threshold_that_waits_for_copies_out_holds_its_prediction(
         min_tensor_bytes=1,
     )
     check(graph, plan(graph, config, costs=SLOW_LINK), seed)
+
+
+@MODEST
+@given(
+    graphs(), st.integers(1, 4), st.integers(0, 3), st.sampled_from([":3", "2", "1:6:2"]), st.integers(0, 99)
+)
+def test_named_levels_make_no_cycle_and_read_nothing_before_it_is_there(graph, ahead, sync, levels, seed):
+    config = LMSConfig(
+        policy="threshold",
+        swapout_threshold=1,
+        swapin_ahead=ahead,
+        sync_mode=sync,
+        serialization=(levels,),
+        min_tensor_bytes=1,
+    )
+    made = plan(graph, config, costs=SLOW_LINK)
+    Oracle(graph, made).run(random.Random(seed))  # noqa: S311
+    place = {op: place for place, op in enumerate(made.order)}
+    edges = [*made.serial_edges, *(edge for swap in made.swaps for edge in swap.edges)]
+    assert all(place[edge.before] < place[edge.after] for edge in edges)
+    assert all(place[b] < place[op] for op, before in enumerate(graph.predecessors) for b in before)
+    assert made.peak_bytes == Buffers.of(graph).timeline(made.order, made.swaps).peak_bytes

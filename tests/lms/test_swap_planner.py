@@ -282,6 +282,39 @@ def test_the_ops_of_a_level_run_one_after_the_other():
     assert made.serial_edges == (SerialEdge(1, 2), SerialEdge(2, 3))
 
 
+def test_beside_named_levels_a_plan_foresees_the_order_of_an_executor():
+    """Two branches that the graph gives one after the other, and an executor runs side by side."""
+    build, mib = GraphBuilder(), 2**20
+    (x,) = build.add("x", "Op", outputs=[mib])
+    ends = []
+    for branch in "ab":
+        (value,) = build.add(f"{branch}0", "Op", inputs=[x], outputs=[8 * mib])
+        ends += build.add(f"{branch}1", "Op", inputs=[value], outputs=[mib])
+    build.add("end", "Op", inputs=ends)
+    graph = build.build()
+    chained = threshold(graph, swapout_threshold=9)
+    assert not chained.swaps and chained.peak_bytes == 10 * mib
+    named = threshold(graph, swapout_threshold=9, serialization=("3",))
+    assert named.serial_edges == () and named.order == executor_order(graph)
+    assert named.peak_bytes == 17 * mib
+    assert named.notes[0] == "without named levels the step would need 10.0 MiB, not 17.0 MiB"
+    in_order = threshold(graph, swapout_threshold=9, serialization=("1:3",))
+    assert in_order.peak_bytes == 10 * mib and "named levels" not in str(in_order.notes)
+
+
+def test_beside_named_levels_a_copy_back_still_waits_for_its_trigger():
+    graph = deep()
+    named = threshold(graph, swapout_threshold=6, swapin_ahead=2, sync_mode=3, serialization=("1",))
+    place = {op: place for place, op in enumerate(named.order)}
+    (swap,) = named.swaps
+    (back,) = swap.swap_ins
+    assert SerialEdge(swap.after, back.trigger) in named.serial_edges
+    assert {edge.after for edge in swap.edges if edge.before == swap.after} == set(swap.blocks)
+    assert {use.op for use in back.uses} <= {e.after for e in swap.edges if e.before == back.trigger}
+    assert all(place[edge.before] < place[edge.after] for edge in (*named.serial_edges, *swap.edges))
+    assert not any("named levels" in note for note in named.notes)
+
+
 def test_first_generation_swaps_from_forward_to_backward_only_unless_told():
     build = GraphBuilder()
     (a,) = build.add("a", "Op", outputs=[4 * U])
