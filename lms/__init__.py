@@ -10,6 +10,9 @@ from lms.errors import LMSError
 __all__ = ["ConfigError", "LMSConfig", "LMSError", "State", "disable", "enable", "plot", "report", "state"]
 
 
+__version__ = "0.1.0"
+
+
 class _Package(types.ModuleType):
     """Keeps ``lms.enable`` and ``lms.report`` functions: importing files of these names would bind them."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import lms
+import lmsrun
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -46,6 +50,12 @@ def run(argv: list[str], cwd: Path | None = None) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_every_package_tells_the_version_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project]")[2]
+    (version,) = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert (lms.__version__, lmsrun.__version__) == (version, version)
 
 
 def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:

@@ -110,7 +110,7 @@ def sessions() -> dict[str, Any]:
     from lms.selection import SECOND_GENERATION
 
     found: dict[str, Any] = {"alias": LMSHook is LMSSessionRunHook}
-    found["other packages"] = [tflms.LMS is LMS, OldestLMS is LMS, tflms.__all__]
+    found["other packages"] = [tflms.LMS is LMS, OldestLMS is LMS, dir(tflms)]
     found["rest of contrib"] = error_of(lambda: __import__("tensorflow.contrib.slim"))
     found["plain"] = in_new_graph(lambda: trained(build()))
     found["plain_ref"] = in_new_graph(lambda: trained(build(ref_variables=True)))
