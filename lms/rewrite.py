@@ -100,10 +100,10 @@ def rewrite(
         for edge in plan.serial_edges:
             for before in editor.both(edge.before):
                 editor.order(before, edge.after)
-    place = {editor.ops[op]: place for place, op in enumerate(plan.order)}
-    detours = Detours(place, with_their_groups(editor.tied, view.groups), editor.mark)
-    for group in view.groups:
-        detours.round(group)
+        place = {editor.ops[op]: place for place, op in enumerate(plan.order)}
+        detours = Detours(place, with_their_groups(editor.tied, view.groups), editor.mark)
+        for group in view.groups:
+            detours.round(group)
     return Edits(
         tuple(editor.added),
         editor.swap_outs,
