@@ -25,7 +25,8 @@ class OptimizerSettings:
 
     def __init__(self, arithmetic: bool | None) -> None:
         self._arithmetic = arithmetic
-        self._options_before: Mapping[str, Any] = {}
+        self._arithmetic_before: bool | None = None
+        """None: the program has not set it."""
         self._config_before: Any = None
         self._must_turn = False
 
@@ -44,25 +45,38 @@ class OptimizerSettings:
         toggles = rewriter_config_pb2.RewriterConfig
         rewrite = config.graph_options.rewrite_options
         rewrite.layout_optimizer = toggles.ON if self._must_turn else toggles.OFF
-        self._set_arithmetic(bool(tf.config.optimizer.get_experimental_options().get(ARITHMETIC, True)))
+        _have_config_read()
 
     def apply(self) -> None:
         """Set the options for everything that runs from now on."""
         tf.config.list_physical_devices()  # now, or the changed config would choose the visible ones
-        self._options_before = tf.config.optimizer.get_experimental_options()
         self._config_before = context.context()._config
         context.context()._config = as_planned(self._config_before)
-        before = bool(self._options_before.get(ARITHMETIC, True))
-        self._set_arithmetic(before if self._arithmetic is None else self._arithmetic)
+        if self._arithmetic is not None:
+            self._arithmetic_before = _set_by_program().get(ARITHMETIC)
+            _set_by_program()[ARITHMETIC] = self._arithmetic
+        _have_config_read()
 
     def restore(self) -> None:
-        """Put back what was there before."""
+        """Put back what was there before; what the program itself has set since stays."""
         context.context()._config = self._config_before
-        self._set_arithmetic(bool(self._options_before.get(ARITHMETIC, True)))
+        options = _set_by_program()
+        if self._arithmetic is not None and options.get(ARITHMETIC) == self._arithmetic:
+            del options[ARITHMETIC]
+            if self._arithmetic_before is not None:
+                options[ARITHMETIC] = self._arithmetic_before
+        _have_config_read()
 
-    def _set_arithmetic(self, on: bool) -> None:
-        """Setting an option also makes TensorFlow read its configuration anew."""
-        tf.config.optimizer.set_experimental_options({ARITHMETIC: on})
+
+def _set_by_program() -> dict[str, Any]:
+    """The options that were set, without TensorFlow's own; its functions can set one, but not unset it."""
+    options: dict[str, Any] = context.context()._optimizer_experimental_options
+    return options
+
+
+def _have_config_read() -> None:
+    """Have TensorFlow read its configuration anew before this thread's next function."""
+    context.context().function_call_options = None
 
 
 def merges_equal_ops() -> bool:

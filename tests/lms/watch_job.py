@@ -419,15 +419,6 @@ def a_budget_that_cannot_be_met_says_the_floor() -> None:
     assert any("is not met" in text and "smaller batch" in text for text in texts), texts
 
 
-def optimizer_options_come_back() -> None:
-    """What was set before is set after."""
-    options = tf.config.optimizer.get_experimental_options()
-    with enabled(policy="all", arithmetic_optimization=False):
-        assert tf.config.optimizer.get_experimental_options()["arithmetic_optimization"] is False
-    after = tf.config.optimizer.get_experimental_options()
-    assert after.get("arithmetic_optimization", True) == options.get("arithmetic_optimization", True)
-
-
 def debug_logs_each_decision() -> None:
     """What goes and when it comes back, and why the rest stays."""
     lines: list[str] = []
@@ -567,7 +558,6 @@ CASES = (
     every_transport_trains_the_same_bits,
     a_full_store_is_an_error_before_training,
     a_budget_that_cannot_be_met_says_the_floor,
-    optimizer_options_come_back,
     debug_logs_each_decision,
     a_start_that_fails_can_be_tried_again,
     a_trace_that_makes_variables_is_left_to_tensorflow,
