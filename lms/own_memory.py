@@ -31,8 +31,8 @@ def give_own_memory(tf_graph: Any) -> int:
             return 0  # a session's variables are out of reach, and counted one by one
         try:
             return sum(map(_copied_bytes, _sharing(tf_graph)))
-        except tf.errors.ResourceExhaustedError:
-            return 0
+        except (tf.errors.ResourceExhaustedError, tf.errors.NotFoundError):
+            return 0  # no room, or a type for whose slices this device has no op
 
 
 def _sharing(tf_graph: Any) -> Iterator[Any]:
@@ -54,8 +54,7 @@ def _is_large(handle: Any) -> bool:
     """Whether this is a variable that has a value, which is worth looking at."""
     if handle is None or handle.dtype != tf.resource or value_type(handle) is None:
         return False
-    shape = tf.TensorShape(handle._handle_data.shape_and_type[0].shape)
-    if static_bytes(shape, value_type(handle)) < WORTH_BYTES:
+    if static_bytes(_shape(handle), value_type(handle)) < WORTH_BYTES:
         return False
     return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
 
@@ -65,10 +64,21 @@ def _is_changed(inside: Any) -> bool:
     return any(op.type != "ReadVariableOp" for op in inside.consumers())
 
 
+def _shape(handle: Any) -> Any:
+    return tf.TensorShape(handle._handle_data.shape_and_type[0].shape)
+
+
 def _copied_bytes(handle: Any) -> int:
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.raw_ops.DeepCopy(x=value))
-    return static_bytes(value.shape, value.dtype)
+    """Copy a variable's value under its own lock; a step in another thread may be writing it.
+
+    Before an op assigns to a slice, here an empty one, it makes sure that the variable has its buffer alone.
+    It has every later read make a copy, too, until that is switched off.
+    """
+    shape, dtype = _shape(handle), value_type(handle)
+    nothing = tf.zeros((0, *shape[1:]), dtype)
+    tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=[0], end=[0], strides=[1], value=nothing)
+    tf.raw_ops.DisableCopyOnRead(resource=handle)
+    return static_bytes(shape, dtype)
 
 
 def _address(value: Any) -> int | None:

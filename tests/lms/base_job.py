@@ -1,11 +1,12 @@
 """What lies on the device before a step, as planned and as counted; prints JSON.
 
-python base_job.py shared|trained
+python base_job.py shared|raced|trained
 """
 
 import json
 import os
 import sys
+import types
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -14,7 +15,8 @@ os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.own_memory import give_own_memory  # noqa: E402
+from lms import own_memory  # noqa: E402
+from lms.own_memory import _address, give_own_memory  # noqa: E402
 
 KIB = 1 << 10
 SIZE, LAYERS = 256, 10
@@ -39,7 +41,41 @@ def shared() -> dict[str, Any]:
     found = {"copied": give_own_memory(traced.graph) // KIB, "grown": (in_use() - before) // KIB}
     found["again"] = give_own_memory(traced.graph) // KIB
     found["same"] = all(bool(tf.reduce_all(one == start)) for one in (*changed, *frozen))
+    held = [read(changed[1]) for _ in range(2)]
+    found["reads share"] = _address(held[0]) == _address(held[1])
     return found
+
+
+def read(variable: Any) -> Any:
+    """Its value, in its own buffer unless reads make copies."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def raced() -> dict[str, Any]:
+    """A step in another thread adds 1 to all of a variable whenever LMS is between two ops of its own."""
+    shared_start = tf.zeros((128, 128))
+    frozen, changed = tf.Variable(shared_start), tf.Variable(shared_start)
+    added: list[str] = []
+
+    @tf.function
+    def step() -> Any:
+        changed.assign_add(frozen)
+
+    def interrupted(name: str) -> Any:
+        def run(**arguments: Any) -> Any:
+            result = getattr(tf.raw_ops, name)(**arguments)
+            changed.assign_add(tf.ones_like(changed))
+            added.append(name)
+            return result
+
+        return run
+
+    traced = step.get_concrete_function()
+    handle = next(outer for outer, _ in traced.graph.captures if outer is changed.handle)
+    between = types.SimpleNamespace(**{name: interrupted(name) for name in dir(tf.raw_ops) if name[0] != "_"})
+    own_memory.tf = types.SimpleNamespace(**{**vars(tf), "raw_ops": between})  # type: ignore[attr-defined]
+    own_memory._copied_bytes(handle)
+    return {"interruptions": len(added), "lost": len(added) - float(tf.reduce_max(changed))}
 
 
 def trained() -> dict[str, Any]:
@@ -67,4 +103,4 @@ def trained() -> dict[str, Any]:
     return {"planned": graph.base_bytes, "counted": in_use()}
 
 
-print(json.dumps({"shared": shared, "trained": trained}[sys.argv[1]]()))
+print(json.dumps({"shared": shared, "raced": raced, "trained": trained}[sys.argv[1]]()))

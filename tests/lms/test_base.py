@@ -29,7 +29,13 @@ def test_changed_variables_that_share_a_buffer_get_their_own() -> None:
     """Of four that share one, two frozen ones keep it, and no value changes."""
     found = run("shared")
     assert found.pop("grown") >= 128  # chunks may have more
-    assert found == {"copied": 128, "again": 0, "same": True}
+    assert found == {"copied": 128, "again": 0, "same": True, "reads share": True}
+
+
+def test_a_step_in_another_thread_loses_no_update() -> None:
+    """Between the ops of LMS it writes to the variable that is given memory of its own."""
+    found = run("raced")
+    assert found["interruptions"] >= 2 and found["lost"] == 0
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"])
