@@ -43,6 +43,7 @@ from lms.session import SessionWatch
 from lms.shapes import ShapeHints, complete_shapes
 from lms.small_pool import SmallPool
 from lms.stats import Collector, GraphStats, OpenSizes, Planned, Report, counted
+from lms.step import is_update
 from lms.step_log import StepLog
 from lms.swap_plan import SwapPlan
 from lms.tf_graph import GraphView, has_backward_pass, read_graph
@@ -58,6 +59,11 @@ FEWEST_OPS = 24
 FULL_STORE = "LMS store:"
 """How the message of the swap op begins when the store is full, and not the device: more swaps would not
 help, and the message says what does."""
+
+
+UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
+TRACED_ONCE = "to trace it once, begin with the longest batch or pad all to one length"
+"""What a user can do about a loop, and about batches of many lengths."""
 
 
 class Guest(Protocol):
@@ -144,10 +150,11 @@ class Engine:
         """What was done so far."""
         return self.collector.report(self.device, self._transport)
 
-    def warn(self, text: str) -> None:
-        """Warn once in the process."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def warn(self, text: str, remedy: str = "") -> None:
+        """Warn once in the process of ``text``, or of all for which there is one ``remedy``."""
+        told = remedy or text
+        if told not in self._warned:
+            self._warned.add(told)
             self.collector.warnings.append(text)
             warnings.warn(text, LMSWarning, stacklevel=level_of_user())
 
@@ -229,16 +236,9 @@ class Engine:
             layout = choose_layout(tf_graph, view.ops, self.device, self.optimizer.layout, self._environ)
             selection = select(layout.with_scratch(view), self.config)
         open_sizes = OpenSizes.of(view.unknown, hints)
-        if open_sizes is not None:
-            self.warn(f"{name}: {open_sizes}; such tensors stay on the device and are in no planned peak")
-        self._tell_unmatched(selection.unmatched, name)
         loops = loops_with_lists(view.ops)
-        if loops:
-            self.warn(
-                f"{name}: what {counted(len(loops), 'loop')} (such as {loops[0]}) keep for the backward "
-                "pass is in no plan and is not swapped; layers such as LSTM take unroll=True, which makes "
-                "their turns ops of the step"
-            )
+        self._tell_unplanned(name, view, open_sizes, loops)
+        self._tell_unmatched(selection.unmatched, name)
         constants = find_constants(selection.graph, view.ops)
         view = replace(view, graph=constants.graph)
         give_own_memory(tf_graph)
@@ -305,7 +305,9 @@ class Engine:
         if call.feed.sizes_open:
             call.batches = self.growth.at_least(function, call.feed.first_shapes(self.config.batch_size))
         if grown := self.growth.outgrown(function, self.batch_sizes.take(), call.batches):
-            self.warn(f"{function._name} {grown}")
+            many_lengths = TRACED_ONCE if call.batches else ""
+            text = f"{function._name} {grown}"
+            self.warn(f"{text}; {many_lengths}" if many_lengths else text, many_lengths)
 
     def _told_size(self, call: Call) -> int | None:
         return self._hints(call).batch_size
@@ -348,6 +350,19 @@ class Engine:
         if hints.calls or hints.batch_size:
             return hints
         return replace(hints, batch_size=self.batch_sizes.latest)
+
+    def _tell_unplanned(
+        self, name: str, view: GraphView, open_sizes: OpenSizes | None, loops: Sequence[str]
+    ) -> None:
+        """Warn of what is in no plan, unless it is part of a step that tells of it, or comes of its loops."""
+        part = view.is_body and not any(is_update(op.type) for op in view.graph.ops)
+        if open_sizes is not None and not part and not (loops and open_sizes.by_data):
+            stay = "such tensors stay on the device and are in no planned peak"
+            self.warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
+        if loops:
+            which = f"{counted(len(loops), 'loop')} (such as {loops[0]})"
+            kept = f"what {which} keep for the backward pass is in no plan and is not swapped"
+            self.warn(f"{name}: {kept}; {UNROLL}", UNROLL)
 
     def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str) -> None:
         """One warning for each name in the configuration's filters that a graph lacks."""

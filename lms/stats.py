@@ -19,6 +19,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+FIX_LENGTHS = "where these are lengths, pad all to one (padded_batch with padded_shapes)"
+"""What closes sizes that are open beside the batch's; nothing does where values choose rows."""
+
+
 @dataclass(frozen=True)
 class OpenSizes:
     """Tensors of a step whose size nobody knows, nor its peaks with them; reads as one line."""
@@ -35,14 +39,18 @@ class OpenSizes:
         known = hints.batch_size is not None or any((*hints.calls, *hints.feeds.values()))
         return cls(len(names), names[0], known) if names else None
 
+    @property
+    def remedy(self) -> str:
+        """What the user can do."""
+        return FIX_LENGTHS if self.by_data else "set batch_size (LMS_BATCH_SIZE)"
+
     def __str__(self) -> str:
         many = self.count > 1
         what = f"the {'sizes' if many else 'size'} of {counted(self.count, 'tensor')}"
         example = f"(such as {self.example})" if many else f"({self.example})"
-        if self.by_data:
-            verb = "depend" if many else "depends"
-            return f"{what} {example} {verb} on the data, or on open sizes beside the batch's (fix those)"
-        return f"{what} {example} {'are' if many else 'is'} open; set batch_size (LMS_BATCH_SIZE)"
+        open_by_data = f"depend{'' if many else 's'} on the data, or on open sizes beside the batch's"
+        verb = open_by_data if self.by_data else f"{'are' if many else 'is'} open"
+        return f"{what} {example} {verb}; {self.remedy}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Trains an LSTM whose loop keeps lists, and one that is unrolled; prints what is warned of, as JSON."""
+"""Trains LSTMs: by a loop with lists, unrolled, and on many lengths; prints what is warned of, as JSON."""
 
 import json
 import os
@@ -39,4 +39,20 @@ def fit(*, unroll: bool) -> dict[str, Any]:
     }
 
 
-print(json.dumps({"loop": fit(unroll=False), "unrolled": fit(unroll=True)}))
+def fit_on_lengths() -> list[str]:
+    """The warnings of a training whose batches are longer and longer; two layers, each traced every time."""
+    keras = tf.keras
+    lstms = [keras.layers.LSTM(UNITS, return_sequences=True), keras.layers.LSTM(UNITS)]
+    model = keras.Sequential([keras.Input((None, UNITS)), *lstms, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = [(np.ones((32, length, UNITS), "f"), np.ones((32, 1), "f")) for length in (10, 20, 30)]
+    specs = tf.TensorSpec((None, None, UNITS)), tf.TensorSpec((None, 1))
+    lms.enable(policy="all", min_tensor_bytes=1024)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=specs), verbose=0)
+    lms.disable()
+    return [str(one.message) for one in seen if issubclass(one.category, LMSWarning)]
+
+
+print(json.dumps({"loop": fit(unroll=False), "unrolled": fit(unroll=True), "many lengths": fit_on_lengths()}))

@@ -30,3 +30,10 @@ def test_the_report_does_not_blame_the_allocator(seen: dict[str, Any]) -> None:
 def test_an_unrolled_layer_is_swapped_and_nothing_is_told(seen: dict[str, Any]) -> None:
     assert seen["unrolled"]["told"] == []
     assert seen["unrolled"]["tensors"] > 10
+
+
+def test_many_lengths_are_one_warning_a_remedy(seen: dict[str, Any]) -> None:
+    """Their traces, and the bodies of their loops, have sizes that are open each time."""
+    loops, lengths = seen["many lengths"]
+    assert "what 2 loops" in loops and "unroll=True" in loops
+    assert "32x10x64" in lengths and "again for 32x20x64" in lengths and "begin with the longest" in lengths

@@ -135,6 +135,7 @@ def test_what_the_data_decides_is_not_blamed_on_the_batch_size() -> None:
     for hints in (ShapeHints(batch_size=8), ShapeHints(calls=((8, 3),)), ShapeHints(feeds={"x": (8, 3)})):
         said = "the sizes of 2 tensors (such as chosen:0) depend on the data, or on open sizes beside"
         assert str(OpenSizes.of(names, hints)).startswith(said)
+        assert "pad all to one" in str(OpenSizes.of(names, hints))
     assert str(OpenSizes.of(names[:1], ShapeHints())).startswith("the size of 1 tensor (chosen:0) is open; ")
 
 
