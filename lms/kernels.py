@@ -58,8 +58,11 @@ class Group:
 def find_groups(ops: Sequence[Any]) -> list[Group]:
     """The groups of a graph that is not edited yet, in its order; ``ops`` in the order in which they run."""
     last_of: dict[Any, Any] = {}
+    uneven = _uneven_products(ops)
     for op in reversed(ops):
-        if op.type in MERGED and (reader := _only_reader(op)) is not None and _merge(op, reader):
+        if op.type not in MERGED or (reader := _only_reader(op)) is None:
+            continue
+        if (op in uneven and reader in uneven) or _merge(op, reader):
             last_of[op] = last_of.get(reader, reader)
     members: dict[Any, list[Any]] = {}
     for op in ops:
@@ -79,10 +82,7 @@ def _merge(op: Any, reader: Any) -> bool:
     elif kind in SUMS:
         fits = after in SUMS or after in ACTIVATIONS
     elif kind == "Mul":
-        factors = (*op.inputs, *reader.inputs)
-        fits = (after == "Mul" and any(_is_constant(one) or _is_spread(one, reader) for one in factors)) or (
-            after == "Sigmoid" and any(map(_is_constant, op.inputs))
-        )
+        fits = after == "Sigmoid" and any(map(_is_constant, op.inputs))
     elif kind in NORMALISATIONS:
         fits = after == "Relu" and op.get_attr("T") in (tf.float32, tf.bfloat16)
     elif kind == "Sigmoid" and after == "Mul":
@@ -90,6 +90,21 @@ def _merge(op: Any, reader: Any) -> bool:
     else:
         fits = kind in UNARY and after in UNARY
     return fits and _is_free(op) and _is_free(reader)
+
+
+def _uneven_products(ops: Sequence[Any]) -> set[Any]:
+    """The products of factors of which one is smaller than the others, or a constant; with those between.
+
+    Grappler takes all factors of such a tree together: it multiplies the small ones first, moves constants to
+    each other, and pairs what remains.
+    """
+    last_of: dict[Any, Any] = {}
+    for op in reversed(ops):
+        if op.type == "Mul" and _is_free(op):
+            reader = _only_reader(op)
+            last_of[op] = last_of.get(reader, op)
+    uneven = {last for op, last in last_of.items() if any(_is_small(one, op) for one in op.inputs)}
+    return {op for op, last in last_of.items() if last in uneven}
 
 
 def reserved_bytes(normalisation: Any, elements: int) -> int:
@@ -127,9 +142,8 @@ def _is_constant(tensor: Any) -> bool:
     return bool(tensor.op.type == "Const")
 
 
-def _is_spread(factor: Any, product: Any) -> bool:
-    """Whether a factor is smaller than the product: Grappler multiplies the small ones first."""
-    return not factor.shape.is_compatible_with(product.outputs[0].shape)
+def _is_small(factor: Any, product: Any) -> bool:
+    return _is_constant(factor) or not factor.shape.is_compatible_with(product.outputs[0].shape)
 
 
 def _is_free(op: Any) -> bool:

@@ -150,6 +150,29 @@ def train_in_loop() -> str:
     return digest(model)
 
 
+def train_critic() -> str:
+    """Two steps that hold the slope of a model at 1: gradients of gradients, which are products of many."""
+    keras.utils.set_random_seed(1)
+    model, inputs = stack(layers.Input((32,)), *[layers.Dense(64, "tanh") for _ in range(4)]), ROWS
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(rows: Any) -> None:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                score = tf.reduce_sum(model(rows, training=True), 1)
+            slope = tf.norm(inner.gradient(score, rows), axis=1)
+            loss = tf.reduce_mean(score) + 10 * tf.reduce_mean((slope - 1) ** 2)
+        gradients = outer.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for _ in range(2):
+        step(tf.constant(inputs))
+    return digest(model)
+
+
 def digest(model: Any) -> str:
     """Of all weights of a model."""
     return hashlib.sha256(b"".join(weights.tobytes() for weights in model.get_weights())).hexdigest()
@@ -161,7 +184,7 @@ def main() -> dict[str, Any]:
     seen = {}
     held = MODELS if hasattr(keras, "ops") else MODELS.keys() - ELSEWHERE
     ways = {name: partial(train, *MODELS[name]) for name in sorted(held)}
-    for name, way in {**ways, "loop": train_in_loop}.items():
+    for name, way in {**ways, "loop": train_in_loop, "critic": train_critic}.items():
         off = way()
         lms.enable(policy="all", min_tensor_bytes=1024)
         on = way()

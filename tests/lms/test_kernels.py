@@ -44,6 +44,8 @@ def test_a_layer_a_swish_and_a_chain_of_sums_are_groups() -> None:
     scaled = groups_of(lambda x: tf.multiply(tf.multiply(x, x[0], name="inner"), x, name="outer"))
     assert scaled == [["inner", "outer"]], "the smaller factors come first"
     assert groups_of(lambda x: tf.multiply(tf.multiply(x, x), x)) == []
+    twice = groups_of(lambda x: tf.multiply(tf.multiply(x[0], x, name="a"), x, name="b") * x)
+    assert twice == [["a", "b", "mul"]], "all factors of a tree are taken together"
     sums = groups_of(lambda x: tf.add(tf.add(x, tf.exp(x), name="inner"), tf.sin(x), name="outer"))
     assert sums == [["inner", "outer"]]
 
