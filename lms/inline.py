@@ -24,7 +24,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.util import tf_decorator
 
 from lms.batches import Feed
-from lms.shapes import ShapeHints, argument_shapes, dataset_batch_size
+from lms.shapes import ShapeHints, argument_shapes, dataset_batch_size, gone_through_batch_size
 
 KEPT_MODULES = ("horovod",)
 """Functions of these packages stay functions: Horovod caches and orders its own."""
@@ -48,9 +48,10 @@ class Call:
         """What the arguments say about open shapes."""
         flat = tf.nest.flatten(self.arguments)
         sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
-        return ShapeHints(
-            (*argument_shapes(flat), *self.batches), next((size for size in sizes if size), None)
-        )
+        size = next((size for size in sizes if size), None)
+        if size is None:
+            size = gone_through_batch_size([one for one in flat if isinstance(one, tf.data.Dataset)])
+        return ShapeHints((*argument_shapes(flat), *self.batches), size)
 
 
 class Observer(Protocol):

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.framework import c_api_util
 from tensorflow.python.ops import handle_data_util
 
@@ -263,6 +264,39 @@ def dataset_batch_size(dataset: Any) -> int | None:
         if dataset is None:
             return None
     return None
+
+
+def gone_through_batch_size(datasets: Sequence[Any]) -> int | None:
+    """The batch size of the datasets that a function goes through itself (``for batch in dataset``).
+
+    No batch can be looked at before the step: a pipeline may be costly, or never give the same again. So all
+    that stands behind the batching step must be known to keep its size; ``None`` where it is not, or where
+    two datasets differ.
+    """
+    sizes = {_kept_batch_size(dataset) for dataset in datasets}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _kept_batch_size(dataset: Any) -> int | None:
+    """The size of a dataset's whole batches; a smaller last one runs through the same graph."""
+    if isinstance(dataset, UnaryUnchangedStructureDataset):  # prefetches, shuffles, repeats, ...
+        return _kept_batch_size(dataset._input_dataset)
+    if hasattr(dataset, "_map_func"):
+        size = _kept_batch_size(getattr(dataset, "_input_dataset", None))
+        graph = dataset._map_func.function.graph
+        return size if size is not None and _keeps_size(graph, size) else None
+    size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+    return None if size is None else int(size)
+
+
+def _keeps_size(graph: Any, size: int) -> bool:
+    """Whether what ``graph`` makes of batches of ``size`` has so many rows again, in each of its outputs."""
+    try:
+        known = complete_shapes(graph, ShapeHints(batch_size=size))
+    except UnreadableError:
+        return False
+    shapes = (known.get(output.name, output.shape) for output in graph.outputs)
+    return all(tf.TensorShape(shape).rank and shape[0] == size for shape in shapes)
 
 
 def static_bytes(shape: Any, dtype: Any) -> int:

@@ -55,4 +55,27 @@ def fit_on_lengths() -> list[str]:
     return [str(one.message) for one in seen if issubclass(one.category, LMSWarning)]
 
 
-print(json.dumps({"loop": fit(unroll=False), "unrolled": fit(unroll=True), "many lengths": fit_on_lengths()}))
+def over_a_dataset() -> dict[str, Any]:
+    """A function that is called with a dataset and goes through it: the body of its loop is the step."""
+    weights = [tf.Variable(tf.random.stateless_normal((UNITS, UNITS), (seed, 1)) * 0.1) for seed in range(8)]
+    dataset = tf.data.Dataset.from_tensor_slices(tf.ones((600, UNITS))).batch(256).prefetch(1)
+
+    @tf.function
+    def epoch(batches: Any) -> None:
+        for x in batches:
+            with tf.GradientTape() as tape:
+                for weight in weights:
+                    x = tf.tanh(x @ weight)
+                loss = tf.reduce_sum(x * x)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(1e-4 * gradient)
+
+    lms.enable(policy="all", min_tensor_bytes=1024)
+    epoch(dataset)
+    report = lms.report()
+    lms.disable()
+    return {"tensors": [graph.tensors for graph in report.edited], "told": report.warnings}
+
+
+seen = {"loop": fit(unroll=False), "unrolled": fit(unroll=True), "many lengths": fit_on_lengths()}
+print(json.dumps({**seen, "dataset": over_a_dataset()}))

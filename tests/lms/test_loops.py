@@ -37,3 +37,9 @@ def test_many_lengths_are_one_warning_a_remedy(seen: dict[str, Any]) -> None:
     loops, lengths = seen["many lengths"]
     assert "what 2 loops" in loops and "unroll=True" in loops
     assert "32x10x64" in lengths and "again for 32x20x64" in lengths and "begin with the longest" in lengths
+
+
+def test_a_step_in_a_loop_over_a_dataset_is_planned_for_its_batches(seen: dict[str, Any]) -> None:
+    """Nobody gives their size but the dataset, which is an argument of the function."""
+    (tensors,) = seen["dataset"]["tensors"]
+    assert tensors > 5 and seen["dataset"]["told"] == []

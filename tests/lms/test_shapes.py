@@ -8,8 +8,9 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from lms.config import LMSConfig  # noqa: E402
+from lms.inline import Call  # noqa: E402
 from lms.session import feed_hints  # noqa: E402
-from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
+from lms.shapes import ShapeHints, complete_shapes, gone_through_batch_size  # noqa: E402
 from lms.tf_graph import read_graph  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
@@ -100,3 +101,61 @@ def test_what_an_iterator_gives_takes_the_shapes_of_its_batch_in_turn() -> None:
     graph = tf.function(step).get_concrete_function(iter(dataset)).graph
     shapes = complete_shapes(graph, ShapeHints(((8, 5), (3, 5)), 8))
     assert shapes["product:0"] == (8, 3)
+
+
+def rows(count: int = 40) -> Any:
+    return tf.data.Dataset.from_tensor_slices(tf.zeros((count, 3)))
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+KEEPING = {
+    "plain": lambda: rows().batch(16),
+    "padded": lambda: rows().padded_batch(16),
+    "in parallel": lambda: rows().batch(16, num_parallel_calls=2),
+    "order": lambda: rows().batch(8).unbatch().batch(16).shuffle(4).repeat().take(9).cache().prefetch(2),
+    "map": lambda: rows().batch(16).map(lambda batch: (batch * 2, tf.reduce_sum(batch, 1))),
+    "parallel map": lambda: rows().batch(16).map(as_it_is, num_parallel_calls=2).map(as_it_is),
+    "filter": lambda: rows().batch(16).filter(lambda batch: tf.size(batch) > 3),
+}
+"""Pipelines whose batches have 16 rows."""
+
+UNKNOWN = {
+    "not batched": rows,
+    "unbatched": lambda: rows().batch(16).unbatch(),
+    "twice the rows": lambda: rows().batch(16).map(lambda batch: tf.concat([batch, batch], 0)),
+    "one output": lambda: rows().batch(16).map(lambda batch: (batch, batch[:2])),
+    "the data decides": lambda: rows().batch(16).map(lambda batch: tf.boolean_mask(batch, batch[:, 0] > 0)),
+    "python decides": lambda: rows().batch(16).map(lambda x: tf.numpy_function(as_it_is, [x], tf.float32)),
+    "made of batches": lambda: rows().batch(16).flat_map(tf.data.Dataset.from_tensors),
+    "by length": lambda: rows().bucket_by_sequence_length(lambda row: tf.size(row), [2], [16, 8]),
+    "rebatched": lambda: rows().batch(16).rebatch([4, 12]),
+    "of two": lambda: tf.data.Dataset.zip(rows().batch(16), rows().batch(16)),
+    "one by one": lambda: rows().batch(16).concatenate(rows().batch(8)),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_the_batches_of_a_dataset_that_a_function_goes_through_have_a_size(name: str) -> None:
+    assert gone_through_batch_size([KEEPING[name]()]) == 16
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_size_that_is_not_certain_is_none(name: str) -> None:
+    assert gone_through_batch_size([UNKNOWN[name]()]) is None
+
+
+def test_datasets_of_different_sizes_give_none_and_are_not_looked_into() -> None:
+    taken: list[int] = []
+
+    def give() -> Any:
+        taken.append(1)
+        yield tf.zeros(3)
+
+    watched = tf.data.Dataset.from_generator(give, output_signature=tf.TensorSpec((3,))).batch(16)
+    assert Call(((watched,), {"again": watched.prefetch(1)})).hints().batch_size == 16
+    assert Call(((watched,), {"other": rows().batch(8)})).hints().batch_size is None
+    assert Call(((watched, rows()), {})).hints().batch_size is None
+    assert not taken
