@@ -6,16 +6,20 @@ from typing import Any
 import tensorflow as tf
 
 LOOPS = ("StatelessWhile", "While")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+"""Keras 2 has the loop of an LSTM in a function of its own, and that of the gradient in another."""
 
 
 def loops_with_lists(ops: Sequence[Any]) -> list[str]:
-    """The names of the loops of a step whose lists another loop reads, as the gradient of a loop does.
+    """The names of the loops of a step, or of calls with one, whose lists another reads, as gradients do.
 
     What a forward pass adds in each turn lies in a list behind one variant tensor, whose size nobody knows
     before it has run.
     """
-    return [op.name for op in ops if op.type in LOOPS and any(map(_is_read_by_loop, op.outputs))]
+    found = (op for kind in (LOOPS, CALLS) for op in ops if op.type in kind and _keeps_lists(op, kind))
+    return [op.name for op in found]
 
 
-def _is_read_by_loop(tensor: Any) -> bool:
-    return tensor.dtype == tf.variant and any(reader.type in LOOPS for reader in tensor.consumers())
+def _keeps_lists(op: Any, readers: Sequence[str]) -> bool:
+    lists = (output for output in op.outputs if output.dtype == tf.variant)
+    return any(reader.type in readers for kept in lists for reader in kept.consumers())

@@ -8,10 +8,10 @@ from child_job import run_job
 pytestmark = pytest.mark.tensorflow
 
 
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["0", "1"], ids=["keras", "legacy keras"])
+def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
     pytest.importorskip("tensorflow")
-    return run_job("loops_job.py")
+    return run_job("loops_job.py", TF_USE_LEGACY_KERAS=request.param)
 
 
 def test_a_loop_is_told_once_at_the_line_of_the_user(seen: dict[str, Any]) -> None:
