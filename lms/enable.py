@@ -22,6 +22,7 @@ OF_A_JOB = "LMSRUN_JOB_ID"
 
 
 FORBIDDEN = "LMS_ENABLED switches it off"
+RESTS = "the training that it was on for is over"
 
 
 class LMSWarning(UserWarning):
@@ -78,7 +79,9 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
         importlib.import_module("tensorflow")
     with _lock:
         if _applied is not None:
-            if wanted == _applied.state.config or from_environment:
+            rests = _rests(_applied.state)
+            if wanted == _applied.state.config or (from_environment and not rests):
+                _applied = dataclasses.replace(_applied, state=_kept(_applied.state))
                 return _applied.state
             _withdraw(_applied, wanted)
             _applied = None
@@ -99,6 +102,16 @@ def disable() -> None:
             return
         _stop(_applied.state)
         _applied = None
+
+
+def rest() -> None:
+    """The same, but ``report`` and ``plot`` still tell what LMS did, and ``enable`` goes on with it."""
+    global _applied
+    with _lock:
+        if _applied is not None and _applied.state.mode == "graph":
+            importlib.import_module("lms.hook").pause()
+            resting = dataclasses.replace(_applied.state, active=False, why=RESTS)
+            _applied = dataclasses.replace(_applied, state=resting)
 
 
 def state() -> State | None:
@@ -172,9 +185,25 @@ def _start(config: LMSConfig) -> State:
         _choose_allocator()
     importlib.import_module("lms.compat").install(tensorflow)
     importlib.import_module("lms.hook").install(config)
+    return _at_work(config)
+
+
+def _at_work(config: LMSConfig) -> State:
     return State(
         config, active=True, mode="graph", why=f"traced graphs are rewritten, policy {config.policy}"
     )
+
+
+def _rests(applied: State) -> bool:
+    return applied.mode == "graph" and not applied.active
+
+
+def _kept(applied: State) -> State:
+    """The state once somebody has asked for what is there already: it goes on, and not for guests alone."""
+    if applied.mode != "graph":
+        return applied
+    importlib.import_module("lms.hook").resume()
+    return applied if applied.active else _at_work(applied.config)
 
 
 def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:

@@ -61,6 +61,9 @@ FULL_STORE = "LMS store:"
 help, and the message says what does."""
 
 
+AT_REST = "the training that LMS was on for is over"
+"""Why a graph is not edited that a guest did not ask for."""
+
 UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
 TRACED_ONCE = "to trace it once, begin with the longest batch or pad all to one length"
 """What a user can do about a loop, and about batches of many lengths."""
@@ -71,6 +74,12 @@ class Guest(Protocol):
 
     refusal: str
     """Why no graph is to be edited; empty where they are."""
+
+    def is_over(self) -> bool:
+        """Whether its training has ended, by an error that nobody told it of."""
+
+    def leave(self) -> None:
+        """Go, and switch LMS off where it is on for guests alone."""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
         """What filters of the configuration name and a graph does not have.
@@ -112,6 +121,10 @@ class Engine:
         self._warned: set[str] = set()
         self._unmatched: set[Unmatched] = set()
         self.guest: Guest | None = None
+        self.lent = False
+        """Whether LMS is on for guests alone; else a job or script has enabled it."""
+        self.at_rest = True
+        """Whether it is not installed: it edits nothing, and knows what it did."""
         self.steps = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
 
     @property
@@ -201,10 +214,16 @@ class Engine:
         self._skip(tf_graph, name, why)
 
     def _is_refused(self, tf_graph: Any, name: str) -> bool:
-        why = "" if self.guest is None else self.guest.refusal
+        self._see_off()
+        why = AT_REST if self.at_rest and self.lent else "" if self.guest is None else self.guest.refusal
         if why:
             self._skip(tf_graph, name, why)
         return bool(why)
+
+    def _see_off(self) -> None:
+        """Have a guest leave whose training has failed: what comes now is another one."""
+        if self.guest is not None and self.guest.is_over():
+            self.guest.leave()
 
     def edit(
         self, tf_graph: Any, name: str, hints: ShapeHints, call: Call | None = None, outputs: Any = None
@@ -274,6 +293,9 @@ class Engine:
 
     def xla_dropped(self, function: Any) -> None:
         """See :class:`lms.inline.Observer`."""
+        self._see_off()
+        if self.at_rest:  # and XLA on again
+            return
         self.warn(
             f"XLA is off for {function._name}: it fuses the step, and no swap would survive that; "
             "to keep jit_compile=True there, call lms.disable() before it is traced"
@@ -281,10 +303,15 @@ class Engine:
 
     def called(self, function: Any) -> None:
         """See :class:`lms.inline.Observer`."""
-        self.unseen.called(function)
+        self._see_off()
+        if not self.at_rest:
+            self.unseen.called(function)
 
     def run(self, function: Any, call: Call, step: Callable[..., Any]) -> Any:
         """See :class:`lms.inline.Observer`."""
+        if self.at_rest:
+            args, kwargs = call.arguments
+            return step(*args, **kwargs)
         self._feed(function, call)
         try:
             done = self._tried(function, call, step)

@@ -41,6 +41,17 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def is_inside_of(owner: object) -> bool:
+    """Whether a method of ``owner`` is under way in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is owner:
+            return True
+        frame = frame.f_back
+    return False
+
+
 OTHERS = ("absl", "keras", "lms", "tensorflow", "tf_keras", "wrapt")
 """Packages between the line of a user and a warning about it."""
 

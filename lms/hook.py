@@ -28,14 +28,23 @@ def install(config: LMSConfig) -> None:
     global _engine
     if _engine is not None:
         raise LMSError("LMS is installed already; call lms.disable() first")
-    engine = Engine(config, os.environ)
-    engine.optimizer.apply()
-    _engine = engine
+    _engine = Engine(config, os.environ)
     try:
-        _start(engine)
+        resume()
     except BaseException:
         uninstall()
         raise
+
+
+def resume() -> None:
+    """Edit graphs, also after :func:`pause`, and not for guests alone."""
+    if _engine is None:
+        return
+    _engine.lent = False
+    if _engine.at_rest:
+        _engine.at_rest = False
+        _engine.optimizer.apply()
+        _start(_engine)
 
 
 def _start(engine: Engine) -> None:
@@ -59,8 +68,15 @@ def _log_everything() -> None:
 def uninstall() -> None:
     """Edit nothing any more; graphs that were edited keep their swaps."""
     global _engine
-    if _engine is None:
+    pause()
+    _engine = None
+
+
+def pause() -> None:
+    """Edit nothing for a time; what was done stays in the report."""
+    if _engine is None or _engine.at_rest:
         return
+    _engine.at_rest = True
     if _engine in transform.FUNC_GRAPH_TRANSFORMS:
         transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
     _engine.batch_sizes.uninstall()
@@ -68,7 +84,6 @@ def uninstall() -> None:
     _engine.unseen.uninstall()
     _engine.sessions.uninstall()
     _engine.optimizer.restore()
-    _engine = None
 
 
 def engine() -> Engine:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +22,10 @@ import lms
 from lms.callbacks import EitherKeras
 from lms.compat.parameters import names_of, parse_call
 from lms.eligibility import UNKNOWN_SIZE
-from lms.enable import LMSWarning
+from lms.enable import LMSWarning, rest
 from lms.engine import Engine
 from lms.errors import LMSArgumentError, LMSError
+from lms.guards import is_inside_of
 from lms.hook import engine as current_engine
 from lms.rewrite import is_edited
 from lms.selection import SECOND_GENERATION, Unmatched
@@ -65,6 +67,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._own = set(request.given)
         """The parameters and filters that the script gave; the others are the job's."""
         self._gpu_memory_gib: float | None = None
+        self._fits_in: int | None = None
+        """The thread in which Keras trains; None where a loop of the script's own calls this."""
         self.is_training = True
         self.autotune_plot: bool | str = False
 
@@ -147,6 +151,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def set_model(self, model: Any) -> None:
         """Switch LMS on with these parameters, before Keras traces the step; or keep it off this training."""
         super().set_model(model)
+        self._fits_in = threading.get_ident() if model is not None and is_inside_of(model) else None
         engine = self._engine_at_work() if self._is_off() else self._engine()
         if engine is not None:
             engine.guest = self
@@ -164,10 +169,10 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.run(tf.compat.v1.get_default_graph(), keras=True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Models that are trained later have parameters of their own."""
+        """Models that are trained later have parameters of their own, or no LMS if nobody asks for it."""
         engine = self._engine_at_work()
         if engine is not None and engine.guest is self:
-            self._take_leave(engine)
+            self.leave()
 
     # --- as a guest of the engine ----------------------------------------------------------------------
 
@@ -175,6 +180,17 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def refusal(self) -> str:
         """See :class:`lms.engine.Guest`: with ``n_tensors=0`` no graph is edited, whoever has enabled LMS."""
         return "n_tensors is 0" if self._is_off() else ""
+
+    def is_over(self) -> bool:
+        """See :class:`lms.engine.Guest`: Keras calls no ``on_train_end`` when ``fit`` raises."""
+        return self._fits_in == threading.get_ident() and not is_inside_of(self.model)
+
+    def leave(self) -> None:
+        """See :class:`lms.engine.Guest`. The graph of a session needs the engine for as long as it is run."""
+        engine = current_engine()
+        self._take_leave(engine)
+        if engine.lent and not _trains_in_session(self.model):
+            rest()
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
         """See :class:`lms.engine.Guest`: one of the optimizer's scopes has to be there, and all else.
@@ -275,15 +291,19 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         A script's own parameters replace those of the job: whoever wrote them knew the model.
         """
         wanted, state = self._config, lms.state()
-        if state is None or (state.active and state.config != wanted):
+        if state is not None and not state.active and state.mode != "graph":
+            return None
+        at_work = self._engine_at_work()
+        lent = state is None or (at_work is not None and at_work.lent)
+        if state is not None and state.config != wanted:
             lms.disable()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="lms.enable.. came after", category=LMSWarning)
-                state = lms.enable(wanted)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="lms.enable.. came after", category=LMSWarning)
+            state = lms.enable(wanted)
         if not state.active:
             return None
         engine = current_engine()
-        engine.guest = self
+        engine.guest, engine.lent = self, lent
         assumed = self._gpu_memory_gib
         engine.assume_limit(None if assumed is None else int(assumed * GIB))
         return engine

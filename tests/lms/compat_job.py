@@ -396,7 +396,13 @@ def keras(folder: Path) -> dict[str, Any]:
         LMSStatsAverage(folder / "whole.csv", 32, batch_size=16, start_batch=0),
     ]
     fit = {"batch_size": 16, "verbose": 0, "validation_data": (images[:16], labels[:16])}
-    model().fit(images, labels, epochs=2, callbacks=[LMSKerasCallback(lb=3, n_tensors=4), *stats], **fit)
+    within: set[bool] = set()
+    look = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: within.add(experimental.get_lms_enabled())
+    )
+    first = [LMSKerasCallback(lb=3, n_tensors=4), *stats, look]
+    model().fit(images, labels, epochs=2, callbacks=first, **fit)
+    found["within"] = list(within)
     found["first_lines"] = said()
     found["report"] = [lms.report().edited[-1].tensors, lms.report().edited[-1].bytes_out]
     found["log"] = (folder / "log.csv").read_text().splitlines()
@@ -409,7 +415,7 @@ def keras(folder: Path) -> dict[str, Any]:
     }
     found["other gpu"] = error_of(tf.experimental.get_bytes_in_use, 3)
     found["other node"] = error_of(tf.experimental.get_gpu_host_bytes_in_use, 8)
-    found["enabled"] = experimental.get_lms_enabled()
+    found["behind"] = experimental.get_lms_enabled()
     found["late defrag"] = error_of(experimental.set_lms_defrag_enabled, True)
 
     second = LMS()

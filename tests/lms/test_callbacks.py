@@ -97,7 +97,8 @@ def test_settings(seen: dict[str, Any]) -> None:
     assert "tf.config.experimental.set_lms_enabled" in seen["installed"]
     assert "tf.compat.v1.experimental.get_num_allocs" in seen["installed"]
     assert seen["again"] == []
-    assert (seen["before"], seen["enabled"], seen["after"]) == ([False, False], True, [False, True])
+    on = [seen["before"], seen["within"], seen["behind"], seen["after"]]
+    assert on == [[False, False], [True], False, [False, True]]
     assert (seen["allocator"], seen["allocator after"]) == (["cuda_malloc_async", True], None)
     assert "TensorFlow has initialised its devices" in seen["late defrag"][1]
 

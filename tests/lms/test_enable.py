@@ -27,6 +27,7 @@ hook.uninstall = lambda: calls.append(["uninstall"])
 hook.report = lambda: "a report"
 worked = []
 hook.has_worked = lambda: bool(worked)
+hook.pause, hook.resume = (lambda name=name: calls.append([name]) for name in ("pause", "resume"))
 sys.modules["lms.hook"] = hook
 import lms
 def refused(function, *args, **kwargs):
@@ -58,6 +59,26 @@ def test_graph_mode_on_stock_tensorflow() -> None:
         FAKE_STOCK="1",
     )
     assert answer == [True, "graph", True, True, [["install", "all"]], "a report"]
+
+
+def test_at_rest_nothing_is_on_and_the_report_stays() -> None:
+    """Who asks for the same goes on with it, and anybody else begins anew."""
+    source = """
+from lms.enable import rest
+def shown():
+    return [lms.state().active, lms.report(), calls[1:]]
+lms.enable(policy="all")
+rest()
+answer = [shown()]
+lms.enable(policy="all")
+answer.append(shown())
+rest()
+answer.append([lms.enable().config.policy, calls[3:]])
+"""
+    resting, again, other = run(source, FAKE_STOCK="1")
+    assert resting == [False, "a report", [["pause"]]]
+    assert again == [True, "a report", [["pause"], ["resume"]]]
+    assert other == ["auto", [["pause"], ["uninstall"], ["install", "auto"]]]
 
 
 def test_native_mode_where_it_is_there() -> None:

@@ -1,0 +1,51 @@
+"""LMS that IBM's callback has switched on is on for its training alone, however that ends."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+OVER = "the training that it was on for is over"
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["keras", "legacy keras"])
+def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Each state: whether LMS is on, why, graphs looked at, graphs edited."""
+    pytest.importorskip("tensorflow")
+    return run_job("guests_job.py", TF_USE_LEGACY_KERAS=request.param)
+
+
+def test_a_training_that_failed_leaves_no_lms_to_other_models(seen: dict[str, Any]) -> None:
+    """Keras tells no callback of it; the next function that is called finds it over."""
+    assert seen["failed"] == ["ArithmeticError", True, "traced graphs are rewritten, policy threshold", 1, 1]
+    assert seen["another after it"] == [False, OVER, 1, 1]
+    assert seen["warnings"] == [], "XLA is the other model's own affair"
+
+
+def test_what_was_done_is_told_after_the_training(seen: dict[str, Any]) -> None:
+    assert seen["the next with it"] == seen["another after that"] == [False, OVER, 2, 2]
+
+
+def test_a_step_that_is_traced_before_it_is_called_is_another_one_too(seen: dict[str, Any]) -> None:
+    assert seen["a step that is only traced"] == [
+        False,
+        OVER,
+        4,
+        3,
+        "the training that LMS was on for is over",
+    ]
+
+
+def test_who_enables_lms_afterwards_gets_what_was_asked_for(seen: dict[str, Any]) -> None:
+    assert seen["enabled"] == [True, "traced graphs are rewritten, policy auto", 0, 0]
+
+
+def test_a_job_that_has_enabled_lms_keeps_it(seen: dict[str, Any]) -> None:
+    """Also where a callback had kept it off for its own model, and failed."""
+    by_job = "traced graphs are rewritten, policy all"
+    assert seen["kept off"] == [True, by_job, 1, 0]
+    assert seen["another in the job"] == [True, by_job, 2, 1]
+    on, why, *graphs = seen["after a failure in the job"]
+    assert on and "policy threshold" in why and graphs == [2, 2]
