@@ -10,7 +10,7 @@ Sources: ``common_subgraph_elimination.cc``, ``model_pruner.cc`` and ``canonical
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -21,12 +21,12 @@ from tensorflow.core.protobuf import (
     meta_graph_pb2,
     rewriter_config_pb2,
 )
-from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 
 from lms.grappler import merges_equal_ops
+from lms.step import is_stateful
 from lms.tf_graph import schedule
 
 logger = logging.getLogger("lms")
@@ -93,7 +93,7 @@ def _could_matter(sums: Sequence[Any], ops: Sequence[Any]) -> bool:
     members: dict[int, list[Any]] = {}
     for op in ops:
         look: Any = op
-        if not _is_stateful(op.type):
+        if not is_stateful(op.type):
             read = [_seen_through(tensor) for tensor in op.inputs]
             if any(tensor.op not in number_of for tensor in read):
                 return True  # not in the order in which they run
@@ -125,19 +125,13 @@ def _equal_ops(ops: Sequence[Any], nodes: Sequence[Any]) -> dict[Any, list[Any]]
     for op in ops:
         read = [_seen_through(tensor) for tensor in op.inputs]
         key: Any = op
-        if not _is_stateful(op.type) and class_of.keys() >= {*(t.op for t in read), *op.control_inputs}:
+        if not is_stateful(op.type) and class_of.keys() >= {*(t.op for t in read), *op.control_inputs}:
             inputs = tuple((id(class_of[tensor.op]), tensor.value_index) for tensor in read)
             waits = frozenset(id(class_of[before]) for before in op.control_inputs)
             key = _described(described[op.name]), inputs, waits
         class_of[op] = classes.setdefault(key, [])
         class_of[op].append(op)
     return class_of
-
-
-@cache
-def _is_stateful(op_type: str) -> bool:
-    known = op_def_registry.get(op_type)
-    return known is None or bool(known.is_stateful)
 
 
 def _described(node: Any) -> bytes:

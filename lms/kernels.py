@@ -56,13 +56,13 @@ class Group:
 
 
 def find_groups(ops: Sequence[Any]) -> list[Group]:
-    """The groups of a graph that is not edited yet, in its order; ``ops`` in the order in which they run."""
+    """The groups of a graph that is not edited yet, in its order; ``ops`` all that run, as they run."""
     last_of: dict[Any, Any] = {}
-    uneven = _uneven_products(ops)
+    only = _only_readers(ops)
+    uneven = _uneven_products(ops, only)
     for op in reversed(ops):
-        if op.type not in MERGED or (reader := _only_reader(op)) is None:
-            continue
-        if (op in uneven and reader in uneven) or _merge(op, reader):
+        reader = only.get(op)
+        if reader is not None and ((op in uneven and reader in uneven) or _merge(op, reader, only)):
             last_of[op] = last_of.get(reader, reader)
     members: dict[Any, list[Any]] = {}
     for op in ops:
@@ -72,7 +72,7 @@ def find_groups(ops: Sequence[Any]) -> list[Group]:
     return [Group(tuple(found)) for found in members.values() if len(found) > 1]
 
 
-def _merge(op: Any, reader: Any) -> bool:
+def _merge(op: Any, reader: Any, only: Mapping[Any, Any]) -> bool:
     """Whether TensorFlow may make one op of these."""
     kind, after = op.type, reader.type
     if kind in CONTRACTIONS:
@@ -86,13 +86,13 @@ def _merge(op: Any, reader: Any) -> bool:
     elif kind in NORMALISATIONS:
         fits = after == "Relu" and op.get_attr("T") in (tf.float32, tf.bfloat16)
     elif kind == "Sigmoid" and after == "Mul":
-        fits = any(tensor is _argument(op) for tensor in reader.inputs)
+        fits = any(tensor is _argument(op, only) for tensor in reader.inputs)
     else:
         fits = kind in UNARY and after in UNARY
     return fits and _is_free(op) and _is_free(reader)
 
 
-def _uneven_products(ops: Sequence[Any]) -> set[Any]:
+def _uneven_products(ops: Sequence[Any], only: Mapping[Any, Any]) -> set[Any]:
     """The products of factors of which one is smaller than the others, or a constant; with those between.
 
     Grappler takes all factors of such a tree together: it multiplies the small ones first, moves constants to
@@ -101,8 +101,7 @@ def _uneven_products(ops: Sequence[Any]) -> set[Any]:
     last_of: dict[Any, Any] = {}
     for op in reversed(ops):
         if op.type == "Mul" and _is_free(op):
-            reader = _only_reader(op)
-            last_of[op] = last_of.get(reader, op)
+            last_of[op] = last_of.get(only.get(op), op)
     uneven = {last for op, last in last_of.items() if any(_is_small(one, op) for one in op.inputs)}
     return {op for op, last in last_of.items() if last in uneven}
 
@@ -120,19 +119,29 @@ def reserved_bytes(normalisation: Any, elements: int) -> int:
     return 4 * (elements if channels is None or channels % 8 else elements // 8)
 
 
-def _argument(sigmoid: Any) -> Any:
+def _argument(sigmoid: Any, only: Mapping[Any, Any]) -> Any:
     """What a sigmoid reads, without a constant factor that is merged into it."""
     read = sigmoid.inputs[0]
-    if read.op.type != "Mul" or _only_reader(read.op) is not sigmoid or not _merge(read.op, sigmoid):
+    if read.op.type != "Mul" or only.get(read.op) is not sigmoid or not _merge(read.op, sigmoid, only):
         return read
     factors = [tensor for tensor in read.op.inputs if not _is_constant(tensor)]
     return factors[0] if len(factors) == 1 else read
 
 
-def _only_reader(op: Any) -> Any:
-    """The one op that reads what ``op`` makes; ``None`` where there are others."""
-    readers = [reader for reader in op.outputs[0].consumers() if reader.type not in SHAPE_READERS]
-    return readers[0] if len(readers) == 1 else None
+def _only_readers(ops: Sequence[Any]) -> dict[Any, Any]:
+    """For each op that may be merged the one op that reads what it makes, where there are no others.
+
+    Ops that do not run count as little as those that read a shape: TensorFlow has dropped them by then.
+    """
+    running = set(ops)
+    only = {}
+    for op in ops:
+        if op.type in MERGED:
+            consumers = op.outputs[0].consumers()
+            readers = [one for one in consumers if one.type not in SHAPE_READERS and one in running]
+            if len(readers) == 1:
+                only[op] = readers[0]
+    return only
 
 
 def _is_constant(tensor: Any) -> bool:

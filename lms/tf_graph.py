@@ -16,7 +16,7 @@ from lms.graph import Graph, GraphBuilder
 from lms.kernels import BETWEEN, Group, find_groups, reserved_bytes
 from lms.liveness import Buffers, timeline
 from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_backward, is_collective
-from lms.step import is_update, step_ops
+from lms.step import is_update, running_ops, step_ops
 
 MARK = "lms/"
 """Names of added ops start with it."""
@@ -112,10 +112,14 @@ def read_graph(
     if in_session:
         ops = step_ops(ops, lambda op: is_backward(op.name, op.type))
     types = {op: op.type for op in ops}
+    if not in_session:
+        ends = [*(tensor.op for tensor in tf_graph.outputs), *tf_graph.control_outputs]
+        running = running_ops(types, ends)
+        types = {op: op_type for op, op_type in types.items() if op in running}
     twins = find_twins(types) if device_type == "CPU" else {}
     barriers = Barriers.between(twins)
     has_conditions = not SWITCHES.isdisjoint(types.values())
-    ordered = schedule(ops, twins, barriers)
+    ordered = schedule(list(types), twins, barriers)
     groups = find_groups(ordered)
     between = frozenset(op for group in groups for op in group.members[:-1])
     reserves = find_reserves(ordered, between) if device_type == "CPU" and has_onednn() else {}

@@ -63,6 +63,20 @@ def test_what_others_read_or_wait_for_is_merged_with_nothing() -> None:
     assert groups_of(read_twice) == groups_of(waited_for) == []
 
 
+def test_what_a_function_does_not_run_keeps_nothing_from_being_merged() -> None:
+    """As where a tape needs the slope of a layer, and nobody its result."""
+
+    @tf.function
+    def slope(x: Any) -> Any:
+        biased = tf.nn.bias_add(tf.matmul(x, x, name="product"), tf.ones((8,)), name="bias")
+        tf.nn.softplus(biased, name="unread")
+        return tf.sigmoid(biased, name="slope")
+
+    view = read_graph(slope.get_concrete_function(tf.TensorSpec((8, 8))).graph, "CPU")
+    assert [[op.name for op in group.members] for group in view.groups] == [["product", "bias", "slope"]]
+    assert "unread" not in {op.name for op in view.ops}
+
+
 def test_what_is_between_stays_on_the_device() -> None:
     graph = graph_of(dense)
     view = read_graph(graph, "CPU", outputs=[graph.get_tensor_by_name("active:0")])

@@ -13,4 +13,4 @@ def test_random_graphs_train_to_the_same_values() -> None:
     seen = run_job("random_steps_job.py", "16")
     assert len(seen) == 16
     assert all(math.isfinite(apart) and apart < 1e-5 for apart, _ in seen.values()), seen
-    assert all(swapped > 2 for _, swapped in seen.values()), seen
+    assert all(swapped > 1 for _, swapped in seen.values()), seen
