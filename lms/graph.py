@@ -201,7 +201,8 @@ class GraphBuilder:
         inputs, controls = tuple(inputs), tuple(sorted(set(controls)))
         self._check(name, op, inputs, controls)
         count = len(outputs)
-        alias_slots = _alias_slots(op_type, len(inputs), count) if aliases is None else tuple(aliases)
+        slots = _alias_slots(op_type, len(inputs), count) if aliases is None else tuple(aliases)
+        owners = [self._owner(name, inputs, index, slot) for index, slot in enumerate(slots[:count])]
         if in_place is None:
             in_place = range(len(inputs)) if op_type in IN_PLACE_TYPES and count else ()
         if outside is None:
@@ -210,24 +211,14 @@ class GraphBuilder:
             forbidden = UNSWAPPABLE_TYPES.get(op_type)
         outsides = [outside] * count if isinstance(outside, bool) else outside
         reasons = [forbidden] * count if forbidden is None or isinstance(forbidden, str) else forbidden
-        made = range(len(self._tensors), len(self._tensors) + count)
-        for index, tensor in enumerate(made):
-            slot = alias_slots[index] if index < len(alias_slots) else None
-            if slot is not None and not 0 <= slot < len(inputs):
-                raise GraphError(
-                    f"op {name!r}: output {index} shares input {slot}; it has {len(inputs)} inputs"
-                )
-            alias_of = None if slot is None else inputs[slot]
-            self._tensors.append(
-                Tensor(tensor, op, index, outputs[index], alias_of, outsides[index], reasons[index])
-            )
+        made = self._add_outputs(op, outputs, owners + [None] * (count - len(owners)), outsides, reasons)
         self._ops.append(
             Op(
                 op,
                 name,
                 op_type,
                 inputs,
-                tuple(made),
+                made,
                 controls,
                 tuple(in_place),
                 workspace_bytes,
@@ -236,7 +227,30 @@ class GraphBuilder:
                 conditional,
             )
         )
-        return tuple(made)
+        return made
+
+    def _owner(self, name: str, inputs: Sequence[int], index: int, slot: int | None) -> int | None:
+        """The tensor whose buffer output ``index`` shares, which stands in ``slot``."""
+        if slot is None:
+            return None
+        if not 0 <= slot < len(inputs):
+            raise GraphError(f"op {name!r}: output {index} shares input {slot}; it has {len(inputs)} inputs")
+        return inputs[slot]
+
+    def _add_outputs(
+        self,
+        op: int,
+        sizes: Sequence[int | None],
+        owners: Sequence[int | None],
+        outsides: Sequence[bool],
+        reasons: Sequence[str | None],
+    ) -> tuple[int, ...]:
+        first = len(self._tensors)
+        for index, size in enumerate(sizes):
+            self._tensors.append(
+                Tensor(first + index, op, index, size, owners[index], outsides[index], reasons[index])
+            )
+        return tuple(range(first, len(self._tensors)))
 
     @property
     def next_op(self) -> int:
