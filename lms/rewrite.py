@@ -19,9 +19,10 @@ from lms.host_reads import HostRead, Relocation
 from lms.kernels import Detours, with_their_groups
 from lms.liveness import positions
 from lms.swap_plan import Swap, SwapIn, SwapPlan
-from lms.tf_graph import MARK, TWIN_SLOTS, GraphView
+from lms.tf_graph import MARK, GraphView
 from lms.transports.base import HOST_DEVICE, Transport
 from lms.transports.copy_op import add_copy
+from lms.twins import TWIN_SLOTS
 
 MARK_ATTR = "_lms"
 """Attribute of every added op; its value says what the op is for."""

@@ -19,7 +19,6 @@ from lms.serialize import floating_ops  # noqa: E402
 from lms.shapes import ShapeHints, complete_shapes  # noqa: E402
 from lms.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan  # noqa: E402
 from lms.tf_graph import (  # noqa: E402
-    BEHIND_BARRIER,
     PLACES,
     GraphView,
     has_backward_pass,
@@ -27,6 +26,7 @@ from lms.tf_graph import (  # noqa: E402
     schedule,
 )
 from lms.transports.pyfunc import NumpyTransport  # noqa: E402
+from lms.twins import BEHIND_BARRIER  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
