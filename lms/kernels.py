@@ -6,8 +6,8 @@ edge. So the edges of a plan go round such a group: they lead to gates in front 
 behind it, ops that only pass a tensor on.
 
 Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``DoesOpTypePatternMatch``) and
-``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``, ``MinimizeBroadcasts``) of
-TensorFlow.
+``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``, ``MinimizeBroadcasts``) and
+``constant_folding.cc`` (``ReciprocalConst`` of divisions) of TensorFlow.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,9 @@ SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 NORMALISATIONS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 """On a CPU with oneDNN merged with the ``Relu`` that alone reads the first output; what reads the others
 comes after both then."""
-MERGED = CONTRACTIONS | BIASES | SUMS | ACTIVATIONS | UNARY | NORMALISATIONS | {"Mul"}
+DIVISIONS = frozenset({"Div", "RealDiv"})
+"""By a constant they are products with its reciprocal before anything is merged."""
+MERGED = CONTRACTIONS | BIASES | SUMS | ACTIVATIONS | UNARY | NORMALISATIONS | DIVISIONS | {"Mul"}
 BETWEEN = "TensorFlow merges the op that reads it with the one that makes it"
 """Why a tensor stays that need not even come into being."""
 
@@ -100,10 +102,16 @@ def _uneven_products(ops: Sequence[Any], only: Mapping[Any, Any]) -> set[Any]:
     """
     last_of: dict[Any, Any] = {}
     for op in reversed(ops):
-        if op.type == "Mul" and _is_free(op):
+        if _is_product(op) and _is_free(op):
             last_of[op] = last_of.get(only.get(op), op)
     uneven = {last for op, last in last_of.items() if any(_is_small(one, op) for one in op.inputs)}
     return {op for op, last in last_of.items() if last in uneven}
+
+
+def _is_product(op: Any) -> bool:
+    return op.type == "Mul" or (
+        op.type in DIVISIONS and _is_constant(op.inputs[1]) and op.inputs[1].dtype.is_floating
+    )
 
 
 def reserved_bytes(normalisation: Any, elements: int) -> int:

@@ -46,6 +46,9 @@ def test_a_layer_a_swish_and_a_chain_of_sums_are_groups() -> None:
     assert groups_of(lambda x: tf.multiply(tf.multiply(x, x), x)) == []
     twice = groups_of(lambda x: tf.multiply(tf.multiply(x[0], x, name="a"), x, name="b") * x)
     assert twice == [["a", "b", "mul"]], "all factors of a tree are taken together"
+    halved = groups_of(lambda x: tf.divide(tf.multiply(x, tf.exp(x), name="inner"), 2.0, name="halved"))
+    assert halved == [["inner", "halved"]], "a division by a constant is a product with its reciprocal"
+    assert groups_of(lambda x: tf.divide(tf.multiply(x, tf.exp(x)), tf.sin(x))) == []
     sums = groups_of(lambda x: tf.add(tf.add(x, tf.exp(x), name="inner"), tf.sin(x), name="outer"))
     assert sums == [["inner", "outer"]]
 
