@@ -33,6 +33,15 @@ KEEPING_ATTRIBUTES = frozenset({"api_implements", "_noinline", "forward_function
 """A function that carries one of these is recognised by name later on, so it stays one."""
 
 
+COMPILED_LAYERS = (
+    "keras.src.backend.tensorflow.nn",
+    "keras.src.layers.convolutional.base_conv",
+    "tf_keras.src.layers.convolutional.base_conv",
+)
+"""Where Keras has XLA compile one convolution: in groups, or in three dimensions with channels first. Not
+every CPU has other kernels for these, and theirs give other last digits; each stays the one op that it is."""
+
+
 @dataclass
 class Call:
     """The outermost call that is under way in this thread, and the functions that are traced for it."""
@@ -136,6 +145,8 @@ class Watch:
         yield
 
     def _drop_xla(self, function: Any) -> None:
+        if is_compiled_layer(function):
+            return
         if function._jit_compile and not function.experimental_get_tracing_count():
             function._jit_compile = None
             self._compiled.add(function)
@@ -151,11 +162,20 @@ def should_inline(function: Any) -> bool:
     """Whether a call of ``function`` is to run as part of the function that is being traced."""
     if not isinstance(tf.compat.v1.get_default_graph(), func_graph_module.FuncGraph) or not is_recording():
         return False
+    if is_compiled_layer(function) or module_of(function).split(".")[0] in KEPT_MODULES:
+        return False
+    return not KEEPING_ATTRIBUTES.intersection(function._attributes)
+
+
+def is_compiled_layer(function: Any) -> bool:
+    """Whether ``function`` is one layer of Keras's that only XLA can run everywhere."""
+    return bool(function._jit_compile) and module_of(function) in COMPILED_LAYERS
+
+
+def module_of(function: Any) -> str:
+    """The module of the Python code of a ``tf.function``."""
     python_function = tf_decorator.unwrap(function._python_function)[1]
-    module = getattr(python_function, "__module__", None) or ""
-    return module.split(".")[0] not in KEPT_MODULES and not KEEPING_ATTRIBUTES.intersection(
-        function._attributes
-    )
+    return getattr(python_function, "__module__", None) or ""
 
 
 def run_inline(function: Any, args: Any, kwargs: Any) -> Any:

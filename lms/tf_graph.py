@@ -185,6 +185,14 @@ def schedule(
     return order
 
 
+def _in_frame(op: Any) -> bool:
+    """Whether an op is part of a condition or loop of compat.v1; what XLA compiles into one op is in none."""
+    frame = op._get_control_flow_context()
+    while frame is not None and frame.IsXLAContext():
+        frame = frame.outer_context
+    return frame is not None
+
+
 class _Reader:
     def __init__(
         self,
@@ -224,7 +232,7 @@ class _Reader:
         if op_type in SHAPE_READERS:
             controls += [self._op_ids[tensor.op] for tensor in op.inputs]
             inputs = []
-        in_frame = op._get_control_flow_context() is not None
+        in_frame = _in_frame(op)
         elsewhere = op_type in OUTSIDE_TYPES or (self._device_type == "GPU" and "CPU" in op.device)
         depth = self._depth(op, op_type, controls) if self._has_conditions else 0
         items = [_item_bytes(tensor.dtype.as_datatype_enum) for tensor in outputs]

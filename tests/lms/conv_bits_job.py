@@ -41,11 +41,20 @@ def pooled(dims: int) -> Any:
     return keras.Model(inputs, layers.Dense(5)(means()(x)))
 
 
+def grouped() -> Any:
+    """Convolutions in groups, which Keras has XLA compile: a CPU without oneDNN has no other kernel."""
+    keras, layers = tf.keras, tf.keras.layers
+    stack = [layers.Input((16, 16, 3)), layers.Conv2D(16, 1)]
+    stack += [layers.Conv2D(16, 3, padding="same", groups=4, activation="relu") for _ in range(3)]
+    return keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(5)])
+
+
 CASES = {
     "sgd": (normalised, "sgd"),
     "adam": (normalised, "adam"),
     "pooling": (lambda: pooled(2), "sgd"),
     "pooling in 3D": (lambda: pooled(3), "sgd"),
+    "grouped": (grouped, "sgd"),
 }
 
 
