@@ -80,6 +80,15 @@ def squeezed() -> tuple[Any, Any]:
     return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))), IMAGES
 
 
+def hard_swish() -> tuple[Any, Any]:
+    """A product divided by a constant, and the slope of the constant, which nobody wants."""
+    active = layers.Activation(lambda x: x * (tf.nn.relu6(x + 3.0) / 6.0))
+    image = layers.Input((16, 16, 3))
+    x = active(layers.Conv2D(16, 3, padding="same")(image))
+    x = active(layers.DepthwiseConv2D(3, padding="same")(x))
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))), IMAGES
+
+
 def volumes() -> tuple[Any, Any]:
     """In three dimensions, up and down."""
     parts = [layers.Conv3D(8, 3, padding="same", activation="relu"), layers.BatchNormalization()]
@@ -107,6 +116,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[Any, Any]], Any]] = {
     "branches": (branches, "rmsprop"),
     "connected": (connected, "sgd"),
     "squeezed": (squeezed, "sgd"),
+    "hard swish": (hard_swish, "sgd"),
     "volumes": (volumes, "sgd"),
     "simple": (lambda: recurrent(layers.SimpleRNN), "sgd"),
     "lstm": (lambda: recurrent(layers.LSTM), "sgd"),
