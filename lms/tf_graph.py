@@ -141,9 +141,10 @@ def find_reserves(ordered: Sequence[Any], between: Collection[Any]) -> dict[Any,
     reserves = {}
     for op in between:
         if op.type == RESERVING:
-            (activation,) = (one for one in op.outputs[0].consumers() if one.type not in SHAPE_READERS)
+            readers = [one for one in op.outputs[0].consumers() if one in place]
+            (activation,) = (one for one in readers if one.type not in SHAPE_READERS)
             reserve = op.outputs[RESERVE]
-            if all(place.get(reader, -1) > place[activation] for reader in reserve.consumers()):
+            if all(place[reader] > place[activation] for reader in reserve.consumers() if reader in place):
                 reserves[activation] = reserve
     return reserves
 

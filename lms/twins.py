@@ -16,13 +16,13 @@ BEHIND_BARRIER = "gradient behind a barrier"
 
 
 def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
-    """For each op that oneDNN merges into another that other op; ``types`` are those of all ops."""
+    """For each op that oneDNN merges into another that other op; ``types`` are those of all ops that run."""
     twins: dict[Any, Any] = {}
     for op, op_type in types.items():
         slot = TWIN_SLOTS.get(op_type)
         if slot is not None:
-            readers = _passed(op.inputs[slot])[0].consumers()
-            bias = next((one for one in readers if one.type == "BiasAddGrad" and one not in twins), None)
+            readers = (one for one in _passed(op.inputs[slot])[0].consumers() if one in types)
+            bias = next((one for one in readers if types[one] == "BiasAddGrad" and one not in twins), None)
             if bias is not None:
                 twins[bias] = op
     return twins

@@ -9,6 +9,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from detouring import lead_round  # noqa: E402
+from tensorflow.python.framework.func_graph import FuncGraph  # noqa: E402
 
 from lms.kernels import BETWEEN, find_groups  # noqa: E402
 from lms.tf_graph import has_onednn, read_graph, schedule  # noqa: E402
@@ -132,6 +133,19 @@ def test_what_a_normalisation_reserves_is_made_with_its_activation() -> None:
     assert [view.graph.tensors[tensor].nbytes for tensor in active.outputs] == [64 * 4, a_number_each]
     assert norm.workspace_bytes == a_number_each
     assert [view.graph.tensors[tensor].forbidden for tensor in norm.outputs][:2] == [BETWEEN, None]
+
+
+@pytest.mark.skipif(not has_onednn(), reason="merges no normalisation")
+def test_a_normalisation_is_merged_with_its_activation_where_its_other_readers_do_not_run() -> None:
+    graph = FuncGraph("step")
+    with graph.as_default():
+        graph.outputs = [normalised(tf.compat.v1.placeholder(tf.float32, (8, 8), name="x"))[0]]
+        for output in ("norm:0", "norm:5"):
+            tf.identity(graph.get_tensor_by_name(output), name="unread")
+    view = read_graph(graph, "CPU")
+    assert "unread" not in {op.name for op in view.graph.ops}
+    active = next(op for op in view.graph.ops if op.name == "active")
+    assert view.tensors[active.outputs[1]] is graph.get_tensor_by_name("norm:5")
 
 
 def detoured(make: Callable[[Any], Any], edges: list[tuple[str, str]]) -> Any:

@@ -9,6 +9,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tensorflow.python.framework.func_graph import FuncGraph  # noqa: E402
+
 from lms import tf_graph  # noqa: E402
 from lms.errors import UnreadableError  # noqa: E402
 from lms.graph import Use  # noqa: E402
@@ -266,6 +268,20 @@ def test_a_barrier_between_what_onednn_merges_waits_for_neither() -> None:
     assert graph.ops[op_id(view, "barrier")].controls == (op_id(view, "gradient"),)
     assert merged in graph.ops[op_id(view, "other")].controls
     assert graph.tensors[graph.ops[op_id(view, "behind")].outputs[0]].forbidden == BEHIND_BARRIER
+
+
+def test_a_gradient_of_a_bias_that_does_not_run_is_merged_with_nothing() -> None:
+    graph = FuncGraph("step")
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 3))
+        gradient = tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)))
+        tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="unread")
+        sizes = {"filter_sizes": (3, 3, 3, 4), "strides": [1, 1, 1, 1], "padding": "SAME"}
+        kernel = tf.raw_ops.Conv2DBackpropFilter(input=x, out_backprop=gradient, name="kernel", **sizes)
+        graph.outputs = [kernel]
+    view = read_graph(graph, "CPU")
+    assert not view.twins
+    assert len(view.graph.ops[op_id(view, "kernel")].outputs) == 1
 
 
 def test_a_barrier_waits_for_neither_where_one_alone_reads_behind_it() -> None:
