@@ -331,10 +331,15 @@ class Engine:
         )
         if call.feed.sizes_open:
             call.batches = self.growth.at_least(function, call.feed.first_shapes(self.config.batch_size))
-        if grown := self.growth.outgrown(function, self.batch_sizes.take(), call.batches):
+        if grown := self.growth.outgrown(function, self._size_now(function, call), call.batches):
             many_lengths = TRACED_ONCE if call.batches else ""
             text = f"{function._name} {grown}"
             self.warn(f"{text}; {many_lengths}" if many_lengths else text, many_lengths)
+
+    def _size_now(self, function: Any, call: Call) -> int | None:
+        """The size of the batches that a planned step is about to get: from Keras, or from its datasets."""
+        told = self.batch_sizes.take()
+        return call.hints().batch_size if told is None and self.growth.watches_size(function) else told
 
     def _told_size(self, call: Call) -> int | None:
         return self._hints(call).batch_size

@@ -33,6 +33,10 @@ class Growth:
         """Whether the shapes of each batch must be known to see the step's growth."""
         return function in self._planned and bool(self._planned[function].shapes)
 
+    def watches_size(self, function: Any) -> bool:
+        """Whether a larger size of its batches is to be seen: the step was planned for one."""
+        return function in self._planned and self._planned[function].batch_size is not None
+
     def at_least(self, function: Any, shapes: Shapes) -> Shapes:
         """``shapes`` where they are larger than those that the step was planned for, else those.
 
@@ -49,7 +53,7 @@ class Growth:
 
         Args:
             function: What is about to run.
-            batch_size: The size of its batches, if Keras has told it.
+            batch_size: The size of its batches, if Keras or a dataset has told it.
             shapes: The shapes to plan for, from :meth:`at_least`.
 
         Returns:
