@@ -23,6 +23,9 @@ Dims = tuple[int | None, ...]
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 """Where a session feeds values. What the second gives unless it is fed may have another size."""
 
+BATCH_SIZES = ("_batch_size", "_batch_size_t")
+"""What a batching step of a pipeline has; the second that of ``map_and_batch``, which maps first."""
+
 
 @dataclass(frozen=True)
 class ShapeHints:
@@ -256,10 +259,8 @@ def argument_shapes(arguments: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
 def dataset_batch_size(dataset: Any) -> int | None:
     """The batch size that a ``tf.data`` pipeline was built with, when its last batching step says it."""
     for _ in range(64):
-        size = getattr(dataset, "_batch_size", None)
-        if size is not None:
-            value = tf.get_static_value(size)
-            return None if value is None else int(value)
+        if _is_batching(dataset):
+            return _own_batch_size(dataset)
         dataset = getattr(dataset, "_input_dataset", None)
         if dataset is None:
             return None
@@ -281,12 +282,21 @@ def _kept_batch_size(dataset: Any) -> int | None:
     """The size of a dataset's whole batches; a smaller last one runs through the same graph."""
     if isinstance(dataset, UnaryUnchangedStructureDataset):  # prefetches, shuffles, repeats, ...
         return _kept_batch_size(dataset._input_dataset)
-    if hasattr(dataset, "_map_func"):
+    if hasattr(dataset, "_map_func") and not _is_batching(dataset):
         size = _kept_batch_size(getattr(dataset, "_input_dataset", None))
         graph = dataset._map_func.function.graph
         return size if size is not None and _keeps_size(graph, size) else None
-    size = tf.get_static_value(getattr(dataset, "_batch_size", None))
-    return None if size is None else int(size)
+    return _own_batch_size(dataset)
+
+
+def _is_batching(dataset: Any) -> bool:
+    return any(hasattr(dataset, name) for name in BATCH_SIZES)
+
+
+def _own_batch_size(dataset: Any) -> int | None:
+    """The size of the batches that this step of a pipeline makes itself."""
+    sizes = (tf.get_static_value(getattr(dataset, name, None)) for name in BATCH_SIZES)
+    return next((int(size) for size in sizes if size is not None), None)
 
 
 def _keeps_size(graph: Any, size: int) -> bool:

@@ -118,6 +118,7 @@ KEEPING = {
     "order": lambda: rows().batch(8).unbatch().batch(16).shuffle(4).repeat().take(9).cache().prefetch(2),
     "map": lambda: rows().batch(16).map(lambda batch: (batch * 2, tf.reduce_sum(batch, 1))),
     "parallel map": lambda: rows().batch(16).map(as_it_is, num_parallel_calls=2).map(as_it_is),
+    "map and batch": lambda: rows().batch(4).apply(tf.data.experimental.map_and_batch(as_it_is, 16)),
     "filter": lambda: rows().batch(16).filter(lambda batch: tf.size(batch) > 3),
 }
 """Pipelines whose batches have 16 rows."""
