@@ -69,17 +69,21 @@ def uninstall() -> None:
     """Edit nothing any more; graphs that were edited keep their swaps."""
     global _engine
     pause()
+    if _engine is not None:
+        _engine.batch_sizes.uninstall()
     _engine = None
 
 
 def pause() -> None:
-    """Edit nothing for a time; what was done stays in the report."""
+    """Edit nothing for a time; what was done stays in the report.
+
+    The sizes of Keras's batches are noted further on: ``fit`` tells them before a callback resumes LMS.
+    """
     if _engine is None or _engine.at_rest:
         return
     _engine.at_rest = True
     if _engine in transform.FUNC_GRAPH_TRANSFORMS:
         transform.FUNC_GRAPH_TRANSFORMS.remove(_engine)
-    _engine.batch_sizes.uninstall()
     _engine.watch.uninstall()
     _engine.unseen.uninstall()
     _engine.sessions.uninstall()

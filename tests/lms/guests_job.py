@@ -89,6 +89,10 @@ def main() -> dict[str, Any]:
     fit(LMSKerasCallback(lb=3), Fails())
     fit()
     seen["after a failure in the job"] = state()
+    lms.disable()
+    model = fit(LMSKerasCallback(lb=3))
+    model.fit(IMAGES, LABELS, batch_size=32, verbose=0, callbacks=[LMSKerasCallback(lb=3)])
+    seen["larger batches"] = [graph.planned_peak_bytes for graph in lms.report().graphs]
     return seen
 
 

@@ -49,3 +49,9 @@ def test_a_job_that_has_enabled_lms_keeps_it(seen: dict[str, Any]) -> None:
     assert seen["another in the job"] == [True, by_job, 2, 1]
     on, why, *graphs = seen["after a failure in the job"]
     assert on and "policy threshold" in why and graphs == [2, 2]
+
+
+def test_the_next_training_of_a_model_is_planned_for_its_own_batches(seen: dict[str, Any]) -> None:
+    """Keras tells it before its callbacks, when LMS is still at rest."""
+    smaller, larger = seen["larger batches"]
+    assert larger > smaller > 0
