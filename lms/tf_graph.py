@@ -11,6 +11,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.util import _pywrap_util_port
 
+from lms.compiled import is_compiled, scratch_bytes
 from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
 from lms.kernels import BETWEEN, Group, find_groups, reserved_bytes
@@ -334,12 +335,13 @@ class _Reader:
             return int(nbytes + nbytes // pooled.dtype.size * PLACE_BYTES)
         if op_type not in BODY_ATTRS:
             return 0
-        peaks = [
-            peak_of_body(self._tf_graph, name, self._device_type)
-            for attr in BODY_ATTRS[op_type]
-            for name in _body_names(op, attr)
-        ]
-        return max(peaks, default=0)
+        names = [name for attr in BODY_ATTRS[op_type] for name in _body_names(op, attr)]
+        if self._device_type == "CPU" and is_compiled(op):
+            bodies = (_function_graph(self._tf_graph, name) for name in names)
+            return max(
+                (scratch_bytes(body.get_operations()) for body in bodies if body is not None), default=0
+            )
+        return max((peak_of_body(self._tf_graph, name, self._device_type) for name in names), default=0)
 
 
 def peak_of_body(tf_graph: Any, name: str, device_type: str) -> int:
