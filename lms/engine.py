@@ -381,7 +381,8 @@ class Engine:
         hints = call.hints()
         if hints.calls or hints.batch_size:
             return hints
-        return replace(hints, batch_size=self.batch_sizes.latest)
+        latest = self.batch_sizes.latest
+        return replace(hints, batch_size=call.specified_size() if latest is None else latest)
 
     def _tell_unplanned(
         self, name: str, view: GraphView, open_sizes: OpenSizes | None, loops: Sequence[str]

@@ -62,6 +62,17 @@ class Call:
             size = gone_through_batch_size([one for one in flat if isinstance(one, tf.data.Dataset)])
         return ShapeHints((*argument_shapes(flat), *self.batches), size)
 
+    def specified_size(self) -> int | None:
+        """The size of all batches, where the specifications of the iterators among the arguments fix it.
+
+        TensorFlow leaves it open in the trace nevertheless where it traces again for another size.
+        """
+        iterators = [one for one in tf.nest.flatten(self.arguments) if isinstance(one, tf.data.Iterator)]
+        specs = (spec for iterator in iterators for spec in tf.nest.flatten(iterator.element_spec))
+        shapes = (spec.shape for spec in specs if isinstance(spec, tf.TensorSpec))
+        sizes: set[int | None] = {shape[0] if shape.rank else None for shape in shapes}
+        return sizes.pop() if len(sizes) == 1 else None
+
 
 class Observer(Protocol):
     """Whom the watch tells what it sees."""

@@ -93,6 +93,10 @@ def main() -> dict[str, Any]:
     model = fit(LMSKerasCallback(lb=3))
     model.fit(IMAGES, LABELS, batch_size=32, verbose=0, callbacks=[LMSKerasCallback(lb=3)])
     seen["larger batches"] = [graph.planned_peak_bytes for graph in lms.report().graphs]
+    lms.disable()
+    model = fit()
+    model.fit(IMAGES, LABELS, batch_size=32, verbose=0, callbacks=[LMSKerasCallback(lb=3)])
+    seen["trained without it before"] = [graph.planned_peak_bytes for graph in lms.report().graphs]
     return seen
 
 

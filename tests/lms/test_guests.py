@@ -55,3 +55,9 @@ def test_the_next_training_of_a_model_is_planned_for_its_own_batches(seen: dict[
     """Keras tells it before its callbacks, when LMS is still at rest."""
     smaller, larger = seen["larger batches"]
     assert larger > smaller > 0
+
+
+def test_a_model_that_was_trained_without_it_before_is_planned_for_its_batches(seen: dict[str, Any]) -> None:
+    """Keras has told their size when nobody listened, and its step is traced for any size by then."""
+    (peak,) = seen["trained without it before"]
+    assert peak > 0
