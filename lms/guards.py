@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -41,15 +41,21 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def is_inside_of(owner: object) -> bool:
-    """Whether a method of ``owner`` is under way in this thread."""
+def is_inside_of(owner: object, packages: Collection[str] = ()) -> bool:
+    """Whether a method of ``owner`` is under way in this thread; with ``packages``, one of their methods."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is owner:
-            return True
+        if not packages or _package(frame) in packages:
+            if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is owner:
+                return True
         frame = frame.f_back
     return False
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 OTHERS = ("absl", "keras", "lms", "tensorflow", "tf_keras", "wrapt")
@@ -61,7 +67,7 @@ def level_of_user() -> int:
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in OTHERS:
+        if _package(frame) not in OTHERS:
             return level
         frame, level = frame.f_back, level + 1
     return 2

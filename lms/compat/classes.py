@@ -39,6 +39,9 @@ ASSUMED_BATCH = 32
 """Batch size where a graph leaves it open and nobody says it. Only rules that count levels are given it: what
 fits a device is not to be guessed."""
 
+KERAS = frozenset({"keras", "tf_keras"})
+"""Whose method it is that a training ends with; one of the user's model may make callbacks and return."""
+
 DISABLED = "LMS is disabled and will not modify the model."
 
 _logger = logging.getLogger("lms.compat")
@@ -151,7 +154,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def set_model(self, model: Any) -> None:
         """Switch LMS on with these parameters, before Keras traces the step; or keep it off this training."""
         super().set_model(model)
-        self._fits_in = threading.get_ident() if model is not None and is_inside_of(model) else None
+        fits = model is not None and is_inside_of(model, KERAS)
+        self._fits_in = threading.get_ident() if fits else None
         engine = self._engine_at_work() if self._is_off() else self._engine()
         if engine is not None:
             engine.guest = self

@@ -24,6 +24,14 @@ class Fails(tf.keras.callbacks.Callback):  # type: ignore[misc]
         raise ArithmeticError("fails")
 
 
+class Prepares(tf.keras.Model):  # type: ignore[misc]
+    """Makes the callbacks for a loop that is none of its methods."""
+
+    def callbacks(self) -> Any:
+        """With LMS switched on."""
+        return tf.keras.callbacks.CallbackList([LMSKerasCallback(lb=3)], model=self)
+
+
 def fit(*callbacks: Any, jit: bool | str = False) -> Any:
     """Train a new model; a fault of :class:`Fails` ends it as it would end a cell of a notebook."""
     layers = tf.keras.layers
@@ -97,6 +105,13 @@ def main() -> dict[str, Any]:
     model = fit()
     model.fit(IMAGES, LABELS, batch_size=32, verbose=0, callbacks=[LMSKerasCallback(lb=3)])
     seen["trained without it before"] = [graph.planned_peak_bytes for graph in lms.report().graphs]
+    lms.disable()
+    callbacks = Prepares().callbacks()
+    callbacks.on_train_begin()
+    trace_a_step()
+    seen["a loop of its own"] = state()
+    callbacks.on_train_end()
+    seen["behind it"] = state()
     return seen
 
 

@@ -61,3 +61,9 @@ def test_a_model_that_was_trained_without_it_before_is_planned_for_its_batches(s
     """Keras has told their size when nobody listened, and its step is traced for any size by then."""
     (peak,) = seen["trained without it before"]
     assert peak > 0
+
+
+def test_a_loop_of_the_script_has_lms_whoever_made_its_callbacks(seen: dict[str, Any]) -> None:
+    on, _, *graphs = seen["a loop of its own"]
+    assert on and graphs == [1, 1]
+    assert seen["behind it"] == [False, OVER, 1, 1]
