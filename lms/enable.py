@@ -20,9 +20,9 @@ HOST_LIMIT_NAMES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB
 OF_A_JOB = "LMSRUN_JOB_ID"
 """Set in the ranks of a job, whose launcher has told of doubtful variables once for all of them."""
 
-
 FORBIDDEN = "LMS_ENABLED switches it off"
-RESTS = "the training that it was on for is over"
+RESTS = "the training that LMS was on for is over"
+"""Why it does nothing for now: only a callback has asked for it."""
 
 
 class LMSWarning(UserWarning):

@@ -17,7 +17,7 @@ from lms.config import LMSConfig, idle_rules
 from lms.constants import find_constants
 from lms.creation import is_thrown_away
 from lms.device import Device, is_out_of_memory, pending_variable_sizes, read_device
-from lms.enable import LMSWarning, tensorflow_is_initialised
+from lms.enable import RESTS, LMSWarning, tensorflow_is_initialised
 from lms.equal_terms import settle, undo
 from lms.errors import UnreadableError
 from lms.fetches import keep_fetches_apart
@@ -60,9 +60,6 @@ FULL_STORE = "LMS store:"
 """How the message of the swap op begins when the store is full, and not the device: more swaps would not
 help, and the message says what does."""
 
-
-AT_REST = "the training that LMS was on for is over"
-"""Why a graph is not edited that a guest did not ask for."""
 
 UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
 TRACED_ONCE = "to trace it once, begin with the longest batch or pad all to one length"
@@ -215,7 +212,7 @@ class Engine:
 
     def _is_refused(self, tf_graph: Any, name: str) -> bool:
         self._see_off()
-        why = AT_REST if self.at_rest and self.lent else "" if self.guest is None else self.guest.refusal
+        why = RESTS if self.at_rest and self.lent else "" if self.guest is None else self.guest.refusal
         if why:
             self._skip(tf_graph, name, why)
         return bool(why)

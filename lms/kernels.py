@@ -5,7 +5,7 @@ what it makes of them differs from what they are in the last digits. It merges n
 edge. So the edges of a plan go round such a group: they lead to gates in front of it and start from a probe
 behind it, ops that only pass a tensor on.
 
-Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``DoesOpTypePatternMatch``) and
+Sources: ``remapper.cc`` (``HasControlFaninOrFanout``), ``pattern_utils.cc`` (``DoesOpTypePatternMatch``),
 ``arithmetic_optimizer.cc`` (``AddOpsRewriteStage``, ``UnaryOpsComposition``, ``MinimizeBroadcasts``) and
 ``constant_folding.cc`` (``ReciprocalConst`` of divisions) of TensorFlow.
 """

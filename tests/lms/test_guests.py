@@ -7,7 +7,7 @@ from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 
-OVER = "the training that it was on for is over"
+OVER = "the training that LMS was on for is over"
 
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["keras", "legacy keras"])
@@ -29,13 +29,7 @@ def test_what_was_done_is_told_after_the_training(seen: dict[str, Any]) -> None:
 
 
 def test_a_step_that_is_traced_before_it_is_called_is_another_one_too(seen: dict[str, Any]) -> None:
-    assert seen["a step that is only traced"] == [
-        False,
-        OVER,
-        4,
-        3,
-        "the training that LMS was on for is over",
-    ]
+    assert seen["a step that is only traced"] == [False, OVER, 4, 3, OVER]
 
 
 def test_who_enables_lms_afterwards_gets_what_was_asked_for(seen: dict[str, Any]) -> None:
