@@ -44,6 +44,9 @@ TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", 
 SWITCHES, MERGES = frozenset({"Switch", "RefSwitch"}), frozenset({"Merge", "RefMerge"})
 """Where the branches of a condition of compat.v1 begin and meet."""
 
+LOOPS = frozenset({"NextIteration", "RefNextIteration"})
+"""What closes a loop of compat.v1."""
+
 RESERVING, RESERVE = "FusedBatchNormV3", 5
 """Batch normalisation and its last output: cuDNN's own note, always of open shape. On a CPU it is empty, but
 where oneDNN merges the activation (:func:`lms.kernels.reserved_bytes`)."""
@@ -181,8 +184,12 @@ def schedule(
             if not waiting[later]:
                 heapq.heappush(ready, later)
     if len(order) < len(ops):
+        if any(op.type in LOOPS for op in ops):
+            raise UnreadableError(
+                "the graph holds a while loop of compat.v1; call tf.compat.v1.enable_control_flow_v2()"
+            )
         raise UnreadableError(
-            "the graph holds a while loop of compat.v1; call tf.compat.v1.enable_control_flow_v2()"
+            "of two gradients that oneDNN may merge one leads to the other; one update a step would help"
         )
     return order
 

@@ -11,6 +11,10 @@ different ops it leaves them apart and the bias gradient differs in the last dig
 the engine. Between the two may stand the barrier that ``tf.gradients`` makes of the gradients of a
 ``BiasAdd``, an ``Identity`` that waits for all of them: Grappler takes it away, and oneDNN merges."""
 
+KNOWN = frozenset({"Const", "Fill", "ZerosLike"})
+"""What makes a gradient that Grappler knows, as behind a kink: it works the bias's gradient out, and nothing
+is left to merge. Such gradients are equal in all updates of a step, and one would lead to the next."""
+
 BEHIND_BARRIER = "gradient behind a barrier"
 """Why a gradient stays that one of two twins reads through a barrier which waits for the other."""
 
@@ -20,8 +24,9 @@ def find_twins(types: Mapping[Any, str]) -> dict[Any, Any]:
     twins: dict[Any, Any] = {}
     for op, op_type in types.items():
         slot = TWIN_SLOTS.get(op_type)
-        if slot is not None:
-            readers = (one for one in _passed(op.inputs[slot])[0].consumers() if one in types)
+        gradient = None if slot is None else _passed(op.inputs[slot])[0]
+        if gradient is not None and gradient.op.type not in KNOWN:
+            readers = (one for one in gradient.consumers() if one in types)
             bias = next((one for one in readers if types[one] == "BiasAddGrad" and one not in twins), None)
             if bias is not None:
                 twins[bias] = op

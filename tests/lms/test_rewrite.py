@@ -284,6 +284,25 @@ def test_a_gradient_of_a_bias_that_does_not_run_is_merged_with_nothing() -> None
     assert len(view.graph.ops[op_id(view, "kernel")].outputs) == 1
 
 
+def led_round(gradient: Any) -> Any:
+    """A filter's gradient behind a bias's gradient of the same slope, as of two updates in one step."""
+    bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient, name="bias")
+    x = tf.tile(tf.reshape(bias, (1, 1, 1, 4)), (2, 8, 8, 1))
+    sizes = {"filter_sizes": (3, 3, 4, 4), "strides": [1, 1, 1, 1], "padding": "SAME"}
+    return tf.raw_ops.Conv2DBackpropFilter(input=x, out_backprop=gradient, name="kernel", **sizes)
+
+
+def test_gradients_of_a_slope_of_zeros_are_merged_with_nothing() -> None:
+    """Equal zeros are one op, which then reaches from update to update; the bias's gradient is folded."""
+    _, view = build(lambda: led_round(tf.fill((2, 8, 8, 4), 0.0)))
+    assert not view.twins and "bias" in {op.name for op in view.graph.ops}
+
+
+def test_gradients_that_may_be_merged_and_lead_to_each_other_are_told_as_what_they_are() -> None:
+    with pytest.raises(UnreadableError, match="of two gradients that oneDNN may merge one leads to the other"):
+        build(lambda: led_round(tf.tanh(tf.compat.v1.placeholder(tf.float32, (2, 8, 8, 4)))))
+
+
 def test_a_barrier_waits_for_neither_where_one_alone_reads_behind_it() -> None:
     def conv() -> Any:
         kernel, bias, _ = barred_twins()
