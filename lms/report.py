@@ -19,6 +19,9 @@ NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
 TOLD_ERROR = 0.1
 """How far above the plan a measured peak is explained."""
+LEFT_ALONE = "stays as it is"
+"""What every warning of a step says that has no plan."""
+OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
 WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
 NAME_WIDTH = 34
@@ -132,8 +135,13 @@ def _measured(report: Report) -> str:
     text, error = mib(report.measured_peak_bytes), report.peak_error
     if error is None:
         return text
-    why = "" if error <= TOLD_ERROR else OF_LOOPS if report.loops else WHY_MORE
-    return f"{text} ({error:+.1%} against planned{why})"
+    return f"{text} ({error:+.1%} against planned{_why_more(report) if error > TOLD_ERROR else ''})"
+
+
+def _why_more(report: Report) -> str:
+    if any(LEFT_ALONE in warning for warning in report.warnings):
+        return OF_OTHERS
+    return OF_LOOPS if report.loops else WHY_MORE
 
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."

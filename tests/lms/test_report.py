@@ -170,6 +170,8 @@ def test_the_policy_is_what_the_user_chose() -> None:
 def test_a_measured_peak_above_the_plan_is_explained() -> None:
     report = report_of(replace(stats_of("a step", None), planned_peak_bytes=26 * MIB))
     assert "+15.4% against planned; with memory to spare the allocator gives" in str(report)
+    beside = replace(report, warnings=("another step stays as it is: it cannot be read",))
+    assert "+15.4% against planned; what stays as it is (see the warnings) has no plan" in str(beside)
     near = report_of(replace(stats_of("a step", None), planned_peak_bytes=29 * MIB))
     assert "+3.4% against planned)" in str(near)
 
