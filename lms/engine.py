@@ -34,6 +34,7 @@ from lms.keras import BatchSizes
 from lms.layout import choose_layout
 from lms.link import costs_of_device
 from lms.loops import loops_with_lists
+from lms.moved_constants import move_constants
 from lms.own_memory import give_own_memory
 from lms.report import explain_out_of_memory
 from lms.retry import Rescue
@@ -233,7 +234,7 @@ class Engine:
         """
         self.tell_of_options()
         with collector_paused():
-            edits, settled = None, settle(tf_graph)
+            edits, settled = None, [*settle(tf_graph), *move_constants(tf_graph)]
             try:
                 edits = self._edit(tf_graph, name, hints, call, outputs)
             finally:

@@ -72,7 +72,7 @@ def settle(tf_graph: Any) -> Redirected:
         if len(remaining) == 1:
             for op in members:
                 if op is not remaining[0]:
-                    redirected += _redirect(op, remaining[0])
+                    redirected += redirect(op, remaining[0])
     return redirected
 
 
@@ -180,7 +180,7 @@ def _as_result(tensor: Any) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in tensor.op.name.lower())
 
 
-def _redirect(op: Any, other: Any) -> Redirected:
+def redirect(op: Any, other: Any) -> Redirected:
     """Let what reads or waits for ``op`` read or wait for an equal op."""
     changed: Redirected = []
     for tensor, instead in zip(op.outputs, other.outputs, strict=True):

@@ -85,6 +85,13 @@ def merges_equal_ops() -> bool:
     return bool(options.get(ARITHMETIC, True)) and not options.get("disable_meta_optimizer", False)
 
 
+def folds_constants_alone() -> bool:
+    """Whether functions are run with constants folded and without the arithmetic rewrites."""
+    options = tf.config.optimizer.get_experimental_options()
+    folds = options.get("constant_folding", True) and not options.get("disable_meta_optimizer", False)
+    return bool(folds) and not options.get(ARITHMETIC, True)
+
+
 def as_planned(config: Any) -> Any:
     """A copy of a session's or the eager context's configuration, without what would undo a plan."""
     changed = config_pb2.ConfigProto()

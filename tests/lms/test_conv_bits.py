@@ -13,6 +13,6 @@ pytestmark = pytest.mark.tensorflow
 def test_convolutions_and_poolings_train_to_the_same_bits(legacy_keras: str, onednn: str) -> None:
     pytest.importorskip("tensorflow")
     seen = run_job("conv_bits_job.py", TF_USE_LEGACY_KERAS=legacy_keras, TF_ENABLE_ONEDNN_OPTS=onednn)
-    assert len(seen) == 5
+    assert len(seen) == 6
     for case, (off, on, tensors) in seen.items():
         assert on == off and tensors >= 5, case
