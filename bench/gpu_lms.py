@@ -196,14 +196,14 @@ class Bench:
             found["step_s"] = median(found["steps_s"][1:])
         return found
 
-    def _base(self, units: int) -> tuple[int, Found]:
-        """The size to time without LMS: what fits for two steps at the limit need not fit for more.
+    def _lasting(self, policy: str, units: int) -> tuple[int, Found]:
+        """The largest size to time: what fits for two steps at the limit need not fit for more.
 
         Raises:
             CaseError: If no size fits that long.
         """
         while units:
-            if (found := self.timed("off", units)) is not None:
+            if (found := self.timed(policy, units)) is not None:
                 return units, found
             units = int(units * SMALLER)
         raise CaseError(f"{self.name}: nothing that fitted for two steps fits for more")
@@ -221,13 +221,12 @@ class Bench:
         guess = max(most["off"], int(0.95 * self._guess(small, more, "planned_peak_bytes")))
         for policy in self.setting.policies:
             most[policy] = guess = self._largest(policy, guess)
-        most["off"], base = self._base(most["off"])
+        most["off"], base = self._lasting("off", most["off"])
         twice = self._units(2 * self.model.amount(most["off"]))
-        runs = {
-            f"{policy} {name}": self.timed(policy, units)
-            for policy in self.setting.policies
-            for name, units in (("at 2x", twice), ("at most", most[policy]))
-        }
+        runs: dict[str, Found | None] = {}
+        for policy in self.setting.policies:
+            runs[f"{policy} at 2x"] = self.timed(policy, twice)
+            most[policy], runs[f"{policy} at most"] = self._lasting(policy, most[policy])
         for found in filter(None, runs.values()):
             found["time_ratio"] = (found["step_s"] / found["amount"]) / (base["step_s"] / base["amount"])
             found["hidden_by_time"] = hidden_by_time(found, base, copies)
