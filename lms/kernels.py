@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.op_types import IN_PLACE_TYPES
+from lms.op_types import IN_PLACE_TYPES, SHAPE_READERS
 from lms.transports.copy_op import add_copy
 
 CONTRACTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
@@ -27,8 +27,6 @@ UNARY = frozenset(
     """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Exp Expm1 Floor Inv Log Log1p Neg Reciprocal
     Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Sqrt Square Tan Tanh""".split()
 )
-SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
-"""By the time of merging the shape is known, and these are constants."""
 NORMALISATIONS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 """On a CPU with oneDNN merged with the ``Relu`` that alone reads the first output; what reads the others
 comes after both then."""

@@ -14,6 +14,10 @@ ALIAS_TYPES = frozenset(
 """Output i is input i (output 0 is input 0 where there is only one): no allocation, one buffer, one
 lifetime. ``PlaceholderWithDefault`` is none of them: what a session feeds it is not its input."""
 
+SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+"""Ops that look at a tensor's shape alone. They run as soon as it exists and never need its bytes later; once
+the shape is known, and before anything is merged, they are constants."""
+
 IN_PLACE_TYPES = frozenset(
     """Abs Acos Add AddN AddV2 Asin Atan BiasAdd BiasAddV1 Ceil ClipByValue Cos Cosh Digamma Div DivNoNan
     Elu EluGrad Erf Erfc Exp Expm1 Floor FloorDiv FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Inv InvGrad

@@ -16,15 +16,12 @@ from lms.errors import UnreadableError
 from lms.graph import Graph, GraphBuilder
 from lms.kernels import BETWEEN, Group, find_groups, reserved_bytes
 from lms.liveness import Buffers, timeline
-from lms.op_types import OUTSIDE_TYPES, UNSWAPPABLE_TYPES, is_backward, is_collective
+from lms.op_types import OUTSIDE_TYPES, SHAPE_READERS, UNSWAPPABLE_TYPES, is_backward, is_collective
 from lms.step import is_update, running_ops, step_ops
 from lms.twins import BEHIND_BARRIER, Barriers, find_twins
 
 MARK = "lms/"
 """Names of added ops start with it."""
-
-SHAPE_READERS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-"""Ops that look at a tensor's shape alone. They run as soon as it exists and never need its bytes later."""
 
 BODY_ATTRS = {
     "PartitionedCall": ("f",),
