@@ -7,8 +7,9 @@ export LMSRUN_VENV TENSORFLOW
 BIN := $(LMSRUN_VENV)/bin
 PYTEST_ARGS ?=
 BENCH_LMS := out/bench-lms.json
+BENCH_BITS := out/bench-bits.json
 
-.PHONY: help setup demo test test-oldest check lint bench bench-lms bench-gpu clean
+.PHONY: help setup demo test quick test-oldest check lint bench bench-lms bench-bits bench-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | sort
@@ -22,6 +23,10 @@ demo: setup  ## two bound Horovod ranks learn real handwritten digits
 test: setup  ## all tests
 	@$(BIN)/python scripts/cluster_tools.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+quick: setup  ## what a developer runs after each change: no process that imports TensorFlow, no rank; half a minute
+	$(BIN)/python -m pytest -q -n 2 -m "not tensorflow and not ranks and not vm and not cluster and not containers" \
+		tests/lms tests/test_architecture.py
 
 test-oldest:  ## the tests of lms/ on TensorFlow 2.15.1, in .venv-tf215
 	@LMSRUN_VENV=.venv-tf215 TENSORFLOW=2.15.1 $(PYTHON) scripts/setup.py
@@ -52,7 +57,10 @@ bench-lms: setup  ## the largest batch with and without Large Model Support, and
 	else echo "bench-lms: goes on without TensorFlow 2.15, see above"; fi
 	@$(BIN)/python bench/lms.py --out $(BENCH_LMS) --what table
 
-bench-gpu: setup  ## the same at full size on a CUDA machine
+bench-bits: setup  ## whether training ends in the same bits with Large Model Support; goes on where it stopped; hours
+	$(BIN)/python bench/bits.py --out $(BENCH_BITS)
+
+bench-gpu: setup  ## bench-lms at full size on a CUDA machine
 	$(BIN)/python bench/gpu_lms.py --out out/bench-gpu.json
 
 clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)

@@ -181,6 +181,21 @@ def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any] | None:
     return dataclasses.asdict(found) | {"share": found.share, "steps": case.trace_steps}
 
 
+def copied(write: Any, tensor: Any, device: str, name: str) -> Any:
+    """The output of an op of the current graph that copies ``tensor`` as a transport writes it."""
+    import tensorflow as tf
+    from tensorflow.core.framework import node_def_pb2
+
+    node = node_def_pb2.NodeDef()
+    write(node, "x", tensor.dtype.as_datatype_enum, device or f"/{CPU}")
+    graph = tf.compat.v1.get_default_graph()
+    with tf.device(node.device):
+        made = graph._create_op_internal(node.op, [tensor], [tensor.dtype], name=name, attrs=dict(node.attr))
+    made._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+    made.outputs[0].set_shape(tensor.shape)
+    return made.outputs[0]
+
+
 def measure_copies(case: Case) -> dict[str, Any]:
     """Bytes a second that the transport of this device moves: out, in, and both at once."""
     import tensorflow as tf
@@ -192,10 +207,10 @@ def measure_copies(case: Case) -> dict[str, Any]:
     transport = choose_transport(LMSConfig(), case.device.partition(":")[0], os.environ)
 
     def out(tensor: Any, name: str) -> Any:
-        return transport.swap_out(tensor, 1, name)
+        return copied(transport.write_swap_out, tensor, tensor.device, name)
 
     def back(held: Any, like: Any, name: str) -> Any:
-        return transport.swap_in(held, like, like.device, name)
+        return copied(transport.write_swap_in, held, like.device, name)
 
     def last(tensor: Any, device: str) -> Any:
         # An op on the GPU that reads what lies on the host would have all of it copied back.

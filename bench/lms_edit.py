@@ -1,17 +1,14 @@
 """How long Large Model Support takes to edit a step, by phase, model, policy and TensorFlow.
 
-Each case is a child process that traces the same training step several times afresh and takes medians; the
-time of tracing stands beside it, because their ratio hardly depends on what else the machine does. A deep
-network of 3,000 ops and the same of 30,000 show whether the time is linear in the ops.
+Each case is a child process that runs the same training step several times afresh and takes medians; the
+rest of the first call stands beside it, because their ratio hardly depends on what else the machine does. A
+deep network of 3,000 ops and the same of 30,000 show whether the time is linear in the ops.
 
     python bench/lms_edit.py                                   # everything
     python bench/lms_edit.py --models resnet50 --policies all --keras 2 --out result.json
 """
 
 import argparse
-import functools
-import importlib
-import inspect
 import json
 import os
 import subprocess
@@ -29,19 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from lms_document import read_document, write_part  # noqa: E402
 from models import MODELS  # noqa: E402
 
-EDIT = "lms.engine:Engine.edit"
-"""The whole of an edit."""
-PHASES = {
-    "lms.engine:complete_shapes": "shapes",
-    "lms.engine:read_graph": "read",
-    "lms.planner:Case.of": "analyse",
-    "lms.host_reads:read_from_host": "plan",
-    "lms.host_reads:plan_in_pieces": "plan",
-    "lms.host_reads:predicted_peak": "predict",
-    "lms.engine:rewrite": "rewrite",
-}
-"""The functions that it calls one after the other, and what the table calls them."""
-COLUMNS = tuple(dict.fromkeys(PHASES.values()))
+COLUMNS = ("parse", "shapes", "read", "filters", "residents", "plan", "write", "validate")
+"""The passes of an edit, as the engine names them."""
 
 POLICIES = ("all", "auto", "threshold")
 DEEP = {"deep-3k": 28, "deep-30k": 275}
@@ -100,7 +86,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=known, default=known)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--keras", nargs="+", choices=("3", "2"), default=("3", "2"))
-    parser.add_argument("--repeats", type=int, default=5, help="traces a case")
+    parser.add_argument("--repeats", type=int, default=5, help="first calls a case")
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter of the cases (another TensorFlow)"
     )
@@ -114,27 +100,26 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
     import tensorflow as tf
 
     import lms
-    from lms import hook
+    from lms.engine import installation
 
     make = deep_step(tf, DEEP[model]) if model in DEEP else keras_step(tf, model)
     lms.enable(policy=policy if policy != "auto" else "all", batch_size=BATCH)
     if policy == "auto":
-        trace(make)
+        run(make)
         before = lms.report().graphs[-1]
         lms.disable()
         lms.enable(policy="auto", batch_size=BATCH)
-        engine = hook.editor_for(None)
+        engine = installation.engine()
         share = SHARE / (1 - engine.config.margin)
         engine.assume_limit(before.base_bytes + int(share * (before.peak_before_bytes - before.base_bytes)))
-    watch = Stopwatch(PHASES | {EDIT: "edit"})
+    watch = Stopwatch(installation.engine())
     runs = []
     for _ in range(repeats):
         watch.clear()
-        whole_s = trace(make)
-        edit_s = watch.wall_s["edit"]
-        runs.append(
-            watch.cpu_s | {"edit": edit_s, "edit_cpu": watch.cpu_s["edit"], "trace": whole_s - edit_s}
-        )
+        whole_s = run(make)
+        passes = dict(lms.report().graphs[-1].seconds)
+        edit = {"edit": watch.wall_s, "edit_cpu": watch.cpu_s, "first call": whole_s - watch.wall_s}
+        runs.append({**dict.fromkeys(COLUMNS, 0.0), **passes, **edit})
     last = lms.report().graphs[-1]
     return {
         "model": model,
@@ -150,42 +135,33 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
 
 
 class Stopwatch:
-    """Times functions, ``module:name`` each, in seconds on the clock and of this thread's processor time."""
+    """Times the edits of an engine, in seconds on the clock and of this thread's processor time."""
 
-    def __init__(self, names: dict[str, str]) -> None:
-        self._phases = tuple(names.values())
+    def __init__(self, engine: Any) -> None:
+        from lms.optimizer import plugin
+
         self.clear()
-        for name, phase in names.items():
-            module, _, path = name.partition(":")
-            *owners, last = path.split(".")
-            owner = functools.reduce(getattr, owners, importlib.import_module(module))
-            timed = self._timed(getattr(owner, last), phase)
-            bound = isinstance(inspect.getattr_static(owner, last), classmethod)
-            setattr(owner, last, staticmethod(timed) if bound else timed)
+        self._edit = engine.edit
+        plugin.arm(self._timed, engine.fault)
 
     def clear(self) -> None:
         """Begin anew."""
-        self.wall_s = dict.fromkeys(self._phases, 0.0)
-        self.cpu_s = dict.fromkeys(self._phases, 0.0)
+        self.wall_s = self.cpu_s = 0.0
 
-    def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began, cpu = time.perf_counter(), time.thread_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.wall_s[phase] += time.perf_counter() - began
-                self.cpu_s[phase] += time.thread_time() - cpu
-
-        return timed
+    def _timed(self, request: Any) -> Any:
+        began, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return self._edit(request)
+        finally:
+            self.wall_s += time.perf_counter() - began
+            self.cpu_s += time.thread_time() - cpu
 
 
-def trace(make: Callable[[], Any]) -> float:
-    """Trace a fresh function; TensorFlow calls the hook on the way. How many seconds all that took."""
+def run(make: Callable[[], Any]) -> float:
+    """Call a fresh function for the first time: TensorFlow optimizes it. How many seconds all that took."""
     function, arguments = make()
     began = time.perf_counter()
-    function.get_concrete_function(*arguments)
+    function(*arguments)
     return time.perf_counter() - began
 
 
@@ -197,10 +173,11 @@ def keras_step(tf: Any, name: str) -> Callable[[], Any]:
         tf.keras.optimizers.SGD(0.1, momentum=0.9),
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    data = (tf.TensorSpec((None, *shape[1:])), tf.TensorSpec((None,), tf.int32))
+    specs = [(tf.TensorSpec((None, *shape[1:])), tf.TensorSpec((None,), tf.int32))]
+    data = (tf.zeros(shape), tf.zeros((shape[0],), tf.int32))
     model.optimizer.build(model.trainable_variables)
-    tf.function(model.train_step).get_concrete_function(data)  # makes what is made once
-    return lambda: (tf.function(lambda data: model.train_step(data)), (data,))
+    tf.function(model.train_step).get_concrete_function(specs[0])  # makes what is made once
+    return lambda: (tf.function(lambda data: model.train_step(data), input_signature=specs), (data,))
 
 
 def deep_step(tf: Any, blocks: int) -> Callable[[], Any]:
@@ -233,7 +210,7 @@ def deep_step(tf: Any, blocks: int) -> Callable[[], Any]:
             variable.assign_sub(0.1 * momentum)
         return loss
 
-    return lambda: (tf.function(lambda images: step(images)), (tf.TensorSpec((None, 64, 64, filters)),))
+    return lambda: (tf.function(lambda images: step(images)), (tf.zeros((BATCH, 64, 64, filters)),))
 
 
 def _child(model: str, policy: str, keras: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -273,13 +250,13 @@ HEADINGS = (
     "edit ms",
     "cpu ms",
     "3,000 ops",
-    "trace s",
-    "edit/trace",
+    "first call s",
+    "edit/first call",
 )
 
 
 def render(results: Iterable[dict[str, Any]]) -> str:
-    """The results as a table; phases in milliseconds of processor time."""
+    """The results as a table; passes in milliseconds."""
     rows = [HEADINGS, *(_row(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
@@ -299,8 +276,8 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
         f"{seconds['edit'] * 1000:.0f}",
         f"{seconds['edit_cpu'] * 1000:.0f}",
         f"{seconds['edit_cpu'] / result['ops'] * GOAL_OPS * 1000:.0f}",
-        f"{seconds['trace']:.2f}",
-        f"{seconds['edit'] / seconds['trace']:.2f}",
+        f"{seconds['first call']:.2f}",
+        f"{seconds['edit'] / seconds['first call']:.2f}",
     )
 
 

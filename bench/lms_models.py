@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
-from lms.graph import Graph, GraphBuilder
+from lms.ir.graph import Graph, GraphBuilder
 
 FP32 = 4
 WORKSPACE_BYTES = 64 * 2**20

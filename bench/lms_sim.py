@@ -18,13 +18,13 @@ from lms_document import Document, write_part
 from lms_models import resnet, unet3d
 
 from lms.config import LMSConfig
-from lms.costs import Costs
-from lms.graph import Graph
-from lms.planner import Case, plan
-from lms.policies.threshold import Rule
-from lms.serialize import topological_levels
-from lms.simulator import Timing, simulate
-from lms.tuner import GridPoint, grid
+from lms.ir.graph import Graph
+from lms.planner.planner import Case, plan
+from lms.planner.policy_threshold import Rule
+from lms.planner.threshold_search import GridPoint, grid
+from lms.schedule.op_order import topological_levels
+from lms.simulate.cost_model import Costs
+from lms.simulate.step_time import Timing, simulate
 
 MODELS: dict[str, Callable[[], Graph]] = {
     "ResNet-50, batch 64": lambda: resnet((3, 4, 6, 3), 64),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lms.enable import state as lms_state
-from lms.places import require_file
+from lms.user_paths import require_file
 
 GIB = 1 << 30
 
@@ -125,16 +125,16 @@ def _restarts() -> int:
     state = lms_state()
     if state is None or state.mode != "graph":
         return 0
-    from lms.hook import engine
+    from lms.engine.installation import engine
 
-    return len(engine().collector.planned)
+    return len(engine().books.collector.planned)
 
 
 def _counter(name: str, gpu_id: int) -> int | None:
     """A statistic by IBM's name: from IBM's TensorFlow if this is one, else from ours; None if uncounted."""
     import tensorflow as tf
 
-    from lms.compat.counters import GETTERS, NoStatisticError
+    from lms.device.ibm_counters import GETTERS, NoStatisticError
 
     getter = getattr(tf.experimental, f"get_{name}", None) or GETTERS[f"get_{name}"]
     try:
@@ -147,7 +147,7 @@ def _with_plan(step: StepStats) -> StepStats:
     """On a GPU TensorFlow makes the copies and counts none; every step makes those of the plan."""
     if step.gib_reclaimed is not None:
         return step
-    from lms.hook import engine
+    from lms.engine.installation import engine
 
     edited = engine().report().edited
     if not edited:

@@ -42,6 +42,8 @@ SECOND_RULES = (
     "serialization_by_size",
 )
 """The fields that are rules of one of IBM's generations; policy ``threshold`` alone goes by them."""
+PLUGIN_VARIABLE = "LMS_PLUGIN"
+"""Which form of the plug-in is loaded: ``prebuilt``, ``compiled`` or ``ctypes``; for tests."""
 CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
 KUBERNETES_SERVICE = re.compile(
@@ -294,7 +296,7 @@ def doubtful_variables(environ: Iterable[str]) -> list[str]:
     Args:
         environ: Names of variables.
     """
-    known = {env_name(declared) for declared in fields(LMSConfig)} | {CACHE_VARIABLE}
+    known = {env_name(declared) for declared in fields(LMSConfig)} | {CACHE_VARIABLE, PLUGIN_VARIABLE}
     return [
         f"{name} is no variable of Large Model Support{nearest(name, known) or '; it has no effect here'}"
         for name in sorted(environ)

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from typing import Any, Literal
 
 from lms.config import LMSConfig, doubtful_variables
 from lms.errors import LMSError
+from lms.errors import LMSWarning as LMSWarning
+from lms.process_state import tensorflow_is_initialised
 
 ActiveMode = Literal["native", "graph", "off"]
 
@@ -20,13 +21,9 @@ HOST_LIMIT_NAMES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB
 OF_A_JOB = "LMSRUN_JOB_ID"
 """Set in the ranks of a job, whose launcher has told of doubtful variables once for all of them."""
 
-FORBIDDEN = "LMS_ENABLED switches it off"
-RESTS = "the training that LMS was on for is over"
+PAUSED_WHY = "the training that LMS was on for is over"
 """Why it does nothing for now: only a callback has asked for it."""
-
-
-class LMSWarning(UserWarning):
-    """LMS is on, but cannot do all of what was asked; the text says why and what to change."""
+FORBIDDEN = "LMS_ENABLED switches it off"
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ def rest() -> None:
     global _applied
     with _lock:
         if _applied is not None and _applied.state.mode == "graph":
-            importlib.import_module("lms.hook").pause()
-            resting = dataclasses.replace(_applied.state, active=False, why=RESTS)
+            importlib.import_module("lms.engine.installation").pause()
+            resting = dataclasses.replace(_applied.state, active=False, why=PAUSED_WHY)
             _applied = dataclasses.replace(_applied, state=resting)
 
 
@@ -127,8 +124,8 @@ def report() -> Any:
     """
     idle = _why_idle()
     if idle:
-        return importlib.import_module("lms.stats").report_idle(idle)
-    return importlib.import_module("lms.hook").report()
+        return importlib.import_module("lms.report.stats").report_idle(idle)
+    return importlib.import_module("lms.engine.installation").report()
 
 
 def plot(path: str | os.PathLike[str]) -> None:
@@ -143,7 +140,7 @@ def plot(path: str | os.PathLike[str]) -> None:
     if idle:
         warnings.warn(f"lms.plot() draws nothing: LMS is {idle}", LMSWarning, stacklevel=2)
     else:
-        importlib.import_module("lms.hook").plot(path)
+        importlib.import_module("lms.engine.installation").plot(path)
 
 
 def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> LMSConfig:
@@ -174,23 +171,16 @@ def _start(config: LMSConfig) -> State:
     if config.mode == "native":
         found = f"TensorFlow {tensorflow.__version__} has no tf.config.experimental.set_lms_enabled"
         raise LMSError(f"{found}; mode native needs IBM's build; try mode auto or graph")
-    if tensorflow_is_initialised():
-        warnings.warn(
-            "lms.enable() came after TensorFlow's first tensor: functions traced before stay as they are; "
-            "call it right after 'import tensorflow'",
-            LMSWarning,
-            stacklevel=3,
-        )
     if config.defrag:
         _choose_allocator()
     importlib.import_module("lms.compat").install(tensorflow)
-    importlib.import_module("lms.hook").install(config)
+    importlib.import_module("lms.engine.installation").install(config)
     return _at_work(config)
 
 
 def _at_work(config: LMSConfig) -> State:
     return State(
-        config, active=True, mode="graph", why=f"traced graphs are rewritten, policy {config.policy}"
+        config, active=True, mode="graph", why=f"each step is planned before it runs, policy {config.policy}"
     )
 
 
@@ -202,7 +192,7 @@ def _kept(applied: State) -> State:
     """The state once somebody has asked for what is there already: it goes on, and not for guests alone."""
     if applied.mode != "graph":
         return applied
-    importlib.import_module("lms.hook").resume()
+    importlib.import_module("lms.engine.installation").resume()
     return applied if applied.active else _at_work(applied.config)
 
 
@@ -220,13 +210,13 @@ def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
 def _has_worked(applied: State) -> bool:
     """Whether a configuration can no longer be replaced as if it had never been."""
     if applied.mode == "graph":
-        return bool(importlib.import_module("lms.hook").has_worked())
+        return bool(importlib.import_module("lms.engine.installation").has_worked())
     return tensorflow_is_initialised()
 
 
 def _stop(applied: State) -> None:
     if applied.mode == "graph":
-        importlib.import_module("lms.hook").uninstall()
+        importlib.import_module("lms.engine.installation").uninstall()
     if applied.mode == "native":
         try:
             importlib.import_module("tensorflow").config.experimental.set_lms_enabled(False)
@@ -250,16 +240,9 @@ def _set_host_limit(config: LMSConfig, environ: "os._Environ[str]") -> None:
 def _choose_allocator() -> None:
     """``defrag`` on a stock TensorFlow: its own allocator against fragments, if there is still a choice."""
     try:
-        importlib.import_module("lms.compat.settings").set_lms_defrag_enabled(True)
+        importlib.import_module("lms.tf_names.settings").set_lms_defrag_enabled(True)
     except LMSError as error:
         warnings.warn(f"defrag has no effect: {error}", LMSWarning, stacklevel=4)
-
-
-def tensorflow_is_initialised() -> bool:
-    """Whether TensorFlow has made its devices; asking must not make them."""
-    context = sys.modules.get("tensorflow.python.eager.context")
-    current = getattr(context, "_context", None)
-    return bool(getattr(current, "_initialized", False))
 
 
 def _why_idle() -> str:

@@ -28,3 +28,7 @@ class BuildError(LMSError):
 
 class UnreadableError(LMSError):
     """A graph that LMS cannot plan; it trains as it is."""
+
+
+class LMSWarning(UserWarning):
+    """LMS is on, but cannot do all of what was asked; the text says why and what to change."""

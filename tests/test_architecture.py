@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,58 @@ def test_imports_go_one_way(path: Path) -> None:
             assert not (at_once and room(module) in {*TENSORFLOW, "rich", "numpy"}), module
 
 
+GROUND = {"config", "errors", "process_state", "user_paths"}
+"""Modules of ``lms`` that any of its folders may import; they need no TensorFlow."""
+
+FOLDERS = {
+    "ir": set(),
+    "schedule": {"ir"},
+    "simulate": {"ir"},
+    "planner": {"ir", "schedule", "simulate"},
+    "native": set(),
+    "optimizer": {"native"},
+    "transports": {"native"},
+    "device": {"ir", "native", "simulate", "transports"},
+    "reader": {"device", "ir", "optimizer"},
+    "rewriter": {"ir", "optimizer", "planner", "reader", "transports"},
+    "report": {"device", "ir", "rewriter", "schedule", "transports"},
+    "intercept": {"device", "ir", "optimizer", "reader"},
+    "engine": {
+        *("device", "intercept", "ir", "optimizer", "planner"),
+        *("reader", "report", "rewriter", "transports"),
+    },
+    "tf_names": {"device"},
+    "compat": {"callbacks", "enable", "engine", "intercept", "ir", "report", "tf_names"},
+    "bootstrap": set(),
+}
+"""The folders of ``lms``, each with those that it may import: one way, so without a circle."""
+
+WITHOUT_TENSORFLOW = {"ir", "schedule", "simulate", "planner"}
+MOST_MODULES = 12
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_each_folder_of_lms_imports_what_stands_below_it(folder: str) -> None:
+    modules = sorted((ROOT / "lms" / folder).rglob("*.py"))
+    for path in modules:
+        found = [(module.split("."), at_once) for module, at_once in imports(path)]
+        mine = {parts[1] for parts, at_once in found if at_once and parts[0] == "lms" and len(parts) > 1}
+        files = {path.stem for path in (ROOT / "lms").glob("*.py")} | {
+            path.name for path in (ROOT / "lms").iterdir()
+        }
+        others = mine & files - {folder} - GROUND - FOLDERS[folder]
+        assert not others, f"{path}: {others}"
+        if folder in WITHOUT_TENSORFLOW:
+            assert not {parts[0] for parts, _ in found} & {*TENSORFLOW, "numpy"}, path
+    held = [path for path in modules if path.name != "__init__.py" and path.parent.name == folder]
+    assert len(held) <= MOST_MODULES, f"{folder} holds {len(held)} modules"
+
+
+def test_every_folder_of_lms_is_in_the_table() -> None:
+    folders = {path.parent.name for path in (ROOT / "lms").glob("*/__init__.py")}
+    assert folders == set(FOLDERS)
+
+
 @pytest.mark.parametrize(
     "name", ["idset", "topology", "plan", "errors", "placement", "binding", "hostmem", "planner"]
 )
@@ -84,3 +137,9 @@ def test_no_shell_lines() -> None:
         text = path.read_text(encoding="utf-8")
         assert "shell=True" not in text, path
         assert "os.system(" not in text, path
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    # pytest imports a test file by that name alone.
+    assert [name for name, times in names.items() if times > 1] == []

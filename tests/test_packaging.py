@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -18,26 +19,31 @@ ROOT = Path(__file__).resolve().parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PACKAGES = ("lmsrun", "launch", "lms")
 IBMS = "tensorflow_large_model_support"
+PLUGIN = "lms/optimizer/_plugin.abi3.so"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(folder: Path, **environ: str) -> Path:
     """The wheel of a copy of the sources, so that no build folder is left in the checkout."""
-    source = tmp_path_factory.mktemp("source")
+    source, out = folder / "source", folder / "out"
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    out = tmp_path_factory.mktemp("wheel")
-    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source)])
+    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(source)], **environ)
     (built,) = out.glob("*.whl")
     return built
 
 
-def run(argv: list[str], cwd: Path | None = None) -> str:
+def run(argv: list[str], cwd: Path | None = None, **more: str) -> str:
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LMSRUN_"))
     }
+    environ |= more
     done = subprocess.run(
         argv,
         cwd=cwd,
@@ -64,7 +70,7 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
-        if path.suffix in {".py", ".cc", ".h"} and "__pycache__" not in path.parts
+        if path.suffix in {".py", ".c", ".cc", ".h"} and "__pycache__" not in path.parts
     }
     assert wanted <= held, sorted(wanted - held)
     assert {name.split("/")[0] for name in held} <= {
@@ -72,6 +78,29 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
         IBMS,
         f"{wheel.name.split('-')[0]}-0.1.0.dist-info",
     }
+
+
+def test_the_plugin_is_in_the_wheel_for_every_python(wheel: Path) -> None:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    assert PLUGIN in zipfile.ZipFile(wheel).namelist()
+    assert "-cp310-abi3-" in wheel.name
+
+
+def test_without_a_compiler_there_is_a_wheel_without_the_plugin(tmp_path: Path) -> None:
+    held = zipfile.ZipFile(build_wheel(tmp_path, CC="/no/compiler")).namelist()
+    assert PLUGIN not in held and "lms/optimizer/plugin.c" in held
+
+
+@pytest.mark.tensorflow
+def test_the_plugin_of_the_wheel_edits_a_graph(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    job = ROOT / "tests" / "lms" / "optimizer" / "plugin_job.py"
+    environ = {"PYTHONPATH": str(tmp_path), "LMS_PLUGIN": "prebuilt", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    found = json.loads(run([sys.executable, str(job), "life"], **environ).splitlines()[-1])
+    assert found["life"]["form"] == ["prebuilt"] * 4
+    assert found["life"]["armed"] == [2.0, 1]
 
 
 def test_a_clean_environment_can_plan_without_tensorflow(wheel: Path, tmp_path: Path) -> None:

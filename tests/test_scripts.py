@@ -187,6 +187,8 @@ def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     for name in ("setup.py", "build_horovod.py"):
         (copy / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
     (copy / "pyproject.toml").write_text("")
+    (copy / "lms" / "optimizer").mkdir(parents=True)
+    (copy / "lms" / "optimizer" / "plugin.c").write_text("")
     (copy / ".venv" / "bin").mkdir(parents=True)
     (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)
     stamp = "import setup; v = setup.ROOT / '.venv'; r = setup.tensorflow_requirements('2.21', False); "

@@ -5,6 +5,6 @@
 earlier generations. Importing this package imports no TensorFlow.
 """
 
-from lms.compat.install import install
+from lms.tf_names.install import install
 
 __all__ = ["install"]

@@ -4,34 +4,30 @@
 ``run(graph)`` on a graph of compat.v1, as a hook of a MonitoredSession or Estimator, and as a Keras callback.
 """
 
-import gc
 import logging
 import math
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession
 
 import lms
 from lms.callbacks import EitherKeras
 from lms.compat.parameters import names_of, parse_call
-from lms.eligibility import UNKNOWN_SIZE
-from lms.enable import LMSWarning, rest
-from lms.engine import Engine
+from lms.enable import rest
+from lms.engine.engine import Engine
+from lms.engine.installation import current, resume
+from lms.engine.lifecycle import Lifecycle
 from lms.errors import LMSArgumentError, LMSError
-from lms.guards import is_inside_of
-from lms.hook import engine as current_engine
-from lms.rewrite import is_edited
-from lms.selection import SECOND_GENERATION, Unmatched
-from lms.shapes import PLACEHOLDERS, ShapeHints
-from lms.stats import GraphStats
-from lms.tf_graph import has_backward_pass
+from lms.intercept.edit_guards import is_inside_of
+from lms.intercept.sessions import Charge, has_open_batch, has_training_step
+from lms.ir.eligibility import UNKNOWN_SIZE
+from lms.ir.name_filters import SECOND_GENERATION, Unmatched, unmatched
+from lms.report.stats import GraphStats
 
 GIB = 1 << 30
 PLOT_NAME = "lms_autotune.png"
@@ -101,14 +97,16 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._gpu_memory_gib = value
 
     def run(self, graph: Any = None, keras: bool = False) -> set[Any]:
-        """Edit a graph of compat.v1, before the first session runs it.
+        """Have a graph of compat.v1 planned, whenever a session runs a training step of it.
+
+        The graph itself is not changed: TensorFlow gets the edited one when it has optimized it.
 
         Args:
             graph: The graph; None: the constructor's, in the second generation else the default graph.
             keras: Whether it is Keras's own graph, which Keras has a session for.
 
         Returns:
-            The added ops; none where LMS is off or not necessary, or has edited the graph before.
+            What was added to ``graph``: nothing. The log says what a step got when it is first run.
 
         Raises:
             LMSArgumentError: Without a graph or a training step in it (``is_training``), or if a scope, type
@@ -117,31 +115,24 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         chosen = self._chosen_graph(graph)
         if self._is_off():
             return self._off(chosen)
-        if is_edited(chosen):
-            self._log(
-                "This model has already been updated with LMS swap operations. LMS will not re-process it."
-            )
-            return set()
-        if not has_backward_pass(chosen.get_operations()):
+        if not has_training_step(chosen):
             return self._without_training()
-        if not keras and _has_open_session(chosen):
-            warnings.warn(
-                "a session of this graph is open; what it has run already stays as it was: call LMS.run() "
-                "before the session is made",
-                LMSWarning,
-                stacklevel=2,
-            )
         engine = self._engine()
         if engine is None:
             self._log(DISABLED)
             return set()
+        self._take_leave(engine)
+        sessions = engine.steps.sessions
+        if sessions.charge_of(chosen) is not None:
+            self._log(
+                "This model has already been updated with LMS swap operations. LMS will not re-process it."
+            )
+            return set()
         self._log_start()
-        try:
-            edits = engine.edit(chosen, "session graph", self._hints(chosen))
-        finally:
-            self._take_leave(engine)
-        engine.sessions.settle(chosen, edits)
-        return set(edits.ops) if edits is not None else set()
+        self.unmatched(unmatched(((op.name, op.type) for op in chosen.get_operations()), self._config))
+        charge = Charge(_Host(self), self._config, self._assumed_batch(chosen), self._limit())
+        sessions.put_in_charge(chosen, charge)
+        return set()
 
     # --- as a hook of a MonitoredSession or Estimator --------------------------------------------------
 
@@ -182,22 +173,24 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def refusal(self) -> str:
-        """See :class:`lms.engine.Guest`: with ``n_tensors=0`` no graph is edited, whoever has enabled LMS."""
+        """See :class:`lms.engine.observer.Guest`: with ``n_tensors=0`` no graph is edited."""
         return "n_tensors is 0" if self._is_off() else ""
 
     def is_over(self) -> bool:
-        """See :class:`lms.engine.Guest`: Keras calls no ``on_train_end`` when ``fit`` raises."""
+        """See :class:`lms.engine.observer.Guest`: Keras calls no ``on_train_end`` when ``fit`` raises."""
         return self._fits_in == threading.get_ident() and not is_inside_of(self.model)
 
     def leave(self) -> None:
-        """See :class:`lms.engine.Guest`. The graph of a session needs the engine for as long as it is run."""
-        engine = current_engine()
+        """See :class:`lms.engine.observer.Guest`. A session needs the engine for as long as it is run."""
+        engine = current()
+        if engine is None:
+            return
         self._take_leave(engine)
-        if engine.lent and not _trains_in_session(self.model):
+        if engine.state is Lifecycle.BORROWED and not _trains_in_session(self.model):
             rest()
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """See :class:`lms.engine.Guest`: one of the optimizer's scopes has to be there, and all else.
+        """See :class:`lms.engine.observer.Guest`: an optimizer's scope has to be there, and all else.
 
         What the job's variables name has to be in some model of the job, perhaps not in this one.
         """
@@ -211,11 +204,11 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                     raise LMSArgumentError(missed.text)
             elif missed.filter in self._own:
                 raise LMSArgumentError(missed.text)
-            else:
-                current_engine().warn(missed.text)
+            elif (engine := current()) is not None:
+                engine.warn(missed.text)
 
     def planned(self, stats: GraphStats) -> None:
-        """See :class:`lms.engine.Guest`."""
+        """See :class:`lms.engine.observer.Guest`."""
         for note in stats.notes:
             self._log(note)
         if not stats.edited:
@@ -265,7 +258,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._log(DISABLED)
         engine = self._engine_at_work()
         if engine is not None:
-            engine.sessions.settle(graph, None)
+            engine.steps.sessions.leave_alone(graph)
         return set()
 
     def _chosen_graph(self, graph: Any) -> Any:
@@ -298,19 +291,21 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if state is not None and not state.active and state.mode != "graph":
             return None
         at_work = self._engine_at_work()
-        lent = state is None or (at_work is not None and at_work.lent)
+        borrowed = state is None or (at_work is not None and at_work.state is not Lifecycle.ON)
         if state is not None and state.config != wanted:
             lms.disable()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lms.enable.. came after", category=LMSWarning)
-            state = lms.enable(wanted)
-        if not state.active:
+        if not lms.enable(wanted).active:
             return None
-        engine = current_engine()
-        engine.guest, engine.lent = self, lent
-        assumed = self._gpu_memory_gib
-        engine.assume_limit(None if assumed is None else int(assumed * GIB))
+        engine = current()
+        if engine is not None:
+            resume(Lifecycle.BORROWED if borrowed else Lifecycle.ON)
+            engine.guest = self
+            engine.assume_limit(self._limit())
         return engine
+
+    def _limit(self) -> int | None:
+        assumed = self._gpu_memory_gib
+        return None if assumed is None else int(assumed * GIB)
 
     def _take_leave(self, engine: Engine) -> None:
         """What is planned later is none of ours: neither our lines nor the device's size that we assumed."""
@@ -319,19 +314,20 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _engine_at_work(self) -> Engine | None:
         state = lms.state()
-        return current_engine() if state is not None and state.mode == "graph" else None
+        return current() if state is not None and state.mode == "graph" else None
 
     def _log_start(self) -> None:
         self._log("Editing model for LMS")
         for name, value in self._request.shown.items():
             self._log(f"{name}: {value}")
 
-    def _hints(self, graph: Any) -> ShapeHints:
-        size = self._config.batch_size or (self.params or {}).get("batch_size")
-        if size is None and self._config.policy == "threshold" and _has_open_batch(graph):
-            size = ASSUMED_BATCH
-            self._log(f"the graph leaves the batch size open; sizes are for {size} (LMS_BATCH_SIZE)")
-        return ShapeHints(batch_size=size)
+    def _assumed_batch(self, graph: Any) -> int | None:
+        """The batch size for what an iterator gives, where nobody says it."""
+        told = self._config.batch_size or (self.params or {}).get("batch_size")
+        if told or self._config.policy != "threshold" or not has_open_batch(graph):
+            return None
+        self._log(f"the graph leaves the batch size open; sizes are for {ASSUMED_BATCH} (LMS_BATCH_SIZE)")
+        return ASSUMED_BATCH
 
     def _log(self, text: str) -> None:
         """One line as IBM wrote it, on stderr unless the program has set up logging itself."""
@@ -361,21 +357,27 @@ def _trains_in_session(model: Any) -> bool:
     return hasattr(model, "_make_train_function")
 
 
-def _has_open_batch(graph: Any) -> bool:
-    return any(
-        output.shape.rank and output.shape.as_list()[0] is None
-        for op in graph.get_operations()
-        if op.type in (*PLACEHOLDERS, "IteratorGetNext")
-        for output in op.outputs
-    )
+class _Host:
+    """Who hears of the plans of a session's graph: its names were looked at when it was asked for."""
 
+    refusal = ""
 
-def _has_open_session(graph: Any) -> bool:
-    """Whether a session of ``graph`` is open: it keeps its own copy of what it has run."""
-    return any(
-        issubclass(type(item), BaseSession) and item._graph is graph and not item._closed
-        for item in gc.get_objects()
-    )
+    def __init__(self, owner: LMS) -> None:
+        self._owner = owner
+
+    def is_over(self) -> bool:
+        """See :class:`lms.engine.observer.Guest`."""
+        return False
+
+    def leave(self) -> None:
+        """See :class:`lms.engine.observer.Guest`."""
+
+    def unmatched(self, names: Sequence[Unmatched]) -> None:
+        """See :class:`lms.engine.observer.Guest`."""
+
+    def planned(self, stats: GraphStats) -> None:
+        """See :class:`lms.engine.observer.Guest`."""
+        self._owner.planned(stats)
 
 
 def _filter_property(name: str) -> property:
@@ -387,7 +389,7 @@ def _filter_property(name: str) -> property:
         self._config = replace(self._config, **changed)
         self._own.add(name)
 
-    return property(get, set_to, doc=f"The filter {name}; see :mod:`lms.selection`.")
+    return property(get, set_to, doc=f"The filter {name}; see :mod:`lms.ir.name_filters`.")
 
 
 for _name in SECOND_GENERATION:

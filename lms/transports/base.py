@@ -26,7 +26,7 @@ class StoreStats:
 
 
 class Transport(Protocol):
-    """One way to move tensors off the device and back. Both calls add ops to the current default graph."""
+    """One way to move tensors off the device and back. Both calls fill in a node that has no inputs yet."""
 
     @property
     def name(self) -> str:
@@ -36,6 +36,10 @@ class Transport(Protocol):
     def note(self) -> str | None:
         """One line for people when this is not the transport they would expect."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether :meth:`stats` counts what really ran."""
+
     def require_room(self, nbytes: int) -> None:
         """Check that ``nbytes`` can be held at once.
 
@@ -43,11 +47,24 @@ class Transport(Protocol):
             StoreError: If they cannot; the text says what to try.
         """
 
-    def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
-        """Copy ``tensor`` off the device; the result is good for ``readers`` calls of ``swap_in``."""
+    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
+        """Make ``node`` (a NodeDef) copy ``tensor``, which is made on ``device``, off it."""
 
-    def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
-        """Copy back to ``device``; the result has the type and shape of ``like``."""
+    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
+        """Make ``node`` copy what a swap-out holds back to ``device``."""
 
     def stats(self) -> StoreStats:
         """What has been moved so far."""
+
+
+def write_copy(node: Any, op_type: str, tensor: str, dtype: int, device: str) -> None:
+    """Make ``node`` an op with one input and one output, both of type ``T``."""
+    node.op, node.device = op_type, device
+    node.input.append(tensor)
+    node.attr["T"].type = dtype
+
+
+def host_beside(device: str) -> str:
+    """The host of the machine that a device belongs to."""
+    job, _, _ = device.partition("/device:")
+    return f"{job}{HOST_DEVICE}"

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from lms.config import LMSConfig
 from lms.errors import BuildError, PlaceError
-from lms.places import require_folder
-from lms.transports.base import HOST_DEVICE, Transport
+from lms.transports.base import Transport
 from lms.transports.device import DeviceTransport
 from lms.transports.host import MIB, HostTransport
 from lms.transports.pyfunc import NumpyTransport
+from lms.user_paths import require_folder
 
 NO_GPU = "transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'"
 
@@ -55,7 +55,7 @@ def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, 
         memory = 0
     store_dir = Path(config.store_dir) if config.store_dir else None
     try:
-        return HostTransport(environ, store_dir, memory, device=HOST_DEVICE if device_type == "GPU" else "")
+        return HostTransport(environ, store_dir, memory)
     except BuildError as error:
         if store_dir is not None:
             raise

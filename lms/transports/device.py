@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import op_def_registry
 
 from lms.errors import PlaceError, StoreError
-from lms.transports.base import StoreStats
-from lms.transports.copy_op import add_copy
+from lms.transports.base import StoreStats, write_copy
 
 TO_HOST, TO_DEVICE = "_CopyFromGpuToHost", "_CopyFromHostToGpu"
 POOL, POOL_MB = "TF_GPU_HOST_MEM_LIMIT_IN_MB", 128 << 10
@@ -30,6 +28,7 @@ class DeviceTransport:
 
     name = "device"
     note: str | None = None
+    counts = False
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         missing = [op for op in (TO_HOST, TO_DEVICE) if op_def_registry.get(op) is None]
@@ -48,27 +47,14 @@ class DeviceTransport:
                 f"{self._pool_mb}; raise {POOL} (MiB) as far as the host has memory, or use less batch"
             )
 
-    def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
+    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
-        return protect(add_copy(TO_HOST, tensor, _gpu(tensor.device), name))
+        write_copy(node, TO_HOST, tensor, dtype, device)
 
-    def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
+    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
-        back = protect(add_copy(TO_DEVICE, held, _gpu(device), name))
-        back.set_shape(like.shape)
-        return back
+        write_copy(node, TO_DEVICE, held, dtype, device)
 
     def stats(self) -> StoreStats:
         """TensorFlow does not count these copies; the plan's figures are the ones to read."""
         return StoreStats()
-
-
-def _gpu(device: str) -> str:
-    """Where a copy runs: both ways on the GPU, so beside an op on the host TensorFlow chooses it."""
-    return "" if "CPU" in device.upper() else device
-
-
-def protect(tensor: Any) -> Any:
-    """Keep Grappler from removing the op that makes ``tensor``."""
-    tensor.op._set_attr("_grappler_do_not_remove", attr_value_pb2.AttrValue(b=True))
-    return tensor

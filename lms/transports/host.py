@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from lms.errors import StoreError
-from lms.transports.base import StoreStats
-from lms.transports.build import HOST_STORE
-from lms.transports.copy_op import add_copy
-from lms.transports.library import load_library
+from lms.native.build import HOST_STORE
+from lms.native.library import load_library
+from lms.transports.base import StoreStats, host_beside, write_copy
 
 _STATS = 10
 _TOTALS = ("swap_outs", "swap_ins", "bytes_out", "bytes_in", "seconds_out", "seconds_in")
@@ -25,14 +22,14 @@ MIB = 1 << 20
 class HostTransport:
     """Memory of the process up to ``memory_limit_bytes``, then an unlinked file in ``store_dir``.
 
+    Its ops run on the host. From a GPU TensorFlow itself copies to it and back.
+
     Args:
         environ: Where the cache of built ops is looked up.
         store_dir: Directory on a local disk; ``None`` is memory alone.
         memory_limit_bytes: Memory the store may take; ``None`` is no limit, 0 sends everything to the file.
         page_bytes: Blocks are multiples of it; ``None`` is the system's page. A larger one is for trying
         what a machine with larger pages does.
-        device: Where its ops run; empty: where TensorFlow puts them, which is right for the CPU device. From
-        a GPU they need the host by name, and TensorFlow itself copies to it and back.
 
     Raises:
         BuildError: If the op cannot be compiled or loaded.
@@ -40,6 +37,7 @@ class HostTransport:
     """
 
     note: str | None = None
+    counts = True
 
     def __init__(
         self,
@@ -47,10 +45,9 @@ class HostTransport:
         store_dir: Path | None = None,
         memory_limit_bytes: int | None = None,
         page_bytes: int | None = None,
-        device: str = "",
     ) -> None:
         self._calls = load_library(HOST_STORE, environ).calls
-        self._store_dir, self._memory_limit, self._device = store_dir, memory_limit_bytes, device
+        self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes
         directory = None if store_dir is None else os.fsencode(store_dir)
@@ -75,15 +72,13 @@ class HostTransport:
                 "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, or use less batch"
             )
 
-    def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
+    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
-        return add_copy("LmsSwapOut", tensor, self._device, name)
+        write_copy(node, "LmsSwapOut", tensor, dtype, host_beside(device))
 
-    def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
+    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
-        back = add_copy("LmsSwapIn", held, self._device or device, name)
-        back.set_shape(like.shape)
-        return back
+        write_copy(node, "LmsSwapIn", held, dtype, host_beside(device))
 
     def stats(self) -> StoreStats:
         """See :class:`lms.transports.base.Transport`."""
@@ -99,13 +94,3 @@ class HostTransport:
         return StoreStats(
             in_use, peak, memory, file, outs, ins, bytes_out, bytes_in, ns_out / 1e9, ns_in / 1e9
         )
-
-
-@tf.RegisterGradient("LmsSwapOut")  # type: ignore[untyped-decorator]
-def _swap_out_gradient(op: Any, gradient: Any) -> Any:
-    return gradient
-
-
-@tf.RegisterGradient("LmsSwapIn")  # type: ignore[untyped-decorator]
-def _swap_in_gradient(op: Any, gradient: Any) -> Any:
-    return gradient

@@ -4,9 +4,9 @@ import weakref
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from tensorflow.python.ops import script_ops
 
-from lms.transports.base import StoreStats
+from lms.transports.base import StoreStats, host_beside
 
 ALIGNMENT = 64
 """TensorFlow takes an array over as it is, without a copy into its own memory, where it begins at a multiple
@@ -21,38 +21,47 @@ class NumpyTransport:
     """
 
     name = "numpy"
+    counts = True
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note
+        self._functions = {"_put": self._put, "_get": self._get}
+        """TensorFlow's table of Python functions holds them weakly."""
+        self._tokens = {
+            name: script_ops._py_funcs.insert(function) for name, function in self._functions.items()
+        }
         self._moved = {"outs": 0, "ins": 0, "bytes_out": 0, "bytes_in": 0, "in_use": 0, "peak": 0}
 
     def require_room(self, nbytes: int) -> None:
         """Python's heap has no limit of its own."""
 
-    def swap_out(self, tensor: Any, readers: int, name: str) -> Any:
+    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
+        self._write(node, self._put, tensor, dtype, device)
 
-        def put(value: Any) -> Any:
-            held = aligned_copy(value)
-            self._count("out", value.nbytes)
-            self._moved["in_use"] += value.nbytes
-            self._moved["peak"] = max(self._moved["peak"], self._moved["in_use"])
-            weakref.finalize(held, self._freed, value.nbytes)
-            return held
-
-        return tf.numpy_function(put, [tensor], tensor.dtype, name=name)
-
-    def swap_in(self, held: Any, like: Any, device: str, name: str) -> Any:
+    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
         """See :class:`lms.transports.base.Transport`."""
+        self._write(node, self._get, held, dtype, device)
 
-        def get(value: Any) -> Any:
-            self._count("in", value.nbytes)
-            return np.array(value, copy=True)
+    def _write(self, node: Any, function: Any, tensor: str, dtype: int, device: str) -> None:
+        """Make ``node`` call a Python function, as ``tf.numpy_function`` does."""
+        node.op, node.device = "PyFunc", host_beside(device)
+        node.input.append(tensor)
+        node.attr["token"].s = self._tokens[function.__name__].encode()
+        for name in ("Tin", "Tout"):
+            node.attr[name].list.type.append(dtype)
 
-        with tf.device(device or None):
-            back = tf.numpy_function(get, [held], like.dtype, name=name)
-        back.set_shape(like.shape)
-        return back
+    def _put(self, value: Any) -> Any:
+        held = aligned_copy(value)
+        self._count("out", value.nbytes)
+        self._moved["in_use"] += value.nbytes
+        self._moved["peak"] = max(self._moved["peak"], self._moved["in_use"])
+        weakref.finalize(held, self._freed, value.nbytes)
+        return held
+
+    def _get(self, value: Any) -> Any:
+        self._count("in", value.nbytes)
+        return np.array(value, copy=True)
 
     def stats(self) -> StoreStats:
         """See :class:`lms.transports.base.Transport`."""

@@ -12,9 +12,10 @@ ROOT = HERE.parents[1]
 
 
 def run_job(name: str, *arguments: str, **environ: str) -> dict[str, Any]:
-    """What ``name``, a script beside this file, found."""
+    """What ``name``, a script in this folder or one within it, found."""
+    (script,) = HERE.rglob(name.rpartition("/")[2])
     done = subprocess.run(
-        [sys.executable, str(HERE / name), *arguments],
+        [sys.executable, str(script), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,

@@ -146,7 +146,8 @@ def test_unknown_stays_unknown_in_sums() -> None:
 
 def test_what_a_gpu_does_not_count_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow")
-    from lms import callbacks, hook
+    from lms import callbacks
+    from lms.engine import installation as hook
 
     def planned(*edited: Any) -> None:
         monkeypatch.setattr(

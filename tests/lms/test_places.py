@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lms.errors import PlaceError
-from lms.places import require_file, require_folder
+from lms.user_paths import require_file, require_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

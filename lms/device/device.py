@@ -1,0 +1,145 @@
+"""The device whose memory is planned: its limit, what lies on it, and its allocator's own figures."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
+from tensorflow.python.util import _pywrap_util_port
+
+from lms.device.host_memory import is_host_output
+from lms.device.kernels import PERSISTENT, Gpu, Kernels, OneDnnCpu, PlainCpu
+
+MIB = 1 << 20
+CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+"""With the first true the CPU device gets an allocator with a hard limit, the second in MiB."""
+
+NO_ALGORITHM = "No algorithm worked!"
+NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
+"""In what cuDNN's algorithms say of a failure: there was no scratch memory for them."""
+
+HOST_POOL = "by allocator gpu_host_bfc"
+"""In the message of an allocation for which the pool of pinned host memory has no room: swaps fill it."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this process."""
+
+    name: str
+    """``GPU:0`` or ``CPU:0``."""
+    limit_bytes: int | None
+    """What TensorFlow may allocate there; ``None`` when it has no limit of its own or none is known."""
+    capability: tuple[int, int] | None = None
+    """Compute capability of a GPU of NVIDIA, such as (9, 0); ``None`` for other devices."""
+
+    @property
+    def type(self) -> str:
+        """``GPU`` or ``CPU``."""
+        return self.name.partition(":")[0]
+
+    def holds(self, name: str) -> bool:
+        """Whether what runs on the device of this name takes the memory of this one."""
+        kind, number = self.name.split(":")
+        return f"device:{kind}:" in name if kind == "CPU" else name.endswith(f"device:{kind}:{number}")
+
+    def keeps_on_host(self, node: Any, index: int) -> bool:
+        """Whether a kernel of the device leaves an output of ``node`` in host memory."""
+        return self.type == "GPU" and is_host_output(node, index)
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes in use and their peak since the last reset; ``None`` where the allocator does not count."""
+        try:
+            info = tf.config.experimental.get_memory_info(self.name)
+        except (ValueError, tf.errors.OpError):
+            return None
+        return int(info["current"]), int(info["peak"])
+
+    def reset_peak(self) -> None:
+        """Start a new measurement of the peak."""
+        try:
+            tf.config.experimental.reset_memory_stats(self.name)
+        except (ValueError, tf.errors.OpError):
+            return
+
+
+def read_devices(environ: Mapping[str, str]) -> tuple[Device, ...]:
+    """The visible GPUs, else the CPU device. Initialises TensorFlow's devices."""
+    if gpus := tf.config.list_logical_devices("GPU"):
+        limits = gpu_limits()
+        seen = tf.config.get_visible_devices("GPU")
+        physical = [*seen, *(seen[-1:] * len(gpus))]  # several logical devices on one GPU
+        return tuple(
+            Device(f"GPU:{number}", limits.get(number), _capability(physical[number]))
+            for number in range(len(gpus))
+        )
+    return (read_cpu(environ),)
+
+
+def read_cpu(environ: Mapping[str, str]) -> Device:
+    """The CPU device; several logical ones share its memory."""
+    is_limited = environ.get(CPU_BFC, "").lower() in ("1", "true")
+    text = environ.get(CPU_BFC_LIMIT, "")
+    return Device("CPU:0", int(text) * MIB if is_limited and text.isdigit() else None)
+
+
+def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:
+    """What the kernels of a device do with memory."""
+    if device.type == "GPU":
+        persistent = environ.get(PERSISTENT, "").lower() in ("1", "true")
+        return Gpu(device.capability, persistent, tf.config.experimental.tensor_float_32_execution_enabled())
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    return OneDnnCpu(threads) if _pywrap_util_port.IsMklEnabled() else PlainCpu(threads)
+
+
+def _capability(gpu: Any) -> tuple[int, int] | None:
+    found = tf.config.experimental.get_device_details(gpu).get("compute_capability")
+    return None if found is None else (int(found[0]), int(found[1]))
+
+
+def gpu_limits(
+    list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_local_devices,
+) -> dict[int, int]:
+    """What the allocator of each GPU of this process may hand out, by its number.
+
+    TensorFlow answers by making its devices once more. Asked with another configuration than that of the ones
+    at work, it would start all GPUs of the machine, and refuse where ``GPU:0`` is not the machine's first.
+
+    Args:
+        list_devices: Who is asked, with the configuration.
+    """
+    found = list_devices(context.context().config)
+    limits = (int(one.memory_limit) for one in found if one.device_type == "GPU")
+    return dict(enumerate(limits))
+
+
+def adopt_gpus(config: Any, options: Any = tf.config) -> None:
+    """Number the GPUs of this process as a session's configuration does.
+
+    TensorFlow refuses two ways to number them, and LMS asks the device that functions run on, which may not
+    have been made yet. ``visible_device_list`` is how programs for TensorFlow 1 choose a GPU by their rank.
+
+    Args:
+        config: The session's configuration, or ``None``.
+        options: Where it is set.
+    """
+    listed = "" if config is None else config.gpu_options.visible_device_list
+    gpus = options.list_physical_devices("GPU")
+    if listed and gpus:
+        # The device is there already, and has not been refused; or TensorFlow refuses the list itself.
+        with suppress(RuntimeError, IndexError, ValueError):
+            options.set_visible_devices([gpus[int(number)] for number in listed.split(",")], "GPU")
+
+
+def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
+    """Whether a step failed for want of device memory: none for a tensor, or for any of cuDNN's algorithms.
+
+    The second is a ``NotFoundError`` that lists why each of them failed (``BestCudnnConvAlgorithm``).
+    """
+    if isinstance(error, tf.errors.NotFoundError):
+        return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
+    return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message

@@ -1,0 +1,80 @@
+"""Memory of its own for each variable that a step changes, before the step is planned.
+
+Momenta start as zeros, and a function that makes them keeps one constant for all of one shape: they share its
+buffer until each is written to for the first time. A plan that trusts the bytes in use before the first step
+then lacks most of an optimizer's state: 139 MiB of the 180 of Adam, for a ResNet-50 under Keras 3.
+"""
+
+import ctypes
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+
+from lms.device.variable_handles import static_bytes, value_shape, value_type, variable_handles
+
+WORTH_BYTES = 4 << 10
+"""Smaller values may share a buffer: that they are looked at takes longer than they take room."""
+
+
+def give_own_memory(inputs: Sequence[Any], changed: Collection[int]) -> list[int]:
+    """Copy the values that variables share with others, for those that a step changes.
+
+    No value is another one then. Where the device has no room for a copy, the step would have found none.
+
+    Args:
+        inputs: What the step's function is called with.
+        changed: The numbers of those inputs that it does more with than read.
+
+    Returns:
+        The bytes of each variable that has no value yet: it gets its memory in the step.
+    """
+    owners: set[int] = set()
+    pending: list[int] = []
+    changed_last = sorted(range(len(inputs)), key=lambda number: number in changed)
+    for number in changed_last:
+        for handle in variable_handles([inputs[number]]):
+            nbytes = static_bytes(value_shape(handle), value_type(handle))
+            if nbytes < WORTH_BYTES:
+                continue
+            try:
+                where = _address(tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle)))
+            except tf.errors.FailedPreconditionError:
+                pending.append(nbytes)
+                continue
+            if where in owners and number in changed:
+                _give(handle)
+            elif where is not None:
+                owners.add(where)
+    return pending
+
+
+def _give(handle: Any) -> None:
+    with suppress(tf.errors.ResourceExhaustedError, tf.errors.NotFoundError):
+        _copied_bytes(handle)  # else no room, or a type for whose slices this device has no op
+
+
+def _copied_bytes(handle: Any) -> int:
+    """Copy a variable's value under its own lock; a step in another thread may be writing it.
+
+    Before an op assigns to a slice, here an empty one, it makes sure that the variable has its buffer alone.
+    It has every later read make a copy, too, until that is switched off.
+    """
+    shape, dtype = value_shape(handle), value_type(handle)
+    nothing = tf.zeros((0, *shape[1:]), dtype)
+    tf.raw_ops.ResourceStridedSliceAssign(ref=handle, begin=[0], end=[0], strides=[1], value=nothing)
+    tf.raw_ops.DisableCopyOnRead(resource=handle)
+    return static_bytes(shape, dtype)
+
+
+def _address(value: Any) -> int | None:
+    """Where the buffer of a tensor begins in its device's memory; ``None`` where nobody can tell."""
+    try:
+        capsule = tf.experimental.dlpack.to_dlpack(value)
+    except (tf.errors.OpError, TypeError, ValueError):
+        return None
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # Of the structure behind it the first field is the address (dlpack.h: ``DLTensor.data``).
+    return ctypes.c_void_p.from_address(pointer_of(capsule, b"dltensor")).value

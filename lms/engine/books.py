@@ -1,0 +1,122 @@
+"""What was looked at, planned, left alone and warned of: the books behind the report."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lms.config import LMSConfig, idle_rules
+from lms.engine.observer import Guest
+from lms.engine.work import Work
+from lms.ir.graph import Graph
+from lms.ir.name_filters import Unmatched
+from lms.ir.swap_plan import SwapPlan
+from lms.reader.node_table import ROOT
+from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
+
+logger = logging.getLogger("lms")
+
+UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
+"""What a user can do about a loop."""
+
+
+class Books:
+    """Keeps count of every graph.
+
+    Args:
+        config: What was asked for.
+        warn: Warns, once of each text or of all with one remedy.
+    """
+
+    def __init__(self, config: LMSConfig, warn: Callable[..., None]) -> None:
+        self._config, self._warn = config, warn
+        self.collector = Collector()
+        self._unmatched: set[Unmatched] = set()
+
+    def leave(self, name: str, why: str, ops: int) -> None:
+        """Note in a warning and in the report that a step is not edited."""
+        self._warn(f"{name} stays as it is: {why}")
+        self.skip(name, why, ops)
+
+    def skip(self, name: str, why: str, ops: int) -> None:
+        """Note in the report that a step is not edited."""
+        self.collector.graphs.append(GraphStats(name, False, why, ops))
+
+    def record(self, work: Work, guest: Guest | None) -> GraphStats | None:
+        """Note a planned frame of a graph, and tell what is worth it."""
+        step, decided = work.step, work.decision
+        if step is None or decided is None or work.graph is None:
+            return None
+        name, made = work.task.name, decided.plan
+        open_sizes = OpenSizes.of(step.unknown, known=work.task.hints.knows_batch)
+        self._tell_unplanned(name, open_sizes, step.list_loops)
+        self._tell_unmatched(work.unmatched, name, guest)
+        base = work.residents.nbytes
+        stats = replace(
+            GraphStats.of(name, made, work.edits, base, base + decided.peak_bytes, open_sizes),
+            ops=len(step.graph.ops),
+            fusion_bytes=work.residents.fusion,
+            plan_s=work.seconds.get("plan", 0.0),
+            edit_s=sum(work.seconds.values()),
+            seconds=tuple(work.seconds.items()),
+            loops=len(step.list_loops),
+            asked_policy=self._config.policy,
+            turns=work.frame != ROOT,
+        )
+        self.collector.graphs.append(stats)
+        planned = Planned(name, decided.graph, made, base, open_sizes, work.graph)
+        self.collector.planned.append(planned)
+        logger.info("%s: %s", stats.name, stats.why)
+        self._tell_of_rules()
+        if self._config.debug:
+            _log_decisions(decided.graph, made)
+        if guest is not None:
+            guest.planned(stats)
+        self._tell_of_plan(name, made, has_unknown=bool(step.unknown))
+        return stats
+
+    def _tell_of_rules(self) -> None:
+        if idle := idle_rules(self._config):
+            self._warn(
+                f"{', '.join(idle)}: of no effect with policy {self._config.policy!r}, for these are rules "
+                "of policy 'threshold'; set policy='threshold' (LMS_POLICY=threshold), or leave them out"
+            )
+
+    def _tell_of_plan(self, name: str, made: SwapPlan, *, has_unknown: bool) -> None:
+        if not made.feasible:
+            self._warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
+        elif self._means_to_swap(made) and not (made.swaps or has_unknown):
+            self._warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
+
+    def _tell_unplanned(self, name: str, open_sizes: OpenSizes | None, loops: Sequence[str]) -> None:
+        """Warn of what is in no plan, unless it comes of the step's loops."""
+        if open_sizes is not None and not (loops and open_sizes.by_data):
+            stay = "such tensors stay on the device and are in no planned peak"
+            self._warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
+        if loops:
+            which = f"{counted(len(loops), 'loop')} (such as {loops[0]})"
+            kept = f"what {which} keep for the backward pass is in no plan and is not swapped"
+            self._warn(f"{name}: {kept}; {UNROLL}", UNROLL)
+
+    def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str, guest: Guest | None) -> None:
+        """One warning for each name in the configuration's filters that a graph lacks."""
+        if guest is not None:
+            guest.unmatched(names)
+            return
+        for missed in names:
+            if missed not in self._unmatched:
+                self._unmatched.add(missed)
+                self._warn(f"{graph_name}: {missed.text}")
+
+    def _means_to_swap(self, made: SwapPlan) -> bool:
+        """Whether a plan without swaps is not what was asked for."""
+        return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
+
+
+def _log_decisions(graph: Graph, made: SwapPlan) -> None:
+    """One line a tensor: what happens to it, or why nothing does."""
+    for swap in made.swaps:
+        back = ", ".join(graph.ops[swap_in.trigger].name for swap_in in swap.swap_ins)
+        name, after = graph.tensor_name(swap.tensor), graph.ops[swap.after].name
+        logger.debug("%s: out after %s, back after %s", name, after, back)
+    for rejected in made.rejected:
+        logger.debug("%s: stays: %s", graph.tensor_name(rejected.tensor), rejected.reason)

@@ -1,0 +1,154 @@
+"""From a graph that TensorFlow has optimized to the edited one: the passes over each device and frame."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.core.framework import graph_pb2
+
+from lms.device.device import Device, kernels_of
+from lms.device.small_buffer_pool import SmallPool
+from lms.engine.passes import Counting, fed_nodes, is_edited, run_passes, standard_passes
+from lms.engine.work import Task, Work
+from lms.reader.function_bodies import body_peak
+from lms.reader.step_reader import Place, step_frames
+
+if TYPE_CHECKING:
+    from lms.engine.engine import Engine
+
+FEWEST_OPS = 24
+"""A graph of fewer ops has no step in it."""
+
+KEPT_EDITS = 4
+"""So many edits are kept, for another function with the same graph: a model that is compiled again."""
+
+ROOM = 0.01
+"""An edit is used again where the device has as much room as when it was planned, but for this share."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What came of a graph."""
+
+    works: tuple[Work, ...] = ()
+    """One for each device and frame."""
+    graph: bytes | None = None
+    """The edited graph; ``None`` where it stays as it is."""
+
+
+class Editing:
+    """Runs the passes for one engine, and keeps the latest edits.
+
+    Args:
+        engine: Whose.
+        environ: The process's variables.
+    """
+
+    def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
+        self._engine, self._environ = engine, environ
+        self._counting = Counting(engine.fusion)
+        self._passes = standard_passes(
+            self._counting, engine.transport, SmallPool(), engine.config.bandwidth_gb_s
+        )
+        self._kept: OrderedDict[object, Edit] = OrderedDict()
+
+    def edit(self, task: Task) -> Edit:
+        """Plan and edit a graph.
+
+        Raises:
+            LMSError: If it cannot be planned, or the store cannot hold what would be swapped.
+            GraphError: If it is no order of ops at all.
+        """
+        graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
+        if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def):
+            return Edit()
+        task = _task_of(graph_def, task)
+        key = _key(graph_def, task)
+        known = self._kept.get(key)
+        if known is not None and (again := self._used_again(known, task)) is not None:
+            return again
+        works: list[Work] = []
+        for device in self._devices(task):
+            works += self._edit_for(device, task, graph_def, works[-1] if works else None)
+        edited = any(work.edits for work in works)
+        made = Edit(tuple(works), works[-1].graph_def.SerializeToString() if edited else None)
+        if works:
+            self._kept[key] = made
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT_EDITS:
+                self._kept.popitem(last=False)
+        return made
+
+    def _devices(self, task: Task) -> tuple[Device, ...]:
+        if task.limit_bytes is None:
+            return self._engine.devices
+        return tuple(replace(device, limit_bytes=task.limit_bytes) for device in self._engine.devices)
+
+    def _used_again(self, known: Edit, task: Task) -> Edit | None:
+        """The same edit for another function; ``None`` where the device has other room than then."""
+        works = [
+            run_passes([self._counting], replace(work, task=task, seconds={}))
+            for work in known.works
+            if work.device in self._devices(task)
+        ]
+        if len(works) < len(known.works):
+            return None
+        rooms = zip(known.works, works, strict=True)
+        if all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
+            return Edit(tuple(works), known.graph)
+        return None
+
+    def _edit_for(self, device: Device, task: Task, graph_def: Any, earlier: Work | None) -> list[Work]:
+        """Plan the memory of one device, in each frame that holds a step."""
+        place = Place(
+            device.holds, kernels_of(device, self._environ), device.type, device.keeps_on_host, body_peak
+        )
+        parse, shape, *rest = self._passes
+        begun = Work(task, device, place, graph_def=graph_def)
+        if earlier is not None:
+            begun = replace(earlier.reopened(), device=device, place=place)
+        begun = run_passes([parse], begun)
+        if begun.table is None:
+            return []
+        frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, whole=task.is_body)]
+        if not frames:
+            return []
+        if (refusal := self._engine.refusal()) is not None:
+            self._engine.books.skip(task.name, refusal, len(begun.table.nodes))
+            return []
+        self._engine.tell_of_options()
+        works: list[Work] = []
+        for name in frames:
+            begun = run_passes([parse, shape], works[-1].reopened() if works else begun)
+            works.append(run_passes(rest, begun.of_frame(name)))
+        return works
+
+
+def _task_of(graph_def: Any, task: Task) -> Task:
+    """The task of this graph: a function that runs within the called one has arguments of its own."""
+    types = {node.attr["index"].i: node.attr["T"].type for node in graph_def.node if node.op == "_Arg"}
+    given = {number: one.dtype.as_datatype_enum for number, one in enumerate(task.inputs)}
+    if types == given:
+        return task
+    return replace(task, inputs=(), is_body=True, hints=replace(task.hints, arguments={}))
+
+
+def _key(graph_def: Any, task: Task) -> object:
+    """What decides an edit but the room on the device: the graph, and what is known of its call."""
+    for node in graph_def.node:
+        if node.op == "_Arg":  # of a variable the number of its handle
+            node.attr.pop("_user_specified_name", None)
+    digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True)).digest()
+    item = task.request.item
+    names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
+    hints = task.hints
+    known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
+    return digest, task.config, repr(known), names
+
+
+def _is_alike(then: int | None, now: int | None) -> bool:
+    if then is None or now is None:
+        return then is now
+    return abs(now - then) <= ROOM * then

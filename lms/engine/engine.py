@@ -1,0 +1,146 @@
+"""The engine: plans each training step that TensorFlow is about to run, and keeps the books."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lms.config import LMSConfig
+from lms.device.device import Device, read_devices
+from lms.device.horovod_fusion_buffer import FusionBuffer
+from lms.engine.books import Books
+from lms.engine.editing import Editing
+from lms.engine.lifecycle import Lifecycle
+from lms.engine.observer import Guest
+from lms.engine.steps import Steps
+from lms.errors import LMSArgumentError, LMSError, LMSWarning
+from lms.intercept.edit_guards import collector_paused, level_of_user
+from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
+from lms.ir.graph import GraphError
+from lms.optimizer.plugin import Request
+from lms.process_state import tensorflow_is_initialised
+from lms.report.stats import Report
+from lms.transports.base import Transport
+from lms.transports.choose import choose_transport, require_store
+
+logger = logging.getLogger("lms")
+
+
+class Engine:
+    """LMS in this process.
+
+    Args:
+        config: What to do.
+        environ: The process's variables.
+
+    Raises:
+        PlaceError: If a file, folder or device that ``config`` names cannot be used.
+    """
+
+    def __init__(self, config: LMSConfig, environ: Mapping[str, str]) -> None:
+        require_store(config)
+        self.config, self._environ = config, environ
+        self.state = Lifecycle.PAUSED
+        self.guest: Guest | None = None
+        self.books = Books(config, self.warn)
+        self.options = OptimizerOptions(config.arithmetic_optimization)
+        self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
+        self.steps = Steps(self, environ)
+        self._devices: tuple[Device, ...] = ()
+        self._assumed_limit: int | None = None
+        self._transport: Transport | None = None
+        self._warned: set[str] = set()
+        self._editing = Editing(self, environ)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices whose memory is planned, read when they are first needed."""
+        if not self._devices:
+            self._devices = read_devices(self._environ)
+        if self._assumed_limit is not None:
+            return tuple(replace(device, limit_bytes=self._assumed_limit) for device in self._devices)
+        return self._devices
+
+    def transport(self) -> Transport:
+        """Where swapped bytes go, made when it is first needed."""
+        if self._transport is None:
+            self._transport = choose_transport(self.config, self.devices[0].type, self._environ)
+            if self._transport.note:
+                self.warn(self._transport.note)
+        return self._transport
+
+    @property
+    def active_transport(self) -> Transport | None:
+        """The transport, once something has been swapped."""
+        return self._transport
+
+    def assume_limit(self, limit_bytes: int | None) -> None:
+        """Plan for a device of another size than the real one; None: for the real one again."""
+        self._assumed_limit = limit_bytes
+
+    def report(self) -> Report:
+        """What was done so far."""
+        return self.books.collector.report(self.devices[0], self._transport)
+
+    def warn(self, text: str, remedy: str = "") -> None:
+        """Warn once in the process of ``text``, or of all for which there is one ``remedy``."""
+        told = remedy or text
+        if told not in self._warned:
+            self._warned.add(told)
+            self.books.collector.warnings.append(text)
+            warnings.warn(text, LMSWarning, stacklevel=level_of_user())
+
+    def edit(self, request: Request) -> bytes | None:
+        """Plan a graph that TensorFlow has optimized; called by the plug-in, in the thread that runs it.
+
+        Returns:
+            The edited graph; ``None`` where it stays as it is.
+        """
+        if request.device_type != self.devices[0].type:
+            return None
+        with collector_paused():
+            return self._edit(request)
+
+    def fault(self, fault: BaseException) -> None:
+        """Note that an edit failed by a fault of ours: the step runs as TensorFlow has optimized it."""
+        if not isinstance(fault, Exception):
+            self.steps.interruption = fault
+            return
+        text = " ".join(f"{type(fault).__name__}: {fault}".split())
+        self.warn(
+            f"a step stays as it is: LMS has a fault here ({text}); debug=True (LMS_DEBUG=1) shows where"
+        )
+        if self.config.debug:
+            logger.error("a step stays as it is", exc_info=fault)
+
+    def _edit(self, request: Request) -> bytes | None:
+        task = self.steps.task(request)
+        if task is None:
+            return None
+        try:
+            edit = self._editing.edit(task)
+        except (GraphError, LMSError) as error:
+            if getattr(error, "ends_rank", False) or isinstance(error, LMSArgumentError):
+                self.steps.failure = error
+            else:
+                self.books.leave(task.name, str(error), 0)
+            return None
+        for work in edit.works:
+            stats = self.books.record(work, task.guest or self.guest)
+            if stats is not None:
+                self.steps.planned(work, stats)
+                work.device.reset_peak()
+        return edit.graph
+
+    def refusal(self) -> str | None:
+        """Why no step is to be planned now; ``None`` where they are."""
+        if self.guest is not None and self.guest.is_over():
+            self.guest.leave()
+        if not self.state.edits:
+            return "the training that LMS was on for is over"
+        return (self.guest.refusal or None) if self.guest is not None else None
+
+    def tell_of_options(self) -> None:
+        """Warn of what of TensorFlow's options, as they are now, works against a plan."""
+        for text in doubtful_options(self._environ):
+            self.warn(text)

@@ -1,0 +1,119 @@
+"""The one engine of a process, from the moment LMS is switched on."""
+
+import logging
+import os
+
+import tensorflow as tf
+
+from lms.config import LMSConfig
+from lms.engine.engine import Engine
+from lms.engine.lifecycle import Lifecycle
+from lms.errors import LMSError
+from lms.optimizer import plugin
+from lms.report.render import plot_memory
+from lms.report.stats import Report
+
+logger = logging.getLogger("lms")
+
+_engine: Engine | None = None
+
+
+def install(config: LMSConfig) -> None:
+    """Plan every step that runs from now on.
+
+    Args:
+        config: What to do; ``enabled`` and ``mode`` have been looked at already.
+
+    Raises:
+        LMSError: If LMS is on already, or TensorFlow cannot be given a graph optimizer here.
+    """
+    global _engine
+    if _engine is not None:
+        raise LMSError("LMS is installed already; call lms.disable() first")
+    kinds = ("CPU", "GPU") if tf.config.list_physical_devices("GPU") else ("CPU",)
+    plugin.load(kinds, os.environ)
+    _engine = Engine(config, os.environ)
+    try:
+        resume()
+    except BaseException:
+        uninstall()
+        raise
+
+
+def resume(state: Lifecycle = Lifecycle.ON) -> None:
+    """Plan steps, also after :func:`pause`."""
+    if _engine is None:
+        return
+    was, _engine.state = _engine.state, state
+    if not was.edits and state.edits:
+        if _engine.config.debug:
+            _log_everything()
+        _engine.tell_of_options()
+        _engine.steps.install()
+        plugin.arm(_engine.edit, _engine.fault)
+
+
+def _log_everything() -> None:
+    """Decisions go to Python's logging, and to standard error where nobody has set that up."""
+    logger.setLevel(logging.DEBUG)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+
+
+def uninstall() -> None:
+    """Plan nothing any more: functions and sessions run as before, but for what Keras has made of a graph."""
+    global _engine
+    pause()
+    if _engine is not None:
+        _engine.state = Lifecycle.OFF
+        _engine.steps.batch_sizes.uninstall()
+    _engine = None
+
+
+def pause() -> None:
+    """Plan nothing for a time; what was done stays in the report.
+
+    The sizes of Keras's batches are noted further on: ``fit`` tells them before a callback resumes LMS.
+    """
+    if _engine is not None and _engine.state.edits:
+        _engine.state = Lifecycle.PAUSED
+        plugin.disarm()
+        _engine.steps.uninstall()
+
+
+def engine() -> Engine:
+    """The engine at work.
+
+    Raises:
+        LMSError: If there is none.
+    """
+    if _engine is None:
+        raise LMSError("LMS is not enabled; call lms.enable() first")
+    return _engine
+
+
+def current() -> Engine | None:
+    """The engine of this process, if there is one."""
+    return _engine
+
+
+def has_worked() -> bool:
+    """Whether a training step was looked at."""
+    return bool(engine().books.collector.graphs)
+
+
+def report() -> Report:
+    """What LMS did so far; prints as a table."""
+    return engine().report()
+
+
+def plot(path: str | os.PathLike[str]) -> None:
+    """Draw the memory of the last planned step, before and after, into a PNG or SVG file.
+
+    Raises:
+        LMSError: If nothing has been planned yet, or the file cannot be drawn.
+    """
+    planned = engine().books.collector.planned
+    if not planned:
+        raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")
+    plot_memory(max(planned, key=lambda one: len(one.graph.ops)), path)

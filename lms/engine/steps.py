@@ -1,0 +1,313 @@
+"""The calls of training steps: what is told of each, which plan it runs, and when it is run again."""
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from lms.device.device import is_out_of_memory
+from lms.engine.work import Task, Work
+from lms.intercept.batch_growth import Growth
+from lms.intercept.batch_replay import Feeder
+from lms.intercept.function_calls import Call, RuntimeCall, Watch
+from lms.intercept.keras_batch_size import BatchSizes
+from lms.intercept.missed_steps import Unseen
+from lms.intercept.oom_retry import Rescue
+from lms.intercept.sessions import SessionRun, SessionWatch
+from lms.optimizer.plugin import Request
+from lms.reader.shapes import ShapeHints
+from lms.report.render import explain_out_of_memory
+from lms.report.stats import GraphStats
+from lms.report.step_log import StepLog
+from lms.transports.base import StoreStats
+
+if TYPE_CHECKING:
+    from lms.engine.engine import Engine
+
+FULL_STORE = "LMS store:"
+"""How the message of the swap op begins when the store is full, and not the device: more swaps would not
+help, and the message says what does."""
+
+TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
+"""What a user can do about batches of many lengths."""
+
+SESSION = "session graph"
+"""What a step of a session is called."""
+
+
+class _Fresh(threading.local):
+    """What was planned in this thread since its step began."""
+
+    def __init__(self) -> None:
+        self.stats: list[GraphStats] = []
+
+
+class Steps:
+    """Watches the calls of steps for one engine.
+
+    Args:
+        engine: Whose.
+        environ: The process's variables.
+
+    Raises:
+        PlaceError: If the file for the steps cannot be written.
+    """
+
+    def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
+        self._engine, config = engine, engine.config
+        self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
+        self.rescue = Rescue(config)
+        self.unseen = Unseen(engine.warn)
+        self.watch = Watch(self, engine.options)
+        self.sessions = SessionWatch(self, engine.options)
+        self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
+        self.interruption: BaseException | None = None
+        """What interrupted an edit: it is raised once the step has run."""
+        self.failure: Exception | None = None
+        """An error that the user must hear of: a place that cannot be had."""
+        self._fresh = _Fresh()
+
+    def install(self) -> None:
+        """Begin to watch."""
+        self.watch.install()
+        self.unseen.install()
+        self.sessions.install()
+        self.batch_sizes.install()
+
+    def uninstall(self) -> None:
+        """Put back what is TensorFlow's; the sizes of Keras's batches are noted further on."""
+        self.watch.uninstall()
+        self.unseen.uninstall()
+        self.sessions.uninstall()
+
+    # --- what the engine asks ----------------------------------------------------------------------------
+
+    def task(self, request: Request) -> Task | None:
+        """What is known of a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
+        config = self.rescue.config
+        run = self.sessions.run
+        if run is not None:
+            return self._session_task(request, run)
+        runtime = self.watch.runtime
+        if runtime is None:
+            return Task(request, "a function", config, ShapeHints(batch_size=config.batch_size))
+        if runtime.taped or "__backward_" in runtime.name:
+            why = "a gradient tape around the function is recording"
+            self._engine.books.skip(function_name(runtime.name), why, 0)
+            return None
+        call = self.watch.call
+        shapes = {}
+        if self.watch.is_here:
+            shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
+        hints = ShapeHints(shapes, call.batches, self._batch_size(call))
+        inputs = runtime.inputs if self.watch.is_here else ()
+        return Task(request, function_name(runtime.name), config, hints, inputs)
+
+    def _session_task(self, request: Request, run: SessionRun) -> Task | None:
+        if self.sessions.leaves(run.graph):
+            return None
+        charge = self.sessions.charge_of(run.graph)
+        config = self.rescue.config if charge is None else charge.config
+        size = config.batch_size or self.batch_sizes.of_graph(run.graph)
+        assumed = charge.assumed_batch if charge else None
+        hints = ShapeHints(batch_size=size or assumed, feeds={} if size else run.feeds)
+        guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
+        return Task(request, SESSION, config, hints, guest=guest, limit_bytes=limit)
+
+    def planned(self, work: Work, stats: GraphStats) -> None:
+        """A frame of a graph has been planned."""
+        if stats.edited:
+            self._fresh.stats.append(stats)
+        call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.run
+        if run is not None:
+            if self.log is not None:
+                self.log.planned(run.graph)
+            return
+        if work.table is None or work.decision is None:
+            return
+        made, is_body = work.decision.plan, work.task.is_body
+        self.rescue.planned(call, work.table, work.task.inputs, made, is_body=is_body)
+        if self.log is not None and call.function is not None:
+            self.log.planned(call.function)
+        if runtime is not None:
+            hints = work.task.hints
+            told = hints.batch_size if self._engine.config.batch_size is None else None
+            arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
+            self.growth.planned(call.function, runtime.name, told, call.batches, arguments)
+
+    # --- what the watch tells ----------------------------------------------------------------------------
+
+    def xla_dropped(self, function: Any) -> None:
+        """See :class:`lms.intercept.function_calls.Observer`."""
+        if self._engine.refusal() is None:
+            self._engine.warn(
+                f"XLA is off for {function._name}: it fuses the step, and no swap would survive that; "
+                "to keep jit_compile=True there, call lms.disable() before it is traced"
+            )
+
+    def generation(self, call: Call, runtime: RuntimeCall) -> int:
+        """See :class:`lms.intercept.function_calls.Observer`."""
+        grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
+        if grown:
+            self._engine.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+        return self.growth.generation(call.function, runtime.name)
+
+    def ran(self, runtime: RuntimeCall) -> None:
+        """See :class:`lms.intercept.function_calls.Observer`."""
+        self._raise_what_was_noted()
+
+    def run(self, call: Call, step: Callable[..., Any]) -> Any:
+        """See :class:`lms.intercept.function_calls.Observer`."""
+        function = call.function
+        if self._engine.refusal() is None:
+            self.unseen.called(function)
+        self._feed(function, call)
+        try:
+            done = self._tried(call, step)
+            self.rescue.succeeded(call)
+        finally:
+            call.feed.forget()
+        self._engine.fusion.step_done()
+        return done
+
+    def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
+        """See :class:`lms.intercept.sessions.Observer`."""
+        counted = partial(self._counted, step)
+        if self.log is None:
+            return counted()
+        return self.log.run(run.graph, "session run", counted, idle=False)
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _batch_size(self, call: Call) -> int | None:
+        """The size of the batches of a call: as it was asked for, of its datasets, of Keras."""
+        if self._engine.config.batch_size is not None:
+            return self._engine.config.batch_size
+        size = call.batch_size()
+        if size or call.batches:
+            return size
+        latest = self.batch_sizes.latest
+        return call.specified_size() if latest is None else latest
+
+    def _feed(self, function: Any, call: Call) -> None:
+        """Decide where the call's batches come from; have a plan made again that was for smaller ones."""
+        call.feed = self.feeder.feed(
+            function,
+            call.arguments,
+            may_retry=self.rescue.is_ready,
+            watched=self.growth.watches_shapes(function),
+            told=partial(self._batch_size, call),
+        )
+        if call.feed.sizes_open:
+            given = self._engine.config.batch_size
+            call.batches = self.growth.at_least(function, call.feed.first_shapes(given))
+        if grown := self.growth.outgrown(function, self._size_now(function, call), call.batches):
+            text = f"{function._name} {grown}"
+            many = TRACED_ONCE if call.batches else ""
+            self._engine.warn(f"{text}; {many}" if many else text, many)
+
+    def _size_now(self, function: Any, call: Call) -> int | None:
+        """The size of the batches that a planned step is about to get: from Keras, or from its datasets."""
+        told = self.batch_sizes.take()
+        return call.batch_size() if told is None and self.growth.watches_size(function) else told
+
+    def _tried(self, call: Call, step: Callable[..., Any]) -> Any:
+        """The result of the step, tried again after each failure that another plan may mend."""
+        log, engine = self.log, self._engine
+        while True:
+            with self.watch.aside():
+                args, kwargs = call.feed.arguments()
+            once = partial(self._counted, partial(step, *args, **kwargs))
+            try:
+                return once() if log is None else log.run(call.function, call.function._name, once)
+            except tf.errors.OpError as error:
+                failure = call.feed.failure or error
+                if not is_out_of_memory(failure) or FULL_STORE in failure.message:
+                    raise failure from None
+                if not self.rescue.prepare(call):
+                    raise self._explained(failure) from error
+            self.growth.renew(call.function, "")
+            engine.books.collector.retries += 1
+            engine.warn(self.rescue.message)
+            log = None
+
+    def _counted(self, step: Callable[[], Any]) -> Any:
+        """Run a step; where it was planned now, count the swaps that ran."""
+        outer, self._fresh.stats = self._fresh.stats, []
+        before = self._moved()
+        try:
+            result = step()
+            self._compare(before)
+        finally:
+            self._fresh.stats = outer
+            self._raise_what_was_noted()
+        return result
+
+    def _raise_what_was_noted(self) -> None:
+        """Raise what an edit could not, for TensorFlow called it; it hides an error of the step itself."""
+        interruption, self.interruption = self.interruption, None
+        if interruption is not None:
+            raise interruption
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def _moved(self) -> StoreStats | None:
+        transport = self._engine.active_transport
+        return transport.stats() if transport is not None and transport.counts else None
+
+    def _compare(self, before: StoreStats | None) -> None:
+        """Warn where a step was edited and ran without its swaps: TensorFlow has not taken the edit."""
+        fresh, after = self._fresh.stats, self._moved()
+        if not fresh or after is None:
+            return
+        ran = after.swap_outs - (before.swap_outs if before is not None else 0)
+        wanted = sum(stats.tensors for stats in fresh)
+        self._engine.books.collector.executed(fresh, ran)
+        if ran < wanted and not any(stats.turns for stats in fresh):
+            self._engine.warn(
+                f"{fresh[0].name}: {wanted} tensors were planned to be swapped and {ran} were: TensorFlow "
+                "has not taken the edited graph; its log says why (TF_CPP_MIN_LOG_LEVEL=0)"
+            )
+
+    def _counters(self) -> tuple[StoreStats | None, int | None]:
+        memory = self._engine.devices[0].memory()
+        return self._moved(), None if memory is None else memory[1]
+
+    def _explained(self, error: Any) -> Exception:
+        collector = self._engine.books.collector
+        latest = collector.planned[-1] if collector.planned else None
+        lines = [error.message, explain_out_of_memory(latest, self._engine.report()), self.rescue.refusal]
+        text = "\n".join(line for line in lines if line)
+        explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
+        return explained
+
+
+def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:
+    """The numbers of the arguments whose shape the graph leaves open."""
+    table = work.table
+    if table is None:
+        return []
+    found = []
+    for node, op_type in enumerate(table.types):
+        if op_type == "_Arg":
+            number = table.nodes[node].attr["index"].i
+            shapes = table.nodes[node].attr["_output_shapes"].list.shape
+            if number in hints.arguments and any(_is_open(shape) for shape in shapes):
+                found.append(number)
+    return found
+
+
+def _is_open(shape: Any) -> bool:
+    return shape.unknown_rank or any(dim.size < 0 for dim in shape.dim)
+
+
+def function_name(name: str) -> str:
+    """What a user calls a function of the runtime: ``step`` for ``__inference_step_42``."""
+    for prefix in ("__inference_", "__forward_", "__backward_"):
+        if name.startswith(prefix):
+            bare, _, number = name.removeprefix(prefix).rpartition("_")
+            return bare if number.isdigit() else name
+    return name

@@ -1,0 +1,93 @@
+"""What the passes of the engine hand to each other: one graph on its way from TensorFlow and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lms.config import LMSConfig
+from lms.device.device import Device
+from lms.engine.observer import Guest
+from lms.ir.graph import Graph
+from lms.ir.name_filters import Unmatched
+from lms.optimizer.grappler_item import Output
+from lms.optimizer.plugin import Request
+from lms.planner.host_operands import Decision
+from lms.reader.node_table import NodeTable
+from lms.reader.shapes import ShapeHints
+from lms.reader.step_reader import Place, Step
+from lms.rewriter.writer import Edits
+
+
+@dataclass(frozen=True)
+class Task:
+    """A graph to plan, and what only its call knows."""
+
+    request: Request
+    name: str
+    """What its user calls it."""
+    config: LMSConfig
+    hints: ShapeHints = field(default_factory=ShapeHints)
+    inputs: Sequence[Any] = ()
+    """The tensors that the function is called with."""
+    is_body: bool = False
+    """Whether the graph is that of another function, which the called one runs."""
+    guest: Guest | None = None
+    """Who hears of the plan in place of the engine's own guest."""
+    limit_bytes: int | None = None
+    """The size of the device to plan for; ``None``: that of the real one."""
+
+
+@dataclass(frozen=True)
+class Residents:
+    """What lies on the device when the step begins, in bytes."""
+
+    in_use: int = 0
+    pending: tuple[int, ...] = ()
+    """Of each variable that gets its first value in the step."""
+    constants: int = 0
+    fusion: int = 0
+    """Of the buffer that Horovod will take."""
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.in_use + sum(self.pending) + self.constants + self.fusion
+
+
+@dataclass(frozen=True)
+class Work:
+    """One frame of a graph on one device, as far as the passes have come."""
+
+    task: Task
+    device: Device
+    place: Place
+    frame: int | None = None
+    graph_def: Any = None
+    table: NodeTable | None = None
+    outputs: Sequence[Sequence[Output]] = ()
+    step: Step | None = None
+    graph: Graph | None = None
+    """The step with a reason at each tensor that the filters keep."""
+    unmatched: tuple[Unmatched, ...] = ()
+    residents: Residents = field(default_factory=Residents)
+    decision: Decision | None = None
+    edits: Edits | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By pass."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the device has for the step's own tensors; ``None``: not known."""
+        whole = self.device.limit_bytes
+        return None if whole is None else max(1, whole - self.residents.nbytes)
+
+    def reopened(self) -> "Work":
+        """What another frame begins with: the graph as this one has left it."""
+        table = None if self.edits else self.table
+        begun = Work(self.task, self.device, self.place, graph_def=self.graph_def, table=table)
+        return replace(begun, outputs=self.outputs)
+
+    def of_frame(self, name: str) -> "Work":
+        """The same, for the frame of this name."""
+        assert self.table is not None  # noqa: S101 - a graph that has been read
+        return replace(self, frame=[frame.name for frame in self.table.frames].index(name))

@@ -1,0 +1,131 @@
+"""What each step is planned for, and which of its plans is wanted: larger batches want another one."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Step:
+    """What a step was planned for."""
+
+    generation: int = 0
+    batch_size: int | None = None
+    batches: Shapes = ()
+    arguments: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    """By function of the runtime the shapes of those of its arguments whose shape is open."""
+
+
+class Growth:
+    """Remembers by function what its step was planned for, and counts its plans."""
+
+    def __init__(self) -> None:
+        self._steps: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
+        self._nameless: dict[str, _Step] = {}
+        """Steps that no ``tf.function`` calls, by the name of the runtime's function."""
+
+    def planned(
+        self,
+        function: Any,
+        name: str,
+        batch_size: int | None,
+        batches: Shapes,
+        open_arguments: Mapping[int, tuple[int, ...]],
+    ) -> None:
+        """A step is planned for batches of this size or of these shapes, and for arguments of these."""
+        step = self._step(function, name)
+        step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
+        step.arguments[name] = dict(open_arguments)
+
+    def generation(self, function: Any, name: str) -> int:
+        """Which plan of a step is the latest."""
+        found = self._steps.get(function) if function is not None else self._nameless.get(name)
+        return 0 if found is None else found.generation
+
+    def renew(self, function: Any, name: str) -> None:
+        """Have a step planned again at its next call."""
+        self._step(function, name).generation += 1
+
+    def watches_shapes(self, function: Any) -> bool:
+        """Whether the shapes of each batch must be known to see the step's growth."""
+        return function in self._steps and bool(self._steps[function].batches)
+
+    def watches_size(self, function: Any) -> bool:
+        """Whether a larger size of its batches is to be seen: the step was planned for one."""
+        return function in self._steps and self._steps[function].batch_size is not None
+
+    def at_least(self, function: Any, shapes: Shapes) -> Shapes:
+        """``shapes`` where they are larger than those that the step was planned for, else those."""
+        planned = self._steps[function].batches if function in self._steps else ()
+        if [len(shape) for shape in planned] != [len(shape) for shape in shapes]:
+            return shapes
+        pairs = zip(planned, shapes, strict=True)
+        return tuple(tuple(map(max, earlier, now)) for earlier, now in pairs)
+
+    def outgrown(self, function: Any, batch_size: int | None, batches: Shapes) -> str:
+        """Have a step planned again that was planned for less than it is about to get.
+
+        Args:
+            function: What is about to run.
+            batch_size: The size of its batches, if Keras or a dataset has told it.
+            batches: The shapes to plan for, from :meth:`at_least`.
+
+        Returns:
+            What has grown; empty where nothing has.
+        """
+        step = self._steps.get(function)
+        if step is None:
+            return ""
+        if batch_size and step.batch_size and batch_size > step.batch_size:
+            grown = f"was planned for batches of {step.batch_size}, and is again for {batch_size}"
+            step.batch_size = batch_size
+        elif batches and step.batches and batches != step.batches:
+            grown = f"was planned for batches of {_text(step.batches)}, and is again for {_text(batches)}"
+            step.batches = batches
+        else:
+            return ""
+        step.generation += 1
+        return grown
+
+    def outgrown_arguments(self, function: Any, name: str, inputs: Sequence[Any]) -> str:
+        """The same for the tensors that a function of the runtime is called with."""
+        step = self._steps.get(function) if function is not None else self._nameless.get(name)
+        known = None if step is None else step.arguments.get(name)
+        if step is None or not known:
+            return ""
+        now = {number: tuple(inputs[number].shape) for number in known}
+        larger = {n: tuple(map(max, known[n], now[n])) for n in known if len(known[n]) == len(now[n])}
+        if all(larger[n] == known[n] for n in larger):
+            return ""
+        step.arguments[name] = {**known, **larger}
+        step.generation += 1
+        was, will = (_text(tuple(shapes[n] for n in larger)) for shapes in (known, larger))
+        return f"was planned for arguments of {was}, and is again for {will}"
+
+    def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+        """The shapes to plan for of what a function of the runtime is called with."""
+        step = self._steps.get(function) if function is not None else self._nameless.get(name)
+        known = {} if step is None else step.arguments.get(name, {})
+        return {number: known.get(number) or shape for number, shape in _plain_shapes(inputs)}
+
+    def _step(self, function: Any, name: str) -> _Step:
+        if function is None:
+            return self._nameless.setdefault(name, _Step())
+        return self._steps.setdefault(function, _Step())
+
+
+def _plain_shapes(inputs: Sequence[Any]) -> list[tuple[int, tuple[int, ...]]]:
+    found = []
+    for number, tensor in enumerate(inputs):
+        shape = getattr(tensor, "shape", None)
+        if shape is not None and getattr(shape, "rank", None) is not None and shape.is_fully_defined():
+            found.append((number, tuple(shape.as_list())))
+    return found
+
+
+def _text(shapes: Shapes) -> str:
+    """``16x128 and 16x20``."""
+    return " and ".join("x".join(map(str, shape)) or "1" for shape in shapes)

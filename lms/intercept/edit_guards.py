@@ -1,0 +1,73 @@
+"""What stands around an edit: a fault of ours is a warning, which names the line of the user."""
+
+import gc
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lms.errors import LMSError, UnreadableError
+from lms.ir.graph import GraphError
+
+
+@contextmanager
+def readable_or_left_alone(debug: bool) -> Iterator[None]:
+    """While nothing has been edited yet a fault of ours need not end what trains without us.
+
+    Raises:
+        UnreadableError: In place of any exception that is not meant for the user; not when debugging.
+    """
+    try:
+        yield
+    except (LMSError, GraphError):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"LMS has a fault here ({fault}); debug=True (LMS_DEBUG=1) shows where"
+        raise UnreadableError(text) from error
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's cyclic collector would walk all of TensorFlow's graphs again and again, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def is_inside_of(owner: object, packages: Collection[str] = ()) -> bool:
+    """Whether a method of ``owner`` is under way in this thread; with ``packages``, one of their methods."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not packages or _package(frame) in packages:
+            if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is owner:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+OTHERS = ("absl", "keras", "lms", "tensorflow", "tf_keras", "wrapt")
+"""Packages between the line of a user and a warning about it."""
+
+
+def level_of_user() -> int:
+    """The ``stacklevel`` with which the caller of this warns at the user's line, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        if _package(frame) not in OTHERS:
+            return level
+        frame, level = frame.f_back, level + 1
+    return 2

@@ -1,0 +1,210 @@
+"""Watches calls of ``tf.function``s, for what the graph that TensorFlow optimizes cannot tell.
+
+The outermost call is kept while it runs: its arguments know the batches, and it can be run again. Below it,
+TensorFlow calls functions of its runtime with plain tensors: their shapes are those of the graph's arguments,
+and the options of that call decide which optimized graph of the function runs. XLA is switched off where it
+would compile a step whole, for then no graph is optimized.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.eager import context, record
+from tensorflow.python.eager.polymorphic_function import polymorphic_function as pf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.util import tf_decorator
+
+from lms.intercept.batch_replay import Feed
+from lms.intercept.dataset_sizes import dataset_batch_size, gone_through_batch_size
+from lms.intercept.optimizer_options import OptimizerOptions
+from lms.optimizer import plugin
+
+COMPILED_LAYERS = (
+    "keras.src.backend.tensorflow.nn",
+    "keras.src.layers.convolutional.base_conv",
+    "tf_keras.src.layers.convolutional.base_conv",
+)
+"""Where Keras has XLA compile one convolution: in groups, or in three dimensions with channels first. Not
+every CPU has other kernels for these, and theirs give other last digits; each stays the one op that it is."""
+
+
+@dataclass
+class Call:
+    """The outermost call of a ``tf.function`` that is under way in a thread."""
+
+    function: Any = None
+    arguments: tuple[Any, ...] = ()
+    feed: Feed = field(default_factory=Feed)
+    """The arguments as they are passed on."""
+    batches: tuple[tuple[int, ...], ...] = ()
+    """The shapes to plan for of what iterators among the arguments give, where they had to be asked."""
+    attempt: Any = None
+    """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
+
+    def batch_size(self) -> int | None:
+        """The size of the batches of the datasets among the arguments, where these say it."""
+        flat = tf.nest.flatten(self.arguments)
+        sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
+        size = next((size for size in sizes if size), None)
+        if size is None:
+            size = gone_through_batch_size([one for one in flat if isinstance(one, tf.data.Dataset)])
+        return size
+
+    def specified_size(self) -> int | None:
+        """The size of all batches, where the specifications of the iterators among the arguments fix it.
+
+        TensorFlow leaves it open in the trace nevertheless where it traces again for another size.
+        """
+        iterators = [one for one in tf.nest.flatten(self.arguments) if isinstance(one, tf.data.Iterator)]
+        specs = (spec for iterator in iterators for spec in tf.nest.flatten(iterator.element_spec))
+        shapes = (spec.shape for spec in specs if isinstance(spec, tf.TensorSpec))
+        sizes: set[int | None] = {shape[0] if shape.rank else None for shape in shapes}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+@dataclass(frozen=True)
+class RuntimeCall:
+    """A function of TensorFlow's runtime that is about to run."""
+
+    name: str
+    inputs: Sequence[Any]
+    """The tensors that it is called with, those that it captures among them."""
+    taped: bool = False
+    """Whether a gradient tape around it is recording: its gradient is a function of its own."""
+
+
+class Observer(Protocol):
+    """Whom the watch tells what it sees."""
+
+    def xla_dropped(self, function: Any) -> None:
+        """XLA was switched off for ``function``."""
+
+    def run(self, call: Call, step: Callable[..., Any]) -> Any:
+        """Run the outermost call, ``step`` with the call's arguments; may run it again."""
+
+    def generation(self, call: Call, runtime: RuntimeCall) -> int:
+        """Which plan of the function is wanted; for another number TensorFlow optimizes it again."""
+
+    def ran(self, runtime: RuntimeCall) -> None:
+        """A function of the runtime has run, or has failed."""
+
+
+class _UnderWay(threading.local):
+    call: Call | None = None
+    runtime: RuntimeCall | None = None
+
+
+class Watch:
+    """The installed watch; :meth:`uninstall` puts everything back."""
+
+    def __init__(self, observer: Observer, options: OptimizerOptions) -> None:
+        self._observer, self._options = observer, options
+        self._local = _UnderWay()
+        self._latest: tuple[Call, RuntimeCall] | None = None
+        self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._methods = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
+        self._call_function = context.Context.call_function
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is about to run a function of the runtime.
+
+        A body that a dataset runs is optimized in a thread of its own, while the call under way waits.
+        """
+        return self._local.runtime is not None
+
+    @property
+    def call(self) -> Call:
+        """The call under way, in this thread if there is one; an empty one when there is none."""
+        if self._local.call is not None:
+            return self._local.call
+        return self._latest[0] if self._latest is not None and not self.is_here else Call()
+
+    @property
+    def runtime(self) -> RuntimeCall | None:
+        """The function of the runtime that is about to run, in this thread if there is one."""
+        return self._local.runtime or (self._latest[1] if self._latest is not None else None)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called meanwhile is no part of the call under way."""
+        call, self._local.call = self._local.call, None
+        try:
+            yield
+        finally:
+            self._local.call = call
+
+    def install(self) -> None:
+        """Begin to watch."""
+        call, concrete = self._methods["__call__"], self._methods["get_concrete_function"]
+
+        def watched_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._drop_xla(function)
+            inside = tf_ops.inside_function() or not tf.executing_eagerly()
+            if inside or self._local.call is not None:  # also eager code that runs while a function is traced
+                return call(function, *args, **kwargs)
+            self._local.call = Call(function, (args, kwargs))
+            try:
+                return self._observer.run(self._local.call, partial(call, function))
+            finally:
+                self._local.call = None
+
+        def watched_concrete(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._drop_xla(function)
+            return concrete(function, *args, **kwargs)
+
+        def watched_runtime(ctx: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
+            return self._run(ctx, name, tensor_inputs, num_outputs)
+
+        pf.Function.__call__ = watched_call
+        pf.Function.get_concrete_function = watched_concrete
+        context.Context.call_function = watched_runtime
+
+    def uninstall(self) -> None:
+        """Put TensorFlow's own methods back; functions not yet traced may use XLA again."""
+        for name, method in self._methods.items():
+            setattr(pf.Function, name, method)
+        context.Context.call_function = self._call_function
+        for function in self._compiled:
+            function._jit_compile = True
+        self._compiled.clear()
+
+    def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
+        runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
+        generation = self._observer.generation(self.call, runtime)
+        outer, before = self._local.runtime, ctx.function_call_options
+        ctx.function_call_options, iterations = self._options.planned(before, generation)
+        plugin.expect_iterations(iterations)
+        self._local.runtime, self._latest = runtime, (self.call, runtime)
+        try:
+            return self._call_function(ctx, name, inputs, outputs)
+        finally:
+            ctx.function_call_options = before
+            self._local.runtime = outer
+            self._latest = None
+            self._observer.ran(runtime)
+
+    def _drop_xla(self, function: Any) -> None:
+        if is_compiled_layer(function):
+            return
+        if function._jit_compile and not function.experimental_get_tracing_count():
+            function._jit_compile = None
+            self._compiled.add(function)
+            self._observer.xla_dropped(function)
+
+
+def is_compiled_layer(function: Any) -> bool:
+    """Whether ``function`` is one layer of Keras's that only XLA can run everywhere."""
+    return bool(function._jit_compile) and module_of(function) in COMPILED_LAYERS
+
+
+def module_of(function: Any) -> str:
+    """The module of the Python code of a ``tf.function``."""
+    python_function = tf_decorator.unwrap(function._python_function)[1]
+    return getattr(python_function, "__module__", None) or ""

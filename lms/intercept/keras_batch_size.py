@@ -1,0 +1,100 @@
+"""Learns from Keras, whichever one is used, how large the batches are that it is about to feed.
+
+``fit`` on arrays traces its step with an open batch dimension; only Keras's data adapters know the size.
+They are watched, not changed: a hook notes the batch size whenever one is made. Without eager execution there
+are none, and Keras tells its callbacks instead.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import wrapt
+
+from lms.intercept.dataset_sizes import dataset_batch_size
+
+ITERATORS = (
+    ("keras.src.trainers.epoch_iterator", "EpochIterator", "data_adapter"),
+    ("tf_keras.src.engine.data_adapter", "DataHandler", "_adapter"),
+    ("keras.src.engine.data_adapter", "DataHandler", "_adapter"),
+)
+"""Module, class and attribute with the adapter: Keras 3, tf_keras, and the Keras 2 that TensorFlow 2.15
+brings."""
+
+CALLBACKS = ("tf_keras.src.callbacks", "keras.src.callbacks")
+"""Where ``configure_callbacks`` is, which only loops without eager execution call."""
+
+
+class BatchSizes:
+    """Remembers the batch size of the latest Keras call."""
+
+    def __init__(self) -> None:
+        self.latest: int | None = None
+        self._untaken = False
+        self._by_graph: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        self._active = False
+        self._registered = False
+
+    def install(self) -> None:
+        """Start watching, now or as soon as a Keras is imported."""
+        self._active = True
+        if not self._registered:
+            self._registered = True
+            for module, name, attribute in ITERATORS:
+                self._watch(module, f"{name}.__init__", self._note(attribute))
+            for module in CALLBACKS:
+                self._watch(module, "configure_callbacks", self._note_graph)
+
+    def take(self) -> int | None:
+        """The latest size, for the first function that runs with it; None for all after it.
+
+        So a validation within ``fit`` leaves the training step with the size that it began with.
+        """
+        untaken, self._untaken = self._untaken, False
+        return self.latest if untaken else None
+
+    def of_graph(self, graph: Any) -> int | None:
+        """The batch size with which Keras is about to run ``graph`` in a session; None if it has not told."""
+        return self._by_graph.get(graph)
+
+    def uninstall(self) -> None:
+        """Stop watching."""
+        self._active, self.latest = False, None
+        self._by_graph.clear()
+
+    def _watch(self, module: str, name: str, note: Callable[..., Any]) -> None:
+        def watch(imported: Any) -> None:
+            if hasattr(imported, name.partition(".")[0]):
+                wrapt.wrap_function_wrapper(imported, name, note)
+
+        wrapt.register_post_import_hook(watch, module)
+
+    def _note(self, attribute: str) -> Callable[..., Any]:
+        def note(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            result = wrapped(*args, **kwargs)
+            if self._active:
+                self.latest, self._untaken = adapter_batch_size(getattr(instance, attribute, None)), True
+            return result
+
+        return note
+
+    def _note_graph(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if self._active:
+            self._by_graph[tf.compat.v1.get_default_graph()] = kwargs.get("batch_size")
+        return wrapped(*args, **kwargs)
+
+
+def adapter_batch_size(adapter: Any) -> int | None:
+    """The batch size that a Keras data adapter knows, else that of the ``tf.data`` pipeline it wraps."""
+    for name in ("batch_size", "_batch_size", "_first_batch_size"):
+        size = getattr(adapter, name, None)
+        size = size() if callable(size) else size
+        if isinstance(size, int):
+            return size
+    peeked = getattr(adapter, "_first_batches", None)
+    if peeked:  # of a generator, by Keras 3
+        sizes = [getattr(array, "shape", ())[:1] for array in tf.nest.flatten(peeked[0])]
+        return next((int(size[0]) for size in sizes if size), None)
+    dataset = getattr(adapter, "_dataset", None)
+    return None if dataset is None else dataset_batch_size(dataset)

@@ -1,0 +1,142 @@
+"""When the first step of a fitted plan runs out of memory: again with a larger margin, then with policy all.
+
+The failed step may have updated some variables already, so their values are kept from before the step and
+put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
+given again. The function is not traced again: TensorFlow optimizes it again, and the next plan is another.
+What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
+tried again (:mod:`lms.intercept.side_effects`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lms.config import LMSConfig
+from lms.device.variable_handles import value_type, variable_handles
+from lms.intercept.function_calls import Call
+from lms.intercept.side_effects import cannot_be_undone, runs_python
+from lms.ir.swap_plan import SwapPlan
+from lms.reader.node_table import NodeTable
+
+LARGER_MARGIN = 0.25
+"""Added to the margin for the second try: a quarter of the device for what the prediction missed."""
+
+RETRIED_POLICIES = ("auto", "budget")
+"""Where the first try may be one of these; the last one is policy ``all``, behind which nothing is left."""
+
+
+@dataclass
+class _Attempt:
+    """What is kept of a call that has planned graphs and has not finished its first step."""
+
+    values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    """By the id of a variable's handle the handle, and the value before the step."""
+    unknown: bool = False
+    """Whether the step makes variables of its own, whose first values nobody can put back."""
+    fits: bool = True
+    """Whether every plan of the step kept to its budget; one that does not needs the least memory already."""
+    lasting: str = ""
+    """What the step does that cannot be undone."""
+    python: bool = False
+    """Whether Python code of the user is a part of the step."""
+
+
+WITHIN = (
+    "the step is a function within the one that is called, as one that goes through a dataset has, which may "
+    "give other batches the second time; pass an iterator"
+)
+
+LATER_STEP = (
+    "The step is not tried again: it is not the first one, and has updated some variables already. Start "
+    "again from the last checkpoint."
+)
+
+
+class Rescue:
+    """Keeps what is needed to try a first step again; each kind of plan at most once in a process."""
+
+    def __init__(self, config: LMSConfig) -> None:
+        self.config = config
+        """The configuration to plan with; another one when the step is tried again."""
+        self.message = self.refusal = ""
+        self._left = list(_further_tries(config))
+        self._worked = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a step that is planned now may be tried again."""
+        return bool(self._left)
+
+    def planned(
+        self, call: Call, table: NodeTable, inputs: Sequence[Any], made: SwapPlan, *, is_body: bool
+    ) -> None:
+        """A graph has been planned for the step that ``call`` is about to run, or has begun to (a body)."""
+        if not self._left or call.function is None:
+            return
+        if call.attempt is None:
+            call.attempt = _Attempt()
+        attempt: _Attempt = call.attempt
+        attempt.fits &= made.feasible
+        if is_body:
+            attempt.lasting = attempt.lasting or WITHIN
+        attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
+        attempt.python |= runs_python(table)
+        for handle in variable_handles(inputs):
+            if id(handle) in attempt.values:
+                continue
+            if bool(tf.raw_ops.VarIsInitializedOp(resource=handle)):
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
+                attempt.values[id(handle)] = handle, value.numpy()
+            else:
+                attempt.unknown = True
+
+    def prepare(self, call: Call) -> bool:
+        """After a failure: undo the step and take the next kind of plan; False: no further try."""
+        attempt: _Attempt | None = call.attempt
+        call.attempt = None
+        self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
+        if attempt is None or self.refusal:
+            return False
+        for handle, value in attempt.values.values():
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, value_type(handle)))
+        again = "; its numpy_function or py_function runs once more" if attempt.python else ""
+        call.feed.rewind()
+        before, self.config = self.config, self._left.pop(0)
+        self.message = (
+            f"the first step ran out of memory although the plan fitted; planned again with "
+            f"{_difference(before, self.config)}{again}"
+        )
+        return True
+
+    def succeeded(self, call: Call) -> None:
+        """A call has run to its end: an edited step among them can no longer be a first one."""
+        self._worked = self._worked or call.attempt is not None
+
+
+def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
+    """How to plan after the first failure, and after the second."""
+    if config.policy in RETRIED_POLICIES:
+        yield replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
+        yield replace(config, policy="all")
+
+
+def _difference(before: LMSConfig, after: LMSConfig) -> str:
+    if after.policy != before.policy:
+        return f"policy {after.policy} instead of {before.policy}"
+    return f"margin {after.margin:.2f} instead of {before.margin:.2f}"
+
+
+def _why_not(attempt: _Attempt, call: Call) -> str:
+    if not attempt.fits:
+        why = "no plan fits, and this one needs the least memory of all; take a smaller batch"
+    elif attempt.unknown:
+        why = (
+            "it makes variables while it runs, and their start is not known; "
+            "build model and optimizer before the first step"
+        )
+    else:
+        why = call.feed.refusal or attempt.lasting
+    return f"The step is not tried again: {why}." if why else ""

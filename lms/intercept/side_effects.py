@@ -1,0 +1,98 @@
+"""What a step leaves behind beside the values of variables: whoever tries it again must not have it twice.
+
+Random ops that count in their own kernel are no matter here: a step that is tried again is optimized again,
+its kernels are new, and draw what the first ones drew.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from lms.ir.op_traits import is_collective
+from lms.process_state import has_peers
+from lms.reader.node_table import NodeTable
+
+PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
+"""Ops that run Python code with effects of its own. ``PyFuncStateless`` has none."""
+
+TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
+"""How the types of ops begin that take a batch from an iterator."""
+
+LASTING = {
+    "it goes through a dataset, which may give other batches the second time; pass an iterator": (
+        "MakeIterator",
+        "OneShotIterator",
+        "ReduceDataset",
+    ),
+    "it changes a lookup table": (
+        "InitializeTable",
+        "LookupTableImport",
+        "LookupTableInsert",
+        "LookupTableRemove",
+    ),
+    "it moves items of a queue": (
+        "Barrier",
+        "MapStage",
+        "MapUnstage",
+        "OrderedMap",
+        "QueueDequeue",
+        "QueueEnqueue",
+        "Stage",
+        "Unstage",
+    ),
+    "it feeds an accumulator": ("AccumulatorApply", "AccumulatorTake", "ResourceAccumulator"),
+}
+"""What ops do whose effect lasts, and how their types begin."""
+
+PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
+"""What stands between an iterator's handle and who takes from it, in a loop."""
+
+
+def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
+    """Why the step in this graph must not be run again; empty where it may.
+
+    Args:
+        table: The step.
+        inputs: What the function is called with.
+        kept: The handles of iterators that give the same batches again.
+    """
+    types = set(table.types)
+    if may_reach_peers(types):
+        return "other ranks may have received a part of it already"
+    if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):
+        return (
+            "it has taken batches that were not kept, and would get others now: those of an iterator "
+            "that is none of its arguments, of a distribution strategy, of rows of ragged tensors, "
+            "on a GPU, or in a later trace; pass a plain iterator to the tf.function"
+        )
+    for what, beginnings in LASTING.items():
+        if any(op_type.startswith(beginnings) for op_type in types):
+            return what
+    return ""
+
+
+def may_reach_peers(types: Collection[str]) -> bool:
+    """Whether running ops of these types may send something to other ranks.
+
+    Collectives do. So may Python code (``tf.py_function``), whose calls no graph shows.
+    """
+    return any(map(is_collective, types)) or (has_peers() and not PYTHON_TYPES.isdisjoint(types))
+
+
+def runs_python(table: NodeTable) -> bool:
+    """Whether Python code of the user is a part of the step."""
+    return not PYTHON_TYPES.isdisjoint(table.types)
+
+
+def _takers(table: NodeTable) -> list[int]:
+    return [node for node, op_type in enumerate(table.types) if op_type.startswith(TAKES_BATCH)]
+
+
+def _is_kept(table: NodeTable, taker: int, inputs: Sequence[Any], kept: Collection[Any]) -> bool:
+    """Whether what takes a batch takes it from an iterator whose batches are kept."""
+    node = table.inputs[taker][0].node
+    while table.types[node] in PASSES_ON:
+        node = table.inputs[node][0].node
+    if table.types[node] != "_Arg":
+        return False
+    number = table.nodes[node].attr["index"].i
+    return number < len(inputs) and any(inputs[number] is one for one in kept)

@@ -1,0 +1,152 @@
+"""What TensorFlow's op types mean for memory: facts about kernels, as tables.
+
+An op type that is in none of them allocates each output anew, which is the common case and the safe
+assumption.
+"""
+
+import re
+from functools import cache
+
+ALIAS_TYPES = frozenset(
+    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape
+    Bitcast DebugIdentity""".split()
+)
+"""Output i is input i (output 0 is input 0 where there is only one): no allocation, one buffer, one
+lifetime. ``PlaceholderWithDefault`` is none of them: what a session feeds it is not its input."""
+
+SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+"""Ops that look at a tensor's shape alone. They run as soon as it exists and never need its bytes later; once
+the shape is known, and before anything is merged, they are constants."""
+
+IN_PLACE_TYPES = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e
+    BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1
+    BiasAdd BiasAddV1 Ceil Cos Cosh Dawsn Digamma Div DivNoNan Elu EluGrad Erf Erfc Erfinv Exp Expint Expm1
+    Floor FloorDiv FloorMod FresnelCos FresnelSin Igamma IgammaGradA Igammac Inv InvGrad LeakyRelu
+    LeakyReluGrad Lgamma Log Log1p LogSoftmax Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter OnesLike
+    Polygamma Pow RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad
+    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softmax Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv TruncateMod
+    Xdivy Xlog1py Xlogy ZerosLike Zeta""".split()
+)
+"""Kernels that ask for ``forward_input_or_allocate_output``: output 0 takes over an input's buffer when the
+sizes agree and nobody else holds the buffer any more. All op types of TensorFlow that take and make ``float``
+of one shape were traced on 2.15.1 and 2.21.0, with oneDNN and without (see :mod:`lms.device.kernels`).
+``FusedBatchNorm`` and its like are not among them, though older sources say so."""
+
+IN_PLACE_SLOTS = {
+    "ClipByValue": (0,),  # cwise_op_clip.cc
+    "MatrixBandPart": (0,),  # matrix_band_part_op.cc
+    "MatrixSetDiag": (0,),  # matrix_set_diag_op.cc, and below
+    "MatrixSetDiagV2": (0,),
+    "MatrixSetDiagV3": (0,),
+    "MaxPoolGradWithArgmax": (0,),  # maxpooling_op.cc
+    "Select": (1, 2),  # cwise_op_select.cc: the values, and below
+    "SelectV2": (1, 2),
+    "SoftmaxCrossEntropyWithLogits": (0,),  # xent_op.cc; see IN_PLACE_OUTPUTS
+    "SparseSoftmaxCrossEntropyWithLogits": (0,),  # sparse_xent_op.h; see IN_PLACE_OUTPUTS
+    "_FusedConv2D": (3,),  # mkl_conv_ops.cc, AllocateOutputTensor: what it adds behind the bias
+    "_FusedConv3D": (3,),  # the same
+    "_FusedMatMul": (3,),  # mkl_matmul_op_fused.cc: what it adds behind the bias
+    "_MklFusedInstanceNorm": (0,),  # mkl_fused_instance_norm_op.cc
+    "_MklLayerNorm": (0,),  # mkl_layer_norm_op.cc
+    "_UnaryOpsComposition": (0,),  # unary_ops_composition.cc
+}
+"""Kernels that write over certain inputs alone; of the others that TensorFlow merges ops into none does
+(``_FusedBatchNormEx``, ``_FusedDepthwiseConv2dNative``, ``_MklFusedBatchMatMulV2``, ``_MklFusedMish``,
+``_MklSwish``). Traced like the others."""
+
+IN_PLACE_OUTPUTS = {"SoftmaxCrossEntropyWithLogits": 1, "SparseSoftmaxCrossEntropyWithLogits": 1}
+"""Which output takes the buffer over where it is not the first: that is the loss, the second its slope."""
+
+
+def in_place_slots(op_type: str, inputs: int) -> tuple[int, ...]:
+    """Return the inputs whose buffer an op with so many inputs may write over, in the order of trial."""
+    if op_type in IN_PLACE_TYPES:
+        return tuple(range(inputs))
+    return tuple(slot for slot in IN_PLACE_SLOTS.get(op_type, ()) if slot < inputs)
+
+
+def in_place_output(op_type: str) -> int:
+    """Return which output takes over a buffer that an op writes over."""
+    return IN_PLACE_OUTPUTS.get(op_type, 0)
+
+
+PLACES, PASSED = "places of its maxima", "what it let pass"
+KEPT_FOR_GRADIENT = {
+    "LeakyRelu": PASSED,
+    "MaxPool": PLACES,
+    "MaxPool3D": PLACES,
+    "Relu": PASSED,
+    "Relu6": PASSED,
+}
+"""What oneDNN's kernels keep beside the one output that the op has for TensorFlow."""
+
+OUTSIDE_TYPES = frozenset(
+    """Arg Const HostConst Placeholder ReadVariableOp Variable VariableV2 VarHandleOp VarIsInitializedOp
+    _Arg _DeviceArg _HostConst _ReadVariablesOp _VarHandlesOp""".split()
+)
+"""Outputs that live outside the step's own memory: variables, constants and arguments."""
+
+UNSWAPPABLE_TYPES = {
+    "Fill": "cheaper to make than to move",
+    "OnesLike": "cheaper to make than to move",
+    "Range": "cheaper to make than to move",
+    "ZerosLike": "cheaper to make than to move",
+    "IteratorGetNext": "input of the step",
+    "Switch": "control flow",
+    "Merge": "control flow",
+    "Enter": "control flow",
+    "Exit": "control flow",
+    "NextIteration": "control flow",
+    "RefEnter": "control flow",
+    "RefSwitch": "control flow",
+}
+"""Producers whose outputs stay on the device, with the reason."""
+
+COLLECTIVE_PREFIXES = ("Horovod", "Collective", "Nccl")
+"""Ops that talk to other ranks. They and what depends on them are never put in a chain: the order in which
+they run belongs to the communication library, and waiting for them would serialise compute with
+communication."""
+
+
+def is_collective(op_type: str) -> bool:
+    """Whether ops of this type talk to other ranks."""
+    return op_type.startswith(COLLECTIVE_PREFIXES)
+
+
+UPDATE_TYPES = (
+    "Apply",
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ScatterAdd",
+    "ScatterSub",
+    "ScatterUpdate",
+    "SparseApply",
+)
+"""How the types of ops begin that change a variable."""
+
+
+def is_update(op_type: str) -> bool:
+    """Whether ops of this type change a variable."""
+    return op_type.startswith(UPDATE_TYPES)
+
+
+_BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
+_BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
+"""Not the gradient to a convolution's input: a transposed convolution of the forward pass is one too."""
+
+
+def is_backward(name: str, op_type: str) -> bool:
+    """Whether an op belongs to the backward pass, by its type or the scope of its name.
+
+    ``StopGradient`` does not, nor does whatever else a user calls a gradient.
+    """
+    return _is_backward_type(op_type) or ("gradient" in name and bool(_BACKWARD_SCOPE.search(name)))
+
+
+@cache
+def _is_backward_type(op_type: str) -> bool:
+    return bool(_BACKWARD_TYPE.search(op_type))

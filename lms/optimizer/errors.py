@@ -1,0 +1,7 @@
+"""The error of the plug-in."""
+
+from lms.errors import LMSError
+
+
+class PluginError(LMSError):
+    """The plug-in cannot be loaded or asked; the text says what was found and needed, and what to try."""

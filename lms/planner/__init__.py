@@ -1,0 +1,1 @@
+"""From a step to its memory plan; no TensorFlow."""

@@ -1,0 +1,140 @@
+"""Plans until the buffers of the planned step find room in the device's memory one beside the other."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lms.config import LMSConfig
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import SwapPlan
+from lms.planner.planner import Case, least_plans, plan_case
+from lms.schedule.op_order import executor_order
+from lms.simulate.allocation_trace import Demand
+from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
+
+TRIES = 9
+MOST_OPS = 150_000
+"""How many ops all further tries together may plan: each costs a quarter of a second for 30,000 ops, and a
+limit of time would give another plan on another machine. The least plans come after them in any case."""
+TIGHTER, TIGHTENING = 0.97, 0.03
+"""The first further try plans for at most this share of the bytes of the one before, and the share of each
+later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
+LONGER = 3
+"""A plan that needs half of the margin to find room must find it for so many times the steps."""
+LARGER = 1.04
+"""By how much a region is enlarged until a plan that found no room in it does."""
+
+
+def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """A plan whose bytes fit, and whose buffers fit between each other too, step after step.
+
+    Memory in pieces can need half as much again as its bytes say. A plan that would fail for that reason is
+    made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
+    The least plans move several times the bytes, so before they are tried a plan may use half of the margin.
+
+    Args:
+        case: The step, made ready for planning.
+        config: Policy and parameters, with the ``min_tensor_bytes`` that the case was made with.
+        limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+    """
+    if config.policy == "all":
+        return _least_in_pieces(case, config, limit_bytes)
+    first = plan_case(case, config, limit_bytes)
+    if limit_bytes is None or first.policy not in ("auto", "budget"):
+        return first
+    room = int(limit_bytes * (1 - config.margin))
+    tries: list[SwapPlan] = []
+    for made in _tries(case, config, room, first):
+        if _room(case.buffers, made, room) <= room:
+            return _told(made, first)
+        tries.append(made)
+    closer = int(limit_bytes * (1 - config.margin / 2))
+    for made in tries:
+        if _peak(case.buffers, made, closer, LONGER * STEPS) is not None:
+            return _told(made, first)
+    for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
+        if _peak(case.buffers, made, room) is not None:
+            return _told(made, first)
+    # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
+    return _told(_least_in_pieces(case, replace(config, policy="all"), limit_bytes), first)
+
+
+def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """The leanest plan whose buffers find room; where none does, the one that lacks least."""
+    leanest = plan_case(case, config, limit_bytes)
+    if limit_bytes is None or _peak(case.buffers, leanest, limit_bytes) is not None:
+        return leanest
+    options = least_plans(case, leanest.budget_bytes)
+    return min(options, key=lambda made: (_need(case.buffers, made, limit_bytes), made.peak_bytes))
+
+
+def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
+    """Plans for less and less memory."""
+    yield first
+    made = first
+    for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
+        share = min(TIGHTER - TIGHTENING * tried, room / _room(case.buffers, made, room))
+        allowed = max(1, int(made.peak_bytes * share))
+        tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
+        made = plan_case(case, tighter, None)
+        yield made
+        if not made.feasible:
+            break
+
+
+def _moved_bytes(made: SwapPlan) -> int:
+    return made.bytes_out + made.bytes_in
+
+
+def tries_for(ops: int) -> int:
+    """How often a graph of so many ops is planned again before the least plans are tried."""
+    return min(TRIES, max(1, MOST_OPS // max(1, ops)))
+
+
+def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
+    if made is first:
+        return made
+    wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
+    note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
+    told = replace(made, budget_bytes=first.budget_bytes)
+    # That a try missed its own, tighter budget concerns nobody.
+    return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
+
+
+def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
+    """The peak that the device's allocator will report for the planned step alone.
+
+    It is above the plan's own bytes, because the allocator counts what its chunks have to spare. Without a
+    limit it is the plan's bytes; where the buffers find no room, what they would need.
+    """
+    if limit_bytes is None:
+        return made.peak_bytes
+    return max(made.peak_bytes, _need(buffers, made, limit_bytes))
+
+
+def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
+    """The peak in the smallest region, from the limit on upwards, in which the steps find room."""
+    size = max(limit_bytes, made.peak_bytes)
+    while (peak := _peak(buffers, made, size)) is None:
+        size = int(size * LARGER) + 1
+    return peak
+
+
+def _room(buffers: Buffers, made: SwapPlan, room: int) -> int:
+    """The bytes of a region, ``room`` or more, in which the buffers find room."""
+    return room_in_pieces(_demand(buffers, made), room, pooled=not made.is_empty)
+
+
+def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
+    return peak_in_pieces(_demand(buffers, made), limit_bytes, steps, pooled=not made.is_empty)
+
+
+def pool_bytes(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
+    """The room that the planned step's small buffers get for themselves; none without a limit."""
+    if limit_bytes is None or made.is_empty:
+        return 0
+    return small_pool_bytes(_demand(buffers, made), limit_bytes)
+
+
+def _demand(buffers: Buffers, made: SwapPlan) -> Demand:
+    order = executor_order(buffers.graph) if made.is_empty else made.order
+    return Demand.of(buffers, order, made.swaps)

@@ -1,0 +1,303 @@
+"""From a graph and a config to a :class:`~lms.ir.swap_plan.SwapPlan`: pure, deterministic, nearly linear."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lms.config import LMSConfig, levels_named
+from lms.ir.eligibility import UNKNOWN_SIZE, judge
+from lms.ir.graph import Graph
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import Rejected, SerialEdge, SwapPlan
+from lms.planner.policy_budget import fit, memory_with
+from lms.planner.policy_least_memory import SHORTEST, plan_all
+from lms.planner.policy_threshold import plan_threshold, rule_of, uses_first_generation
+from lms.planner.threshold_search import best, grid
+from lms.schedule.op_order import (
+    big_ops,
+    executor_order,
+    floating_ops,
+    frugal_order,
+    level_edges,
+    topological_levels,
+)
+from lms.schedule.schedule import Schedule, Trip
+from lms.simulate.cost_model import Costs
+
+NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
+"""Why a tensor stays that could be swapped."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph made ready for planning; every policy starts from it."""
+
+    buffers: Buffers
+    big: frozenset[int]
+    rejected: tuple[Rejected, ...]
+    given: Schedule
+    """In the order of the graph."""
+    frugal: Schedule
+    """In the order that keeps memory low."""
+    peak_before_bytes: int
+    """What the unedited step needs, in the order in which an executor runs it."""
+    costs: Costs
+
+    @classmethod
+    def of(cls, graph: Graph, config: LMSConfig, costs: Costs) -> "Case":
+        """Analyse the graph; of the config only ``min_tensor_bytes`` matters."""
+        buffers = Buffers.of(graph)
+        floating = floating_ops(graph)
+        big = big_ops(buffers, config.min_tensor_bytes, floating)
+        verdict = judge(buffers, config.min_tensor_bytes, floating, big)
+        orders = (range(len(graph.ops)), frugal_order(buffers, big, floating))
+        given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
+        before = buffers.timeline(executor_order(graph), ()).peak_bytes
+        return cls(buffers, big, verdict.rejected, given, frugal, before, costs)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.buffers.graph
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """The time of each op by id."""
+        return self.costs.op_seconds(self.graph)
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The orders worth planning for, each once."""
+        return (self.given,) if self.given.order == self.frugal.order else (self.frugal, self.given)
+
+    @cached_property
+    def floor(self) -> tuple[int, int | None]:
+        """The least that any plan can reach, and the op that needs it."""
+        return min((schedule.floor for schedule in self.schedules), key=lambda floor: floor[0])
+
+
+def plan(
+    graph: Graph, config: LMSConfig, *, limit_bytes: int | None = None, costs: Costs | None = None
+) -> SwapPlan:
+    """Decide what a step swaps.
+
+    Args:
+        graph: The step.
+        config: Policy and parameters.
+        limit_bytes: What the device has for the step's own tensors (its limit less what lies there already).
+            With policy ``auto`` it is the budget; with ``threshold`` the tuner fits parameters left at -1 to
+            it. Policy ``budget`` uses ``config.budget_bytes`` instead.
+        costs: The device and its link; the default is a common GPU.
+
+    Returns:
+        The plan. Check ``feasible``: a budget that cannot be met gives the plan that comes closest.
+    """
+    return plan_case(Case.of(graph, config, costs or Costs()), config, limit_bytes)
+
+
+def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """The same for a graph that is analysed already, so that several plans can be made of it.
+
+    ``config`` may differ from the one of the analysis in all but ``min_tensor_bytes``.
+    """
+    budget = usable_bytes(config, limit_bytes)
+    if config.policy == "all":
+        return _plan_all(case, budget)
+    if config.policy == "threshold":
+        if config.n_tensors == 0:
+            return _untouched(config, case, budget, "nothing is edited: n_tensors is 0")
+        return _plan_threshold(case, config, budget)
+    if budget is None:
+        unknown = "nothing is edited: the device has no known limit; set budget_bytes"
+        return _untouched(config, case, None, unknown)
+    if case.peak_before_bytes <= budget:
+        return _untouched(config, case, budget, _why_it_fits(case))
+    return _plan_budget(case, budget)
+
+
+def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
+    """The bytes that a plan may use: the budget less what is to be left free, less the margin."""
+    budget = config.budget_bytes if config.budget_bytes is not None else limit_bytes
+    if budget is None:
+        return None
+    return max(0, int((budget - config.exclude_bytes) * (1 - config.margin)))
+
+
+NEAR = 0.15
+"""Ways of policy ``all`` whose memory, as their steps see it, is so near the least are told apart exactly."""
+
+
+def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
+    """The ways of policy ``all``, of which each needs the least memory in some graph."""
+    return [_chained("all", case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
+
+
+def _plan_all(case: Case, budget: int | None) -> SwapPlan:
+    """The way that needs the least; which ones come near it is told by a look at their steps alone."""
+    rated = [(_memory_and_traffic(way), way) for way in _least_trips(case)]
+    least = min(memory for (memory, _), _ in rated)
+    near = [(moved, way) for (memory, moved), way in rated if memory <= least * (1 + NEAR)]
+    schedule, trips = min(near, key=lambda one: (_peak_bytes(case, *one[1]), one[0]))[1]
+    return _chained("all", case, schedule, trips, budget)
+
+
+def _peak_bytes(case: Case, schedule: Schedule, trips: Iterable[Trip]) -> int:
+    return case.buffers.timeline(schedule.order, schedule.swaps(trips)).peak_bytes
+
+
+def _least_trips(case: Case) -> list[tuple[Schedule, tuple[Trip, ...]]]:
+    return [(schedule, plan_all(schedule, shortest)) for schedule in case.schedules for shortest in SHORTEST]
+
+
+def _memory_and_traffic(way: tuple[Schedule, tuple[Trip, ...]]) -> tuple[int, int]:
+    """The peak in bytes, as the steps of the schedule see it, and the bytes that are moved."""
+    schedule, trips = way
+    memory, nbytes = memory_with(schedule, trips), schedule.buffers.nbytes
+    moved = [trip.tensor for trip in trips]
+    return memory.largest(0, len(memory) - 1), sum(nbytes[root] for root in [*moved, *set(moved)])
+
+
+def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPlan:
+    levels = topological_levels(case.graph)
+    schedule = case.given if config.serialization or config.serialization_by_size else case.frugal
+    tuned = None
+    if not uses_first_generation(config) and _has_open_parameters(config) and budget is not None:
+        tuned = best(
+            grid(schedule, levels, case.costs, rule_of(config), count=4, aheads=(3, 10)), budget
+        ).rule
+    rule = rule_of(config, tuned)
+    trips = plan_threshold(schedule, levels, rule)
+    chained = _chained("threshold", case, schedule, trips, budget)
+    note = f"threshold {rule.threshold}, groupby {rule.groupby}, ahead {rule.ahead}"
+    wanted = wanted_levels(config, case.buffers, levels)
+    made = _by_levels(case, chained, levels, wanted) if wanted else chained
+    return replace(made, notes=(*made.notes, note))
+
+
+def _by_levels(case: Case, chained: SwapPlan, levels: Sequence[int], wanted: Collection[int]) -> SwapPlan:
+    """The same swaps with the big ops of ``wanted`` levels in order, and the others as an executor runs them.
+
+    A copy back starts behind its trigger; with no chain before it a trigger waits for the swapped op itself.
+    """
+    edges = (
+        *level_edges(case.graph, chained.order, levels, wanted, case.big),
+        *(SerialEdge(swap.after, back.trigger) for swap in chained.swaps for back in swap.swap_ins),
+    )
+    waits = (edge for swap in chained.swaps for edge in swap.edges)
+    order = executor_order(case.graph, (*edges, *waits))
+    peak = case.buffers.timeline(order, chained.swaps).peak_bytes
+    made = replace(
+        chained,
+        order=order,
+        serial_edges=edges,
+        peak_bytes=peak,
+        floor_bytes=min(chained.floor_bytes, peak),
+        notes=(),
+    )
+    told = _explained(case, made)
+    if peak <= chained.peak_bytes:
+        return told
+    lower = f"without named levels the step would need {_mib(chained.peak_bytes)}, not {_mib(peak)}"
+    return replace(told, notes=(*told.notes, lower))
+
+
+def _has_open_parameters(config: LMSConfig) -> bool:
+    return min(config.swapout_threshold, config.swapin_groupby, config.swapin_ahead) < 0
+
+
+def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) -> frozenset[int]:
+    """The levels that ``serialization`` names (``"7"``, ``"3:5"``) or ``serialization_by_size`` finds."""
+    top = max(levels, default=-1) + 1
+    wanted: set[int] = set()
+    for text in config.serialization:
+        wanted.update(range(top)[levels_named(text)])
+    if config.serialization_by_size:
+        sizes = [0] * top
+        for op in buffers.graph.ops:
+            sizes[levels[op.id]] += sum(buffers.nbytes[tensor] for tensor in op.outputs)
+        limit = config.serialization_by_size * 2**30
+        wanted.update(level for level, nbytes in enumerate(sizes) if nbytes > limit)
+    return frozenset(wanted)
+
+
+def _plan_budget(case: Case, budget: int) -> SwapPlan:
+    schedules = sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes)
+    plans = []
+    for schedule in schedules:
+        if schedule.timeline.peak_bytes <= budget:
+            return _chained("budget", case, schedule, (), budget)
+        trips = fit(schedule, budget, case.costs, case.seconds)
+        plans.append(_chained("budget", case, schedule, trips, budget))
+        if plans[-1].feasible:
+            return plans[-1]
+    return min(plans, key=lambda option: option.peak_bytes)
+
+
+def _chained(
+    policy: str, case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int | None
+) -> SwapPlan:
+    """The plan that makes the trips and keeps the schedule's chain in order."""
+    swaps = schedule.swaps(trips)
+    peak = case.buffers.timeline(schedule.order, swaps).peak_bytes
+    floor, floor_op = case.floor
+    chosen = {swap.tensor for swap in swaps}
+    idle = tuple(
+        Rejected(root, case.graph.tensors[root].nbytes, NOT_NEEDED if root in schedule.apart else NO_GAP)
+        for root in schedule.candidates
+        if root not in chosen
+    )
+    made = SwapPlan(
+        policy=policy,
+        order=schedule.order,
+        swaps=swaps,
+        serial_edges=schedule.serial_edges,
+        rejected=case.rejected + idle,
+        peak_before_bytes=case.peak_before_bytes,
+        peak_bytes=peak,
+        floor_bytes=min(floor, peak),
+        floor_op=floor_op,
+        budget_bytes=budget,
+    )
+    return _explained(case, made)
+
+
+def _explained(case: Case, made: SwapPlan) -> SwapPlan:
+    return made if made.feasible else replace(made, notes=(_why_infeasible(case, made),))
+
+
+def _why_infeasible(case: Case, made: SwapPlan) -> str:
+    op = "" if made.floor_op is None else f" (at {case.graph.ops[made.floor_op].name})"
+    return (
+        f"the budget of {_mib(made.budget_bytes or 0)} is not met: the step needs {_mib(made.peak_bytes)}, "
+        f"no plan gets below {_mib(made.floor_bytes)}{op}; "
+        "a smaller batch or image, margin or min_tensor_bytes would help"
+    )
+
+
+def _why_it_fits(case: Case) -> str:
+    known = _mib(case.peak_before_bytes)
+    unknown = sum(rejection.reason == UNKNOWN_SIZE for rejection in case.rejected)
+    if not unknown:
+        return f"nothing is edited: the step fits ({known})"
+    return f"nothing is edited: what is known fits ({known}); the sizes of {unknown} tensors are open"
+
+
+def _untouched(config: LMSConfig, case: Case, budget: int | None, note: str) -> SwapPlan:
+    floor, floor_op = case.floor
+    return SwapPlan(
+        policy=config.policy,
+        order=case.given.order,
+        swaps=(),
+        serial_edges=(),
+        rejected=case.rejected,
+        peak_before_bytes=case.peak_before_bytes,
+        peak_bytes=case.peak_before_bytes,
+        floor_bytes=min(floor, case.peak_before_bytes),
+        floor_op=floor_op,
+        budget_bytes=budget,
+        notes=(note,),
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"

@@ -1,0 +1,76 @@
+"""In which order TensorFlow adds the terms of a sum, so that an edited step adds them in the same.
+
+``AddN`` looks for the first input whose buffer nobody else holds, writes into it, and begins with it in
+place of the first (``AddNOp`` in aggregate_ops.cc). Who holds a buffer is another matter once tensors are
+swapped and ops wait for each other. Of the first two terms either may begin: their sum is the same. So only
+a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.
+"""
+
+from collections.abc import Mapping
+
+from lms.ir.graph import Graph, Op
+from lms.ir.liveness import Buffers, positions
+from lms.schedule.op_order import executor_order
+
+SUM, FEWEST_TERMS = "AddN", 3
+NEVER_FREE = frozenset(
+    """Exit If Loop Merge PartitionedCall Slice Split SplitV StatefulPartitionedCall StatelessIf
+    StatelessWhile StridedSlice Switch Unpack While""".split()
+)
+"""What these make may be a piece of their input, or the executor still holds it: no sum writes into it."""
+
+
+def beginnings(buffers: Buffers) -> dict[int, int]:
+    """The sums of three and more terms of a step, each with the slot that it begins with, unedited.
+
+    Left out are those of which one of the first two terms is free in any case: no edit changes that. Where
+    another reader of a term is neither before nor behind the sum, whether it has run by then is left to
+    chance; taken is what an executor with one thread does.
+    """
+    graph = buffers.graph
+    sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
+    if not sums:
+        return {}
+    before, behind = _reach(graph, {op.id: bit for bit, op in enumerate(sums)})
+    place = positions(executor_order(graph))
+    found = {}
+    for bit, op in enumerate(sums):
+        readers = [_others(buffers, op, slot) for slot in range(len(op.inputs))]
+        if any(
+            others is not None and all(before[one] >> bit & 1 for one in others) for others in readers[:2]
+        ):
+            continue
+        free = (
+            slot
+            for slot, others in enumerate(readers)
+            if others is not None
+            and not any(behind[one] >> bit & 1 or place[one] > place[op.id] for one in others)
+        )
+        slot = next(free, 0)
+        found[op.id] = slot if slot >= FEWEST_TERMS - 1 else 0
+    return found
+
+
+def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:
+    """Who else reads the buffer of an input of a sum; ``None`` where it is never free."""
+    graph = buffers.graph
+    root = graph.roots[op.inputs[slot]]
+    owner = graph.tensors[root]
+    if owner.outside or buffers.kept[root] or graph.ops[owner.op].type in NEVER_FREE:
+        return None
+    if sum(graph.roots[other] == root for other in op.inputs) > 1:
+        return None
+    return [reader for reader in buffers.users[root] if reader != op.id]
+
+
+def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """For each op the sums that it leads to, and those that lead to it, as bits."""
+    before = [0] * len(graph.ops)
+    behind = [0] * len(graph.ops)
+    for op in range(len(graph.ops)):
+        for earlier in graph.predecessors[op]:
+            behind[op] |= behind[earlier] | (1 << bits[earlier] if earlier in bits else 0)
+    for op in reversed(range(len(graph.ops))):
+        for later in graph.successors[op]:
+            before[op] |= before[later] | (1 << bits[later] if later in bits else 0)
+    return before, behind

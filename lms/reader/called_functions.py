@@ -1,0 +1,68 @@
+"""Puts the bodies of called functions into a copy of a graph, for TensorFlow infers no shapes through calls.
+
+Most calls are taken in by TensorFlow before a graph is optimized; left are those that XLA compiles, and those
+that must stay what they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensorflow.python.eager import context
+from tensorflow.python.framework import function_def_to_graph
+
+SPECIAL = "_specialized_for_"
+"""Behind it TensorFlow writes for which call it has made a function of its own of another one. That has fewer
+arguments and results, by the same names."""
+
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+
+def take_in_calls(graph_def: Any) -> bool:
+    """Take the bodies in, in a graph of which nothing but the shapes is asked; whether there was any."""
+    signatures = {one.signature.name: one.signature for one in graph_def.library.function}
+    calls = [node for node in graph_def.node if _is_known(node, signatures)]
+    for call in calls:  # which grows by the calls within the bodies
+        name = call.attr["f"].func.name
+        added = _take_in(graph_def, call, signatures[name], _body(name))
+        calls += [node for node in added if _is_known(node, signatures)]
+    return bool(calls)
+
+
+def _body(name: str) -> Any:
+    """A function as it was traced, for a graph has the signatures alone; ``None`` where it is not known."""
+    for known in (name, name.partition(SPECIAL)[0]):
+        if context.context().has_function(known):
+            return context.context().get_function_def(known)
+    return None
+
+
+def _is_known(node: Any, signatures: Mapping[str, Any]) -> bool:
+    """Whether a node calls a function that gives something and is known."""
+    name = node.attr["f"].func.name if node.op in CALLS else ""
+    return name in signatures and bool(node.attr["Tout"].list.type) and _body(name) is not None
+
+
+def _take_in(graph_def: Any, call: Any, signature: Any, body: Any) -> list[Any]:
+    """Add the nodes of a body; the call passes on what they make."""
+    inner, flat_names = function_def_to_graph.function_def_to_graph_def(body)
+    given = dict(zip((one.name for one in signature.input_arg), call.input, strict=False))
+    prefix = f"{call.name}/body/"
+    added = []
+    for node in inner.node:
+        made = graph_def.node.add(name=prefix + node.name)
+        if node.name in given:
+            made.op = "Identity"
+            made.input.append(given[node.name])
+            made.attr["T"].type = node.attr["dtype"].type
+            continue
+        made.op = node.op
+        made.input.extend(f"^{prefix}{text[1:]}" if text[0] == "^" else prefix + text for text in node.input)
+        for name, value in node.attr.items():
+            made.attr[name].CopyFrom(value)
+        added.append(made)
+    types = list(call.attr["Tout"].list.type)
+    call.op = "IdentityN"
+    call.input[:] = [prefix + flat_names[body.ret[one.name]] for one in signature.output_arg]
+    call.attr.clear()
+    call.attr["T"].list.type.extend(types)
+    return added

@@ -1,0 +1,79 @@
+"""Under which conditions the nodes of a frame run: those of ``if``s, and the one that turns a loop.
+
+An executor leaves out what waits for a node that is left out. So a control edge may only lead between nodes
+that run under the same conditions.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lms.ir.op_traits import is_backward
+from lms.reader.node_table import EXITS, MERGES, SWITCHES, TURNS, NodeTable, Source
+
+Branches = frozenset[tuple[Source, int]]
+ALWAYS: Branches = frozenset()
+"""What no condition leaves out."""
+
+TURNING = frozenset({"Enter", "LoopCond", "NextIteration", "RefEnter", "RefNextIteration"})
+"""Nodes that turn a loop; they are left where they are."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of each node of a frame, and those of its step."""
+
+    of_node: Sequence[Branches]
+    """(predicate, branch) of each."""
+    step: Branches
+    """The conditions under which most of the backward pass runs."""
+    types: Sequence[str]
+
+    def runs_with_step(self, node: int) -> bool:
+        """Whether a node runs whenever the step does, and only then."""
+        fixed = self.types[node] in TURNING or self.types[node] in MERGES or self.types[node] in SWITCHES
+        return not fixed and self.loop_runs_with_step(node)
+
+    def loop_runs_with_step(self, node: int) -> bool:
+        """The same for a loop within the frame, by one of its nodes."""
+        return self.of_node[node] == self.step
+
+
+def find_conditions(table: NodeTable, frame: int) -> Conditions:
+    """Find the conditions of the nodes of ``frame``; of those in loops within it, what holds for the loop."""
+    if SWITCHES.isdisjoint(table.types):
+        return Conditions([ALWAYS] * len(table.types), ALWAYS, table.types)
+    of_node: list[Branches] = [ALWAYS] * len(table.types)
+    votes: Counter[Branches] = Counter()
+    for node in table.order:
+        if not table.is_within(table.frame[node], frame):
+            continue
+        of_node[node] = _conditions(table, frame, node, of_node)
+        if table.frame[node] == frame and is_backward(table.names[node], table.types[node]):
+            votes[of_node[node]] += 1
+    step = max(votes, key=lambda one: (votes[one], -len(one)), default=ALWAYS)
+    return Conditions(of_node, step, table.types)
+
+
+def _conditions(table: NodeTable, frame: int, node: int, of_node: Sequence[Branches]) -> Branches:
+    read = table.inputs[node]
+    if table.types[node] in MERGES:
+        before = [_after(table, frame, s, of_node) for s in read if table.types[s.node] not in TURNS]
+        return frozenset.intersection(*before) if before else ALWAYS
+    found = ALWAYS
+    is_exit = table.types[node] in EXITS
+    for source in read:
+        mine = of_node[source.node] if is_exit else _after(table, frame, source, of_node)
+        found = mine if mine >= found else found if found >= mine else found | mine
+    for control in table.controls[node]:
+        mine = of_node[control]
+        found = mine if mine >= found else found if found >= mine else found | mine
+    return found
+
+
+def _after(table: NodeTable, frame: int, source: Source, of_node: Sequence[Branches]) -> Branches:
+    """The conditions of who reads ``source``: the branch of a switch is one more, but in loops within."""
+    mine = of_node[source.node]
+    if table.types[source.node] in SWITCHES and table.frame[source.node] == frame:
+        return mine | {(table.inputs[source.node][1], source.index)}
+    return mine

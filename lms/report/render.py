@@ -1,0 +1,289 @@
+"""Statistics as text for people, and the memory of a step as a picture."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lms.errors import LMSError, PlaceError
+from lms.ir.liveness import Timeline
+from lms.report.stats import GraphStats, Planned, Report, counted
+from lms.user_paths import require_file
+
+MIB = 1 << 20
+PICTURES = (".png", ".svg")
+UNCOUNTED = "device"
+"""The transport whose copies nobody counts."""
+NAMED_TENSORS = 8
+NAMED_BYTES = MIB // 20
+"""The least that is worth a line."""
+TOLD_ERROR = 0.1
+"""How far above the plan a measured peak is explained."""
+LEFT_ALONE = "stays as it is"
+"""What every warning of a step says that has no plan."""
+OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
+OF_LOOPS = "; what loops keep for their backward pass is in no plan"
+WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
+NAME_WIDTH = 34
+"""Characters of a tensor's name beside the picture."""
+
+
+def mib(nbytes: int | None) -> str:
+    """Bytes as MiB, or a dash where they are unknown."""
+    return "-" if nbytes is None else f"{nbytes / MIB:,.1f} MiB"
+
+
+def render_report(report: Report) -> str:
+    """The report as a table of lines."""
+    device = ("device", f"{report.device.name}, limit {mib(report.device.limit_bytes)}")
+    if report.idle:
+        return _lines([("mode", report.idle), device, ("measured peak", mib(report.measured_peak_bytes))])
+    rows: list[tuple[str, str]] = [
+        device,
+        ("transport", report.transport),
+        ("graphs looked at", str(len(report.graphs))),
+        ("graphs edited", str(len(report.edited))),
+    ]
+    for graph, count in _distinct(report.edited):
+        rows += _graph_rows(graph, count)
+    if not report.edited:
+        rows += [(graph.name, graph.why) for graph in report.graphs[-5:]]
+    rows += [
+        ("planned peak", _planned(report)),
+        ("measured peak", _measured(report)),
+    ]
+    if report.transport == UNCOUNTED:
+        rows.append(("moved so far", "- TensorFlow makes the copies and counts none"))
+    elif report.transport != "none":
+        rows.append(("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"))
+        rows.append(("held at most", mib(report.store.peak_bytes)))
+    if report.retries:
+        rows.append(("planned again", f"{counted(report.retries, 'time')}, after running out of memory"))
+    return _lines([*rows, *(("warning", text) for text in report.warnings)])
+
+
+def _lines(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(["Large Model Support", *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _distinct(graphs: Sequence[GraphStats]) -> list[tuple[GraphStats, int]]:
+    """The latest of each graph that was planned alike several times, and how often it was."""
+    counts: dict[tuple[object, ...], tuple[GraphStats, int]] = {}
+    for graph in graphs:
+        same = (graph.name, graph.ops, graph.policy, graph.why, graph.swap_ins, graph.open_sizes)
+        counts[same] = graph, counts.get(same, (graph, 0))[1] + 1
+    return list(counts.values())
+
+
+def _graph_rows(graph: GraphStats, traces: int) -> Iterable[tuple[str, str]]:
+    traced = f" (traced {traces} times)" if traces > 1 else ""
+    yield "graph", f"{graph.name}{traced}: {graph.ops:,} ops, policy {_policy(graph)}, {graph.why}"
+    if graph.open_sizes:
+        yield "  peak", f"- {graph.open_sizes}"
+    else:
+        before, after = mib(graph.peak_before_bytes), mib(graph.planned_peak_bytes)
+        yield "  peak", f"{before} before, {after} planned"
+    yield "  in it", _peak_parts(graph)
+    if graph.budget_bytes is not None:
+        least = "" if graph.open_sizes else f", {mib(graph.floor_bytes)} is the least possible"
+        yield "  budget", f"{mib(graph.budget_bytes)} for the step{least}"
+    out, back = mib(graph.bytes_out), mib(graph.bytes_in)
+    went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
+    yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
+    if graph.executed is not None:
+        yield "  executed", f"{counted(graph.executed, 'swap-out')} in the first run"
+    yield (
+        "  edit",
+        f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added",
+    )
+    for reason, count in graph.rejected:
+        yield "  stays", f"{counted(count, 'tensor')}: {reason}"
+    for note in graph.notes:
+        yield "  note", note
+
+
+def _policy(graph: GraphStats) -> str:
+    """What the user chose, and in brackets what it came to where that is something else."""
+    if graph.asked_policy in ("", graph.policy):
+        return graph.policy
+    how = f"budget {mib(graph.budget_bytes)}" if graph.policy == "budget" else graph.policy
+    return f"{graph.asked_policy} ({how})"
+
+
+def _peak_parts(graph: GraphStats) -> str:
+    """What adds up to the planned peak."""
+    text = f"{mib(graph.base_bytes)} from outside of the step (variables, constants, data, buffers)"
+    if graph.planned_peak_bytes is None or graph.step_bytes is None:
+        return text
+    text += f", {mib(graph.step_bytes)} of its tensors"
+    spare = graph.planned_peak_bytes - graph.base_bytes - graph.step_bytes
+    return f"{text}, {mib(spare)} that the allocator's chunks have to spare" if spare > 0 else text
+
+
+def _planned(report: Report) -> str:
+    """The planned peak, and what it leaves of the limit for the allocator's pieces and kernels' scratch."""
+    text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
+    if report.open_sizes:
+        return f"- {report.open_sizes}"
+    if report.fusion_bytes:
+        text += f", {mib(report.fusion_bytes)} of it Horovod's buffer (HOROVOD_FUSION_THRESHOLD)"
+    if peak is None or limit is None:
+        return text
+    return f"{text}, {mib(limit - peak)} ({(limit - peak) / limit:.0%}) of the limit left"
+
+
+def _measured(report: Report) -> str:
+    text, error = mib(report.measured_peak_bytes), report.peak_error
+    if error is None:
+        return text
+    return f"{text} ({error:+.1%} against planned{_why_more(report) if error > TOLD_ERROR else ''})"
+
+
+def _why_more(report: Report) -> str:
+    if any(LEFT_ALONE in warning for warning in report.warnings):
+        return OF_OTHERS
+    return OF_LOOPS if report.loops else WHY_MORE
+
+
+OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
+MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
+ADVICE = {
+    "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
+    "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
+}
+"""By the policy of the plan that failed what may help; for all others :data:`MORE_ROOM`."""
+
+
+def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
+    """What to add to TensorFlow's message when a step ran out of device memory."""
+    lines = [
+        "LMS: the step ran out of memory on "
+        + report.device.name
+        + f" (limit {mib(report.device.limit_bytes)})."
+    ]
+    if planned is None:
+        lines.append(
+            "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + "."
+        )
+        lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
+        return "\n".join(lines)
+    lines += [_needs(planned), *_largest(planned)]
+    lines.append(OPEN if planned.open_sizes else ADVICE.get(planned.plan.policy, MORE_ROOM))
+    return "\n".join(lines)
+
+
+def _largest(planned: Planned) -> list[str]:
+    """The largest tensors at the planned peak, a line each, and what the others come to."""
+    live = planned.largest_at_peak(len(planned.graph.tensors))
+    named = [(name, nbytes) for name, nbytes in live[:NAMED_TENSORS] if nbytes >= NAMED_BYTES]
+    lines = [f"  {mib(nbytes):>14}  {name}" for name, nbytes in named]
+    others, rest = len(live) - len(named), sum(nbytes for _, nbytes in live[len(named) :])
+    if lines and rest >= NAMED_BYTES:
+        lines.append(f"  {mib(rest):>14}  in {others:,} smaller ones")
+    return ["Largest tensors alive at the planned peak:", *lines] if lines else []
+
+
+def _needs(planned: Planned) -> str:
+    plan = planned.plan
+    swapped = f"{counted(plan.tensors_out, 'tensor')} swapped"
+    if planned.open_sizes:
+        return (
+            f"What {planned.name} needs is not known: {planned.open_sizes}. Planned without these: {swapped}."
+        )
+    return (
+        f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
+        f"before; {swapped}; no plan needs less than {mib(plan.floor_bytes)}."
+    )
+
+
+def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
+    """Draw the memory over a step, before and after the edit, with the tensors at the peak named.
+
+    Args:
+        planned: The step.
+        path: File to write; its ending says PNG or SVG.
+
+    Raises:
+        LMSError: If the file cannot be written, its ending is another one, or matplotlib is missing.
+    """
+    require_drawable(Path(path))
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise LMSError("lms.plot needs matplotlib; install it with: pip install 'lmsrun[plot]'") from error
+    before, after = planned.before(), planned.after()
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes, legend = figure.subplots(1, 2, width_ratios=(3, 1.15))
+    _draw(axes, before, planned.base_bytes, "before", "#b0553a")
+    _draw(axes, after, planned.base_bytes, "after", "#2f6f9f")
+    if planned.plan.budget_bytes is not None:
+        budget = (planned.base_bytes + planned.plan.budget_bytes) / MIB
+        axes.axhline(budget, color="#555555", linestyle="--", linewidth=1, label=f"budget {budget:,.0f} MiB")
+    axes.set(
+        xlabel="progress of the step, % of its changes of memory",
+        ylabel="tensors on the device, MiB",
+        title=planned.name,
+        xlim=(0, 100),
+        ylim=0,
+    )
+    axes.legend(loc="upper right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    legend.axis("off")
+    legend.text(
+        0, 1, _peak_text(planned), va="top", family="monospace", fontsize=7.5, transform=legend.transAxes
+    )
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise PlaceError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+
+
+def require_drawable(path: Path) -> None:
+    """Check that a picture can be written at ``path``.
+
+    Raises:
+        PlaceError: If it cannot; the text says why and what to give.
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise PlaceError(f"cannot draw into {os.fspath(path)!r}; needed a name that ends in .png or .svg")
+    require_file(path, "lms.plot()")
+
+
+def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
+    """Draw the points at which memory changes; what runs in between takes no room on the axis."""
+    values = [(nbytes + base) / MIB for nbytes in line.allocated]
+    changes = [now for earlier, now in zip([0.0, *values], values, strict=False) if now != earlier] or [0.0]
+    places = [100 * index / len(changes) for index in range(len(changes) + 1)]
+    peak = max(changes)
+    changes.append(changes[-1])  # the last one lasts to the end
+    axes.fill_between(places, changes, color=color, alpha=0.18, linewidth=0, step="post")
+    axes.step(
+        places, changes, color=color, linewidth=1.2, where="post", label=f"{label}: peak {peak:,.0f} MiB"
+    )
+    axes.plot(places[changes.index(peak)], peak, "o", color=color, markersize=5)
+
+
+def _peak_text(planned: Planned) -> str:
+    plan, live = planned.plan, planned.largest_at_peak(len(planned.graph.tensors))
+    named = [(name, nbytes) for name, nbytes in live[: NAMED_TENSORS * 3] if nbytes >= NAMED_BYTES]
+    rest = sum(nbytes for _, nbytes in live[len(named) :])
+    parts: Sequence[str] = (
+        f"{counted(plan.tensors_out, 'tensor')} swapped",
+        f"{mib(plan.bytes_out)} out, {mib(plan.bytes_in)} in",
+        *((f"not drawn: {planned.open_sizes.count:,} of unknown size",) if planned.open_sizes else ()),
+        "",
+        "alive at the peak (after)",
+        *(f"{mib(nbytes):>13} {_short(name)}" for name, nbytes in named),
+        *((f"{mib(rest):>13} in {len(live) - len(named):,} smaller ones",) if len(live) > len(named) else ()),
+        *((f"{mib(planned.base_bytes):>13} in use before the step",) if planned.base_bytes else ()),
+    )
+    return "\n".join(parts)
+
+
+def _short(name: str) -> str:
+    """As many of the last parts of a name as fit, at least one."""
+    if len(name) <= NAME_WIDTH:
+        return name
+    tail = name[-NAME_WIDTH + len(".../") :]
+    return ".../" + (tail.partition("/")[2] or tail)

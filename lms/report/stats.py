@@ -1,0 +1,271 @@
+"""What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lms.device.device import MIB, Device, read_devices
+from lms.ir.graph import Graph
+from lms.ir.liveness import Buffers, Timeline, timeline
+from lms.ir.swap_plan import SwapPlan
+from lms.rewriter.writer import Edits
+from lms.transports.base import StoreStats
+
+
+def counted(number: int, what: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+FIX_LENGTHS = "where these are lengths, pad all to one (padded_batch with padded_shapes)"
+"""What closes sizes that are open beside the batch's; nothing does where values choose rows."""
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """Tensors of a step whose size nobody knows, nor its peaks with them; reads as one line."""
+
+    count: int
+    example: str
+    """The name of the first."""
+    by_data: bool = False
+    """They stay open although the sizes of the batch are known: the values in it decide."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], *, known: bool) -> "OpenSizes | None":
+        """What ``names`` (tensors) come to; ``None`` without. ``known``: whether the batch's size is."""
+        return cls(len(names), names[0], known) if names else None
+
+    @property
+    def remedy(self) -> str:
+        """What the user can do."""
+        return FIX_LENGTHS if self.by_data else "set batch_size (LMS_BATCH_SIZE)"
+
+    def __str__(self) -> str:
+        many = self.count > 1
+        what = f"the {'sizes' if many else 'size'} of {counted(self.count, 'tensor')}"
+        example = f"(such as {self.example})" if many else f"({self.example})"
+        open_by_data = f"depend{'' if many else 's'} on the data, or on open sizes beside the batch's"
+        verb = open_by_data if self.by_data else f"{'are' if many else 'is'} open"
+        return f"{what} {example} {verb}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """One traced graph that LMS considered. Bytes of tensors count one step."""
+
+    name: str
+    edited: bool
+    why: str
+    """One line: what was done, or why nothing was."""
+    ops: int
+    policy: str = ""
+    """Whose rules made the plan: that of ``auto`` is by ``budget`` or ``all``."""
+    asked_policy: str = ""
+    """What the configuration asks for."""
+    planned_peak_bytes: int | None = None
+    """Whole device: what lay there when the graph was planned, plus the edited step's own peak; ``None``
+    while sizes are open."""
+    peak_before_bytes: int | None = None
+    """The same for the unedited step."""
+    open_sizes: OpenSizes | None = None
+    base_bytes: int = 0
+    """What lies on the device when the step begins: variables, constants, data, and Horovod's buffer."""
+    step_bytes: int | None = None
+    """The most that the planned step's own tensors have at once; ``None`` while sizes are open."""
+    loops: int = 0
+    """Loops that keep lists for their backward pass, which are in no plan."""
+    fusion_bytes: int = 0
+    """How much of it is the buffer that Horovod will take in the first step."""
+    budget_bytes: int | None = None
+    floor_bytes: int | None = None
+    """The least that the step needs; ``None`` while sizes are open."""
+    tensors: int = 0
+    """Tensors that are swapped out."""
+    swap_ins: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    added_ops: int = 0
+    control_edges: int = 0
+    edit_s: float = 0.0
+    """Reading, planning and rewriting together."""
+    plan_s: float = 0.0
+    seconds: tuple[tuple[str, float], ...] = ()
+    """(pass, seconds) of the edit."""
+    turns: bool = False
+    """Whether the step is the body of a loop, and runs as often as that turns."""
+    executed: int | None = None
+    """The swap-outs of the run after the edit; ``None`` where nothing counts them."""
+    rejected: tuple[tuple[str, int], ...] = ()
+    """(reason, tensors that it kept on the device), most frequent first."""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        made: SwapPlan,
+        edits: Edits | None,
+        base: int,
+        peak: int,
+        open_sizes: OpenSizes | None = None,
+    ) -> "GraphStats":
+        """What a plan and its edits come to; ``base`` and ``peak`` are bytes of the whole device."""
+        known = open_sizes is None
+        return cls(
+            name=name,
+            edited=edits is not None,
+            why=_why(made),
+            ops=len(made.order),
+            policy=made.policy,
+            planned_peak_bytes=peak if known else None,
+            peak_before_bytes=base + made.peak_before_bytes if known else None,
+            open_sizes=open_sizes,
+            base_bytes=base,
+            step_bytes=made.peak_bytes if known else None,
+            budget_bytes=made.budget_bytes,
+            floor_bytes=made.floor_bytes if known else None,
+            tensors=made.tensors_out,
+            swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
+            bytes_out=made.bytes_out,
+            bytes_in=made.bytes_in,
+            added_ops=len(edits.nodes) if edits else 0,
+            control_edges=edits.control_edges if edits else 0,
+            rejected=tuple(made.rejected_by_reason.items()),
+            notes=made.notes,
+        )
+
+
+def _why(made: SwapPlan) -> str:
+    if made.is_empty:
+        return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
+    out, back = made.bytes_out / MIB, made.bytes_in / MIB
+    return f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What LMS did so far; prints as a table."""
+
+    device: Device
+    transport: str
+    graphs: tuple[GraphStats, ...]
+    measured_peak_bytes: int | None
+    """Most bytes on the device since the last edit; ``None`` where the allocator does not count."""
+    store: StoreStats
+    retries: int = 0
+    warnings: tuple[str, ...] = ()
+    idle: str = ""
+    """The mode and the reason where LMS plans nothing in this process; the measured peak is then since its
+    beginning."""
+
+    @property
+    def edited(self) -> tuple[GraphStats, ...]:
+        """The graphs that were edited, in the order in which they were traced."""
+        return tuple(graph for graph in self.graphs if graph.edited)
+
+    @property
+    def open_sizes(self) -> OpenSizes | None:
+        """Those of the graph with the most of them, of the latest plans of each graph."""
+        found = [graph.open_sizes for graph in self._latest if graph.open_sizes]
+        return max(found, key=lambda one: one.count, default=None)
+
+    @property
+    def planned_peak_bytes(self) -> int | None:
+        """The largest planned peak among the latest plans of each graph; ``None`` while sizes are open."""
+        if self.open_sizes:
+            return None
+        peaks = [graph.planned_peak_bytes for graph in self._latest]
+        return max((peak for peak in peaks if peak), default=None)
+
+    @property
+    def loops(self) -> int:
+        """Loops whose lists are in no planned peak."""
+        return sum(graph.loops for graph in self._latest)
+
+    @property
+    def fusion_bytes(self) -> int:
+        """What of the planned peak is the buffer that Horovod has taken in the first step."""
+        return max((graph.fusion_bytes for graph in self._latest), default=0)
+
+    @property
+    def _latest(self) -> tuple[GraphStats, ...]:
+        return tuple({graph.name: graph for graph in self.graphs if graph.policy}.values())
+
+    @property
+    def peak_error(self) -> float | None:
+        """(measured - planned) / planned; ``None`` without both."""
+        if not self.measured_peak_bytes or not self.planned_peak_bytes:
+            return None
+        return (self.measured_peak_bytes - self.planned_peak_bytes) / self.planned_peak_bytes
+
+    def __str__(self) -> str:
+        from lms.report.render import render_report
+
+        return render_report(self)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph with its plan, kept for drawing and for explaining a failure."""
+
+    name: str
+    graph: Graph
+    plan: SwapPlan
+    base_bytes: int
+    open_sizes: OpenSizes | None
+    unedited: Graph
+    """The graph as it was read."""
+
+    def before(self) -> Timeline:
+        """The memory of the unedited step."""
+        from lms.schedule.op_order import executor_order
+
+        return timeline(Buffers.of(self.unedited), executor_order(self.unedited))
+
+    def after(self) -> Timeline:
+        """The memory of the step as planned."""
+        return timeline(Buffers.of(self.graph), self.plan.order, self.plan.swaps)
+
+    def largest_at_peak(self, count: int) -> list[tuple[str, int]]:
+        """The largest tensors alive at the planned peak, with their bytes."""
+        after = self.after()
+        if after.peak_position is None:
+            return []
+        live = after.live_at(after.peak_position)[:count]
+        return [(self.graph.tensor_name(stay.tensor), stay.nbytes) for stay in live]
+
+
+@dataclass
+class Collector:
+    """Gathers what happens; the only thing here that changes."""
+
+    graphs: list[GraphStats] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    retries: int = 0
+
+    def executed(self, planned: Sequence[GraphStats], swap_outs: int) -> None:
+        """Note how many swap-outs ran in the call for which these were planned."""
+        (*_, latest) = planned
+        known = replace(latest, executed=swap_outs)
+        self.graphs[:] = [known if one is latest else one for one in self.graphs]
+
+    def report(self, device: Device, transport: Any) -> Report:
+        """The state as a value."""
+        memory = device.memory()
+        return Report(
+            device,
+            transport.name if transport is not None else "none",
+            tuple(self.graphs),
+            None if memory is None else memory[1],
+            transport.stats() if transport is not None else StoreStats(),
+            self.retries,
+            tuple(self.warnings),
+        )
+
+
+def report_idle(why: str) -> Report:
+    """The report of a process in which LMS plans nothing."""
+    return replace(Collector().report(read_devices(os.environ)[0], None), idle=why)

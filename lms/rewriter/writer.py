@@ -1,0 +1,366 @@
+"""Writes a :class:`~lms.ir.swap_plan.SwapPlan` into the GraphDef that it was made for.
+
+Requires: every edge of the plan goes forward in the plan's order.
+Ensures: every planned use reads a swap-in, every added node is marked, and the values computed are the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from lms.errors import LMSError
+from lms.ir.graph import Graph, Op, Use
+from lms.ir.liveness import positions
+from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
+from lms.planner.host_operands import HostRead, Relocation
+from lms.reader.node_table import Source
+from lms.reader.step_reader import Step
+from lms.transports.base import Transport, host_beside, write_copy
+
+MARK = "lms"
+"""A part of the name of every added node."""
+
+MARK_ATTR = "_lms"
+"""Attribute of every added node; its value says what the node is for."""
+
+FLOATS = frozenset(
+    dtype.as_datatype_enum
+    for dtype in (tf.bfloat16, tf.complex64, tf.complex128, tf.float16, tf.float32, tf.float64)
+)
+"""Types of which another order of a sum gives other last digits."""
+
+
+class RewriteError(LMSError):
+    """A plan and a graph do not belong together. The graph was not touched."""
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What was added to a graph."""
+
+    nodes: Mapping[str, int]
+    """The added nodes by name, each with the type of what it makes."""
+    swap_outs: int
+    swap_ins: int
+    control_edges: int
+
+
+def write_plan(
+    graph_def: Any,
+    step: Step,
+    plan: SwapPlan,
+    transport: Transport,
+    relocation: Relocation | None = None,
+    sums: Mapping[int, int] | None = None,
+) -> Edits:
+    """Edit ``graph_def`` as ``plan`` says.
+
+    Args:
+        graph_def: The graph that ``step`` was read from.
+        step: Its values, and the nodes behind them.
+        plan: A plan for ``step.graph``, or for the graph of ``relocation``.
+        transport: How tensors leave and come back.
+        relocation: Which ops read from the host, where some do.
+        sums: The sums of ``step.graph`` with the slot that each begins with, as
+            :func:`lms.planner.sum_order.beginnings` finds them.
+
+    Raises:
+        RewriteError: If the plan does not fit the graph. Nothing was changed then.
+    """
+    fixed = [(step.members[op][0], slot) for op, slot in (sums or {}).items()]
+    if relocation is not None:
+        step = relocated(step, relocation)
+    require_forward(step.graph, plan)
+    editor = _Editor(graph_def, step, transport, plan)
+    if relocation is not None:
+        editor.read_from_host(relocation)
+    for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
+        editor.swap(swap)
+    for edge in plan.serial_edges:
+        for before in step.ends[edge.before]:
+            editor.order(step.table.names[before], edge.after)
+    for node, slot in fixed:
+        editor.fix_sum(node, slot)
+    editor.finish()
+    return Edits(editor.types, editor.swap_outs, editor.swap_ins, editor.control_edges)
+
+
+def require_forward(graph: Graph, plan: SwapPlan) -> None:
+    """Check that every edge of ``plan`` goes forward in its order, so that it can make no cycle.
+
+    Raises:
+        RewriteError: Naming the first op that does not.
+    """
+    if sorted(plan.order) != list(range(len(graph.ops))):
+        raise RewriteError(f"the plan orders {len(plan.order)} ops; the graph has {len(graph.ops)}")
+    place = positions(plan.order)
+
+    def forward(before: int, after: int, what: str) -> None:
+        if place[before] >= place[after]:
+            raise RewriteError(
+                f"{what}: {graph.ops[before].name} does not run before {graph.ops[after].name}"
+            )
+
+    for op, earlier in enumerate(graph.predecessors):
+        for other in earlier:
+            forward(other, op, "plan order")
+    for edge in plan.serial_edges:
+        forward(edge.before, edge.after, "serial edge")
+    for swap in plan.swaps:
+        producer = graph.tensors[swap.tensor].op
+        if swap.after != producer:
+            forward(producer, swap.after, "swap-out")
+        for op in swap.blocks:
+            forward(swap.after, op, "swap-out blocks")
+        for swap_in in swap.swap_ins:
+            if place[swap_in.trigger] < place[swap.after]:
+                raise RewriteError(
+                    f"swap-in of {graph.tensor_name(swap.tensor)} may start before it was swapped out"
+                )
+            for op in [*(use.op for use in swap_in.uses), *swap_in.blocks]:
+                forward(swap_in.trigger, op, "swap-in")
+
+
+def relocated(step: Step, relocation: Relocation) -> Step:
+    """The step of the relocated graph; the ops and tensors that it adds have no nodes until they are made."""
+
+    def taken(column: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(() if old is None else column[old] for old in relocation.ops)
+
+    return replace(
+        step,
+        graph=relocation.graph,
+        members=taken(step.members),
+        slots=tuple(() if old is None else step.slots[old] for old in relocation.ops),
+        starts=taken(step.starts),
+        ends=taken(step.ends),
+        sources=tuple(None if old is None else step.sources[old] for old in relocation.tensors),
+    )
+
+
+def reference(name: str, index: int) -> str:
+    """An output as a NodeDef's input names it."""
+    return name if not index else f"{name}:{index}"
+
+
+class _Editor:
+    def __init__(self, graph_def: Any, step: Step, transport: Transport, plan: SwapPlan) -> None:
+        self._graph_def, self._step, self._transport, self._copied = graph_def, step, transport, plan.copied
+        self._table = step.table
+        self.added: dict[str, Any] = {}
+        self.types: dict[str, int] = {}
+        """The type of what each added node makes."""
+        self.swap_outs = self.swap_ins = self.control_edges = 0
+        self._waits: dict[str, dict[str, None]] = {}
+        """New control inputs of each node, by its name."""
+        self._made_ops: dict[int, str] = {}
+        """The node of each op that a relocation has added."""
+        self._made: dict[int, str] = {}
+        """The reference of each tensor that a relocation has added or brought back."""
+
+    @cached_property
+    def _op_of(self) -> dict[int, int]:
+        """The op that each node belongs to."""
+        return {node: op for op, nodes in enumerate(self._step.members) for node in nodes}
+
+    # --- what ops and tensors are called ----------------------------------------------------------------
+
+    def _reference(self, tensor: int) -> str:
+        if tensor in self._made:
+            return self._made[tensor]
+        source = self._step.sources[tensor]
+        if source is None:
+            raise RewriteError(f"{self._step.graph.tensor_name(tensor)} is no output of a node")
+        return reference(self._table.names[source.node], source.index)
+
+    def _base(self, tensor: int) -> str:
+        """How the names of the nodes begin that move ``tensor``."""
+        name, _, index = self._reference(tensor).partition(":")
+        return f"{name}/{MARK}/{index or 0}"
+
+    def _device(self, op: int) -> str:
+        device: str = self._table.nodes[self._step.members[op][0]].device
+        return device
+
+    def _dtype(self, tensor: int) -> int:
+        graph = self._step.graph
+        while self._step.sources[tensor] is None:  # a copy of what its op reads
+            tensor = graph.ops[graph.tensors[tensor].op].inputs[0]
+        source = self._step.sources[tensor]
+        assert source is not None  # noqa: S101 - the loop ends at one
+        return self._step.dtypes[source]
+
+    def _nodes(self, op: int, column: Sequence[tuple[int, ...]]) -> list[str]:
+        made = self._made_ops.get(op)
+        return [self._table.names[node] for node in column[op]] if made is None else [made]
+
+    # --- host reads ------------------------------------------------------------------------------------
+
+    def read_from_host(self, relocation: Relocation) -> None:
+        """Make the copies of a relocated graph, and let its ops read them."""
+        reads = {read.op: read for read in relocation.reads}
+        fetched = {op for read in relocation.reads for op in read.fetches}
+        for op in relocation.graph.ops:
+            if op.id in reads:
+                self._read_there(op, reads[op.id])
+            elif op.id in fetched:
+                self._fetch(op)
+            elif not self._step.members[op.id]:
+                self._add_op(op, self._out(op.inputs[0], 1, ()))
+
+    def _read_there(self, op: Op, read: HostRead) -> None:
+        for slot, held in read.slots.items():
+            self._redirect(Use(op.id, slot), self._made[held])
+        if read.fetches:
+            node = self._table.nodes[self._step.members[op.id][0]]
+            node.device = host_beside(node.device)
+
+    def _fetch(self, op: Op) -> None:
+        """Copy what an op has made on the host to the device, for all that read it."""
+        made = op.inputs[0]
+        uses = self._step.graph.uses[op.outputs[0]]
+        there = [use for use in uses if self._step.members[use.op]]
+        device = self._device(there[0].op) if there else ""
+        back = self._in(self._reference(made), made, device, f"{self._base(made)}/fetch", ())
+        self._add_op(op, back)
+        for use in there:
+            self._redirect(use, back)
+
+    def _add_op(self, op: Op, name: str) -> None:
+        self._made_ops[op.id] = name
+        self._made[op.outputs[0]] = name
+
+    # --- swaps -----------------------------------------------------------------------------------------
+
+    def swap(self, swap: Swap) -> None:
+        """Send a tensor out, and bring it back wherever the plan says so."""
+        step = self._step
+        if swap.tensor in self._copied:
+            held = self._made_ops[self._copied[swap.tensor]]
+        else:
+            is_maker = swap.after == step.graph.tensors[swap.tensor].op
+            held = self._out(swap.tensor, len(swap.swap_ins), () if is_maker else self._ends(swap.after))
+        for op in swap.blocks:
+            self.order(held, op)
+        for number, swap_in in enumerate(swap.swap_ins):
+            self._swap_in(swap, swap_in, held, f"{self._base(swap.tensor)}/swap_in_{number}")
+
+    def _swap_in(self, swap: Swap, swap_in: SwapIn, held: str, name: str) -> None:
+        graph = self._step.graph
+        device = self._device(swap_in.uses[0].op)
+        back = self._in(held, swap.tensor, device, name, self._ends(swap_in.trigger))
+        versions = {swap.tensor: back}
+        for use in swap_in.uses:
+            self._redirect(use, self._version(graph.ops[use.op].inputs[use.slot], versions, name))
+        for op in swap_in.blocks:
+            self.order(back, op)
+
+    def _ends(self, op: int) -> list[str]:
+        return self._nodes(op, self._step.ends)
+
+    def _out(self, tensor: int, readers: int, waits: Iterable[str]) -> str:
+        maker = self._step.graph.tensors[tensor].op
+        made = self._made_ops.get(maker)
+        device = self._device(maker) if made is None else self.added[made].device
+        name = self._add(f"{self._base(tensor)}/swap_out", "swap_out", self._dtype(tensor))
+        node = self.added[name]
+        self._transport.write_swap_out(node, self._reference(tensor), self._dtype(tensor), device)
+        node.input.extend(f"^{wait}" for wait in waits)
+        self.swap_outs += 1
+        return name
+
+    def _in(self, held: str, tensor: int, device: str, name: str, waits: Iterable[str]) -> str:
+        name = self._add(name, "swap_in", self._dtype(tensor))
+        node = self.added[name]
+        self._transport.write_swap_in(node, held, self._dtype(tensor), device)
+        node.input.extend(f"^{wait}" for wait in waits)
+        self.swap_ins += 1
+        return name
+
+    def _add(self, name: str, purpose: str, dtype: int) -> str:
+        node = self._graph_def.node.add(name=name)
+        node.attr[MARK_ATTR].s = purpose.encode()
+        self.added[name], self.types[name] = node, dtype
+        return name
+
+    def _redirect(self, use: Use, version: str) -> None:
+        """Let a use read another version."""
+        node, slot = self._step.slots[use.op][use.slot]
+        self._table.nodes[node].input[slot] = version
+
+    def _version(self, tensor: int, versions: dict[int, str], name: str) -> str:
+        """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
+        if tensor not in versions:
+            original = self._step.graph.tensors[tensor].alias_of
+            source = self._step.sources[tensor]
+            if original is None or source is None:
+                what = self._step.graph.tensor_name(tensor)
+                raise RewriteError(f"{what} is not an alias of what was swapped")
+            shown = self._version(original, versions, name)
+            versions[tensor] = self._alias_again(source, self._reference(original), shown, name)
+        return versions[tensor]
+
+    def _alias_again(self, source: Source, old: str, shown: str, name: str) -> str:
+        alias = self._table.nodes[source.node]
+        waits = self._table.controls[source.node]
+        if alias.op in ("Identity", "IdentityN") and not waits:
+            return shown
+        copy = self._add(f"{name}/{alias.op.lower()}_{len(self.added)}", "alias", self._step.dtypes[source])
+        node = self.added[copy]
+        if alias.op == "IdentityN":
+            write_copy(node, "Identity", shown, self._step.dtypes[source], alias.device)
+            node.input.append(f"^{alias.name}")
+            return copy
+        node.op, node.device = alias.op, alias.device
+        node.input.extend(shown if text == old else text for text in alias.input if text[0] != "^")
+        for key, value in alias.attr.items():
+            if not key.startswith("_"):
+                node.attr[key].CopyFrom(value)
+        if waits:  # what reads the alias waits for what it waits for
+            node.input.append(f"^{alias.name}")
+        return reference(copy, source.index)
+
+    # --- sums ------------------------------------------------------------------------------------------
+
+    def fix_sum(self, number: int, slot: int) -> None:
+        """Have a sum begin with its input in ``slot`` and then go on as it would: see ``sum_order``."""
+        node = self._table.nodes[number]
+        if node.attr["T"].type not in FLOATS:
+            return
+        if slot:
+            first, other = node.input[0], node.input[slot]
+            node.input[0], node.input[slot] = other, first
+        held = [text for text in node.input if text[0] != "^"][2:]
+        dtype = node.attr["T"].type
+        name = self._add(f"{node.name}/{MARK}/hold", "hold", dtype)
+        holder = self.added[name]
+        holder.op, holder.device = "IdentityN", node.device
+        holder.attr["T"].list.type.extend([dtype] * len(held))
+        holder.input.extend([*held, f"^{node.name}"])
+        ops, members = self._step.graph.ops, self._step.members
+        readers = {self._op_of[node] for node, _ in self._table.readers[number] if node in self._op_of}
+        free = [op for op in readers if not ops[op].conditional or len(members[op]) == 1]
+        if free:  # who waits for it keeps it from being taken for an op without use
+            self.order(name, min(free, key=lambda op: (ops[op].conditional, op)))
+
+    # --- order -----------------------------------------------------------------------------------------
+
+    def order(self, before: str, after: int) -> None:
+        """Let an op wait for a node."""
+        for name in self._nodes(after, self._step.starts):
+            waits = self._waits.setdefault(name, {})
+            if before != name and before not in waits:
+                waits[before] = None
+
+    def finish(self) -> None:
+        """Write the new control inputs, each once, behind those that are there."""
+        number = self._table.number
+        for name, waits in self._waits.items():
+            node = self.added[name] if name in self.added else self._table.nodes[number[name]]
+            known = {text[1:] for text in node.input if text[0] == "^"}
+            new = [f"^{before}" for before in waits if before not in known]
+            node.input.extend(new)
+            self.control_edges += len(new)

@@ -1,0 +1,1 @@
+"""In which order the ops of a step run; no TensorFlow."""

@@ -1,0 +1,180 @@
+"""In which order the ops of a step run, and the control edges that make the executor keep to it.
+
+TensorFlow's executor runs whatever is ready. Where big tensors are at stake the order decides the peak, so
+the ops that touch them are put in one chain; all others stay free.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+
+from lms.ir.graph import Graph
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import SerialEdge
+
+
+def executor_order(graph: Graph, edges: Iterable[SerialEdge] = ()) -> tuple[int, ...]:
+    """The order in which an executor with one thread runs the graph: first ready, first run.
+
+    ``edges`` are control edges beside those of the graph.
+    """
+    waiting = [len(before) for before in graph.predecessors]
+    released: dict[int, list[int]] = {}
+    for edge in edges:
+        waiting[edge.after] += 1
+        released.setdefault(edge.before, []).append(edge.after)
+    ready = deque(op for op, count in enumerate(waiting) if count == 0)
+    order = []
+    while ready:
+        op = ready.popleft()
+        order.append(op)
+        for later in (*graph.successors[op], *released.get(op, ())):
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                ready.append(later)
+    return tuple(order)
+
+
+def floating_ops(graph: Graph) -> frozenset[int]:
+    """Ops that must not be chained, and all that depend on them: when they run is not ours to say.
+
+    Ops that a condition may leave out are chained neither; what follows when the branches have met may be.
+    """
+    floating: set[int] = set()
+    for op in graph.ops:
+        if not op.chainable or not floating.isdisjoint(graph.predecessors[op.id]):
+            floating.add(op.id)
+    return frozenset(floating).union(op.id for op in graph.ops if op.conditional)
+
+
+def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:
+    """Ops that read or make a buffer of at least ``min_bytes`` (or need such scratch) and may be chained.
+
+    Views are none of them: an edit may leave them without readers, and then they run no more.
+    """
+    graph = buffers.graph
+    min_bytes = max(1, min_bytes)  # what takes no memory need not be put in an order
+    big = {op for op in buffers.with_workspace if graph.ops[op].workspace_bytes >= min_bytes}
+    for root in buffers.owners:
+        if buffers.nbytes[root] >= min_bytes:
+            big.add(graph.tensors[root].op)
+            big.update(buffers.users[root])
+    return frozenset(big.difference(floating, graph.views))
+
+
+def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[int]) -> tuple[int, ...]:
+    """A greedy list schedule for a low peak, in O(n log n).
+
+    Small ops run as soon as they can; of the big ones first those that free the most, then, where all of them
+    allocate, the earliest in the graph. Floating ops come when nothing else can run, which is the worst case
+    for what they hold.
+    """
+    graph = buffers.graph
+    release = _Release(buffers)
+    waiting = [len(before) for before in graph.predecessors]
+    small: list[int] = []
+    costly: list[tuple[int, int]] = []
+    late: list[int] = []
+
+    def enqueue(op: int) -> None:
+        if op in floating:
+            heappush(late, op)
+        elif op in big:
+            heappush(costly, (min(release.growth(op), 1), op))
+        else:
+            heappush(small, op)
+
+    for op, count in enumerate(waiting):
+        if count == 0:
+            enqueue(op)
+    done = [False] * len(graph.ops)
+    order: list[int] = []
+    while small or costly or late:
+        op = heappop(small) if small else heappop(costly)[1] if costly else heappop(late)
+        if done[op]:
+            continue
+        done[op] = True
+        order.append(op)
+        for last_reader in release.run(op):
+            if waiting[last_reader] == 0 and last_reader in big and not done[last_reader]:
+                enqueue(last_reader)
+        for later in graph.successors[op]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                enqueue(later)
+    return tuple(order)
+
+
+class _Release:
+    """Keeps count of who still has to read each buffer, and so of what running an op would free."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._left = [len(users) for users in buffers.users]
+        self._sum = [sum(users) for users in buffers.users]
+        for root, kept in enumerate(buffers.kept):
+            self._left[root] += kept  # never down to one reader
+
+    def growth(self, op: int) -> int:
+        """Bytes that are allocated more after the op than before it."""
+        nbytes = self._buffers.nbytes
+        made = sum(nbytes[tensor] for tensor in self._buffers.graph.ops[op].outputs)
+        return made - sum(nbytes[root] for root in self._buffers.reads[op] if self._left[root] == 1)
+
+    def run(self, op: int) -> Iterator[int]:
+        """Mark the op as run; yields ops that have become the last reader of a buffer."""
+        for root in self._buffers.reads[op]:
+            self._left[root] -= 1
+            self._sum[root] -= op
+            if self._left[root] == 1:
+                yield self._sum[root]
+
+
+def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tuple[SerialEdge, ...]:
+    """The fewest control edges that keep ``chain`` in order: none where the graph already does.
+
+    Paths through a view count only from the buffer it shows: a reader that is sent to a copy of that buffer
+    no longer waits for what else the view waits for.
+    """
+    place = {op: index for index, op in enumerate(chain)}
+    views, predecessors = graph.views, graph.predecessors
+    latest = [-1] * len(graph.ops)  # for an op of the chain its own place
+    edges: list[SerialEdge] = []
+    for op in order:
+        if op in views:
+            latest[op] = min(latest[before] for before in _shown(graph, op))
+            continue
+        reached = max([latest[before] for before in predecessors[op]], default=-1)
+        own = place.get(op)
+        if own and reached < own - 1:
+            edges.append(SerialEdge(chain[own - 1], op))
+        latest[op] = reached if own is None else own
+    return tuple(edges)
+
+
+def _shown(graph: Graph, view: int) -> list[int]:
+    """The ops that make what a view shows."""
+    shown = (graph.tensors[tensor].alias_of for tensor in graph.ops[view].outputs)
+    return [graph.tensors[tensor].op for tensor in shown if tensor is not None]
+
+
+def level_edges(
+    graph: Graph, order: Sequence[int], levels: Sequence[int], wanted: Collection[int], big: Collection[int]
+) -> tuple[SerialEdge, ...]:
+    """Control edges that run the big ops of each wanted level one after the other, in order."""
+    previous: dict[int, int] = {}
+    edges: list[SerialEdge] = []
+    for op in order:
+        if op in big and levels[op] in wanted:
+            if levels[op] in previous:
+                edges.append(SerialEdge(previous[levels[op]], op))
+            previous[levels[op]] = op
+    return tuple(edges)
+
+
+def topological_levels(graph: Graph) -> tuple[int, ...]:
+    """For each op the length of the longest path that leads to it."""
+    levels: list[int] = []
+    for before in graph.predecessors:
+        levels.append(max((levels[op] + 1 for op in before), default=0))
+    return tuple(levels)

@@ -1,0 +1,1 @@
+"""Models of time, of memory and of TensorFlow's allocator; no TensorFlow."""

@@ -1,0 +1,227 @@
+"""What a planned step asks of the device's allocator, and what it leaves there for the next step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import NamedTuple
+
+from lms.ir.liveness import Buffers, Residency, round_up
+from lms.ir.op_traits import in_place_output
+from lms.ir.swap_plan import Swap
+
+
+class Update(NamedTuple):
+    """A variable that gets another chunk of memory: at ``point``, which its old one outlives to ``freed``."""
+
+    point: int
+    variable: int
+    """The tensor of its handle."""
+    nbytes: int
+    source: int | None
+    """The buffer that becomes the variable's too, whoever else holds it; ``None``: it is updated in place,
+    which takes a copy where somebody still reads it or another variable has the same chunk."""
+    freed: int
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The allocations of one step, in points (see :class:`lms.ir.liveness.Timeline`).
+
+    None is too small to matter: a momentum of 1 KiB keeps the free chunks at its sides apart.
+    """
+
+    stays: tuple[Residency, ...]
+    """Buffers and scratch."""
+    updates: tuple[Update, ...] = ()
+    handed_on: Mapping[int, int] = field(default_factory=dict)
+    """By the buffer that a kernel makes in place the buffer whose chunk it keeps."""
+
+    @classmethod
+    def of(cls, buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> "Demand":
+        """The demand of a step that runs in ``order`` with ``swaps``, worked out once."""
+        order, swaps = tuple(order), tuple(swaps)
+        return buffers.once((Demand, order, swaps), lambda: cls._of(buffers, order, swaps))
+
+    @classmethod
+    def _of(cls, buffers: Buffers, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Demand":
+        stays, placed = buffers.timeline(order, swaps).residencies, buffers.placement(order)
+        scratch = tuple(
+            Residency(-1 - op, nbytes, point, point)
+            for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)
+        )
+        ends = {stay.tensor: stay.last for stay in stays}  # the last stay of a buffer comes last
+        takers = ((source, buffers.graph.ops[op]) for source, op in placed.takers.items())
+        handed_on = {
+            op.outputs[in_place_output(op.type)]: source
+            for source, op in takers
+            if ends[source] == 2 * placed.position[op.id] - 1
+        }
+        updates = buffers.once((Update, order), lambda: tuple(_updates(buffers, placed.position)))
+        return cls(stays + scratch, updates, handed_on)
+
+    @cached_property
+    def tape(self) -> "Tape":
+        """The same as calls of the allocator."""
+        return Tape(self)
+
+    @cached_property
+    def peaks(self) -> dict[tuple[int, int, bool], int | None]:
+        """The peaks in regions that were tried: of what size, for how many steps, with room for the small."""
+        return {}
+
+    @cached_property
+    def rooms(self) -> dict[tuple[int, bool], int]:
+        """What regions grew to: of what size, with room for the small."""
+        return {}
+
+
+def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
+    """Find every update of the step that may move its variable.
+
+    A variable that is assigned another's value shares its chunk, too. That is left out: it would take no more
+    memory, and less between the two updates.
+    """
+    graph = buffers.graph
+    assigned: dict[int, int] = {}
+    for op in buffers.with_variables:
+        if op.type == "AssignVariableOp" and (nbytes := buffers.nbytes[graph.roots[op.inputs[1]]]):
+            assigned[graph.roots[op.inputs[0]]] = nbytes
+    last_read: dict[int, int] = {}
+    size: dict[int, int] = {}
+    for op in buffers.with_variables:
+        if op.type == "ReadVariableOp":
+            variable, value = graph.roots[op.inputs[0]], op.outputs[0]
+            readers = [2 * position[reader] for reader in buffers.users[graph.roots[value]]]
+            last_read[variable] = max([last_read.get(variable, 0), *readers])
+            size[variable] = round_up(graph.tensors[value].nbytes or 0)
+    for op in buffers.with_variables:
+        if op.type == "AssignVariableOp":
+            variable, source = graph.roots[op.inputs[0]], graph.roots[op.inputs[1]]
+            point = 2 * position[op.id]
+            if buffers.nbytes[source]:
+                freed = max(point, last_read.get(variable, 0))
+                yield Update(point, variable, buffers.nbytes[source], source, freed)
+        elif op.type != "ReadVariableOp":
+            variable, point = graph.roots[op.inputs[0]], 2 * position[op.id]
+            read = last_read.get(variable, 0)
+            if read > point:
+                yield Update(point, variable, size[variable], None, read)
+            elif variable in assigned:
+                yield Update(point, variable, assigned[variable], None, point)
+
+
+_PLACE = attrgetter("point", "variable")
+"""In which order updates come; at the same point stays come first."""
+
+
+SMALL_BYTES = 16 << 10
+"""Up to here a buffer is small: the statistics of 4,096 channels."""
+
+
+class Tape:
+    """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
+
+    Chunks are known by registers, which count who holds them. A variable has one for the chunk that it has
+    when the step begins, and holds another for each chunk that it gets. Only the former can be one chunk for
+    two registers: when a step has made two variables share it.
+    """
+
+    def __init__(self, demand: Demand) -> None:
+        self.calls: list[tuple[int, int]] = []
+        """Register and bytes of an allocation; register and 0: nobody holds it any more; register and
+        negative bytes: its chunk is written to, and replaced by a copy of so many bytes where it is another's
+        too."""
+        self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}
+        """Bytes by variable; their registers come first, in this order."""
+        self._latest = {variable: register for register, variable in enumerate(self.variables)}
+        self.registers = len(self._latest)
+        self._handed_on = demand.handed_on
+        self._ends: list[tuple[int, int]] = []
+        """Points at which a holder lets go of a register."""
+        self._held: dict[int, tuple[int, int]] = {}
+        """For each buffer on the device the last point of its stay, and its register."""
+        self._holders = [1] * self.registers
+        """By register how many hold it."""
+        updates = sorted((one for one in demand.updates if one.nbytes), key=_PLACE, reverse=True)
+        for stay in sorted((one for one in demand.stays if one.nbytes), key=self._begin):
+            while updates and updates[-1].point < stay.first:
+                self._update(updates.pop())
+            self._stay(stay)
+        while updates:
+            self._update(updates.pop())
+        self._free_before(None)
+        self.moves = tuple(
+            (register, latest) for register, latest in enumerate(self._latest.values()) if register != latest
+        )
+        """At the end of the step: a variable's register, and the one whose chunk it has now."""
+        latest = [register for _, register in self.moves]
+        self.shares = len(set(latest)) < len(latest)
+        """Whether a step leaves variables that share a chunk."""
+
+    @cached_property
+    def small_bytes(self) -> int:
+        """The most bytes that small buffers have at once."""
+        sizes: dict[int, int] = {}
+        used = most = 0
+        for register, nbytes in self.calls:
+            if not nbytes:
+                used -= sizes.pop(register, 0)
+            elif 0 < nbytes <= SMALL_BYTES:
+                sizes[register] = nbytes
+                used += nbytes
+                most = max(most, used)
+        return most
+
+    def _begin(self, stay: Residency) -> tuple[int, bool, int]:
+        """Order stays; of those of one point first what takes a chunk over, which else would be free."""
+        return stay.first, stay.tensor not in self._handed_on, stay.nbytes
+
+    def _stay(self, stay: Residency) -> None:
+        source = self._handed_on.get(stay.tensor)
+        register = None if source is None else self._handed_from(source, stay.first)
+        if register is None:
+            self._free_before(stay.first)
+            register = self._allocate(stay.nbytes)
+        self._held[stay.tensor] = stay.last, register
+        heappush(self._ends, (stay.last, register))
+
+    def _handed_from(self, source: int, first: int) -> int | None:
+        """The register that the buffer ``source`` leaves to a stay that begins at ``first``, if it does."""
+        if source not in self._held:
+            return None
+        last, register = self._held[source]
+        if last != first - 1:
+            return None
+        self._holders[register] += 1
+        return register
+
+    def _update(self, update: Update) -> None:
+        self._free_before(update.point)
+        old = self._latest[update.variable]
+        if update.source is not None:
+            _, register = self._held[update.source]
+            self._holders[register] += 1
+        elif update.freed > update.point or self._holders[old] > 1:
+            register = self._allocate(update.nbytes)
+        else:
+            if old < len(self._latest):
+                self.calls.append((old, -update.nbytes))
+            return
+        heappush(self._ends, (update.freed, old))
+        self._latest[update.variable] = register
+
+    def _allocate(self, nbytes: int) -> int:
+        register = self.registers
+        self.registers += 1
+        self._holders.append(1)
+        self.calls.append((register, nbytes))
+        return register
+
+    def _free_before(self, point: int | None) -> None:
+        while self._ends and (point is None or self._ends[0][0] < point):
+            _, register = heappop(self._ends)
+            self._holders[register] -= 1
+            if not self._holders[register]:
+                self.calls.append((register, 0))

@@ -1,0 +1,97 @@
+"""How long ops and copies take: a roofline of the device, or a profile where there is one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lms.ir.graph import Graph
+from lms.ir.op_traits import ALIAS_TYPES, OUTSIDE_TYPES
+
+FLOPS_PER_BYTE = {"Conv": 60.0, "MatMul": 60.0, "Einsum": 60.0}
+"""Arithmetic guessed per byte touched, by a part of the op type, where an op does not state its own."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A device and its link to the host.
+
+    The defaults are a V100 on PCIe 3: a good half of its 15.7 TFLOP/s (fp32) and 0.9 TB/s is what real
+    kernels reach, and a pinned copy moves 12 GB/s each way.
+    """
+
+    flops_per_s: float = 9e12
+    device_bytes_per_s: float = 6e11
+    launch_s: float = 5e-6
+    """Least time of any op that has work on the device."""
+    out_bytes_per_s: float = 12e9
+    """Device to host."""
+    in_bytes_per_s: float = 12e9
+    """Host to device."""
+    copy_latency_s: float = 1e-5
+    profile_s: Mapping[str, float] = field(default_factory=dict)
+    """Measured seconds by op name; they go before the roofline."""
+
+    def op_seconds(self, graph: Graph) -> tuple[float, ...]:
+        """The time of each op by id."""
+        return tuple(self._one(graph, op) for op in range(len(graph.ops)))
+
+    def out_seconds(self, nbytes: int) -> float:
+        """The time of a copy to the host."""
+        return self.copy_latency_s + nbytes / self.out_bytes_per_s
+
+    def in_seconds(self, nbytes: int) -> float:
+        """The time of a copy back."""
+        return self.copy_latency_s + nbytes / self.in_bytes_per_s
+
+    def with_link(self, out_bytes_per_s: float, in_bytes_per_s: float | None = None) -> "Costs":
+        """The same device on another link, which is as fast back as it is out unless told."""
+        back = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
+        return replace(self, out_bytes_per_s=out_bytes_per_s, in_bytes_per_s=back)
+
+    def _one(self, graph: Graph, op: int) -> float:
+        node = graph.ops[op]
+        if node.name in self.profile_s:
+            return self.profile_s[node.name]
+        if node.type in ALIAS_TYPES or node.type in OUTSIDE_TYPES:
+            return 0.0
+        touched = float(sum(graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)))
+        flops = node.flops
+        if flops is None:
+            flops = touched * next((rate for part, rate in FLOPS_PER_BYTE.items() if part in node.type), 0.0)
+        return max(self.launch_s, flops / self.flops_per_s, touched / self.device_bytes_per_s)
+
+
+V100 = Costs()
+GENERATIONS = {
+    7: V100,
+    8: Costs(flops_per_s=6e13, device_bytes_per_s=1.1e12, out_bytes_per_s=24e9, in_bytes_per_s=24e9),
+    9: Costs(flops_per_s=2e14, device_bytes_per_s=2.4e12, out_bytes_per_s=55e9, in_bytes_per_s=55e9),
+}
+"""By the major compute capability of NVIDIA's GPUs, each with the PCIe generation that it came with: V100,
+A100 (156 TFLOP/s in TF32, 2 TB/s), H100 (495 TFLOP/s in TF32, 3.35 TB/s). Of each a good half or less, as
+above."""
+
+NVLINK_TO_POWER9, NVLINK_C2C = 60e9, 350e9
+"""Bytes a second each way between the CPU and a GPU: AC922 (NVLink 2), Grace-Hopper."""
+
+SUPERCHIPS = ("GH200", "GB200", "GB300")
+"""In the names of GPUs that reach their CPU's memory by NVLink-C2C."""
+
+
+def costs_of(device_type: str, capability: int | None = None, name: str = "", machine: str = "") -> Costs:
+    """What is assumed of a device and its link to the host, of which nothing was measured.
+
+    On a CPU a copy to the host is a copy in memory: slow next to a GPU's link, fast next to the CPU's
+    arithmetic.
+
+    Args:
+        device_type: ``CPU`` or ``GPU``.
+        capability: The major compute capability: the nearest known one counts, a V100's where there is none.
+        name: What the driver calls the device.
+        machine: The processor's architecture, as ``platform.machine()`` has it.
+    """
+    if device_type == "CPU":
+        return Costs(5e10, 8e9, 2e-5, out_bytes_per_s=4e9, in_bytes_per_s=4e9, copy_latency_s=2e-5)
+    costs = V100 if capability is None else GENERATIONS[min(max(capability, 7), 9)]
+    if machine == "ppc64le":
+        return costs.with_link(NVLINK_TO_POWER9)
+    return costs.with_link(NVLINK_C2C) if any(chip in name for chip in SUPERCHIPS) else costs

@@ -1,0 +1,173 @@
+"""A step in time: compute, device-to-host and host-to-device copies as three resources that run side by side.
+
+Each resource does one thing at a time, in the order in which the things become ready. Compute runs the ops
+in plan order; an op waits for the copies it reads and for those the plan makes it wait for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lms.ir.graph import Graph
+from lms.ir.liveness import Buffers, Timeline, positions, round_up, timeline
+from lms.ir.swap_plan import Swap, SwapIn
+from lms.simulate.cost_model import Costs
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a simulated step took. All times are in seconds."""
+
+    makespan_s: float
+    compute_s: float
+    """The sum of the ops' own times: the makespan without any swap."""
+    out_busy_s: float
+    in_busy_s: float
+    peak_bytes: int
+    """The most device memory at once, copies in flight included."""
+    starts_s: tuple[float, ...]
+    """When each op started, by position in the order."""
+
+    @property
+    def stall_s(self) -> float:
+        """How long compute waited for copies."""
+        return self.makespan_s - self.compute_s
+
+    @property
+    def slowdown(self) -> float:
+        """Makespan over compute; 1.0 means that every copy was hidden."""
+        return self.makespan_s / self.compute_s if self.compute_s else 1.0
+
+
+@dataclass
+class _Line:
+    """One copy engine."""
+
+    free_s: float = 0.0
+    busy_s: float = 0.0
+
+    def run(self, ready_s: float, seconds: float) -> float:
+        self.free_s = max(self.free_s, ready_s) + seconds
+        self.busy_s += seconds
+        return self.free_s
+
+
+def simulate(
+    buffers: Buffers,
+    order: Sequence[int],
+    swaps: Sequence[Swap],
+    costs: Costs,
+    seconds: Sequence[float] | None = None,
+) -> Timing:
+    """Run one step in time.
+
+    Args:
+        buffers: The graph's buffers.
+        order: The ops as compute runs them.
+        swaps: What is moved.
+        costs: The device and its link.
+        seconds: The ops' times by id, when ``costs.op_seconds`` was worked out before.
+    """
+    seconds = costs.op_seconds(buffers.graph) if seconds is None else seconds
+    run = clock(order, swaps, costs, seconds)
+    stays = timeline(buffers, order, swaps)
+    peak = _peak(buffers.graph, stays, run)
+    starts = tuple(run.starts[op] for op in order)
+    compute = sum(seconds[op] for op in order)
+    return Timing(run.now_s, compute, run.out.busy_s, run.back.busy_s, peak, starts)
+
+
+def clock(order: Sequence[int], swaps: Sequence[Swap], costs: Costs, seconds: Sequence[float]) -> "Clock":
+    """Only the times of a step; ``seconds`` are the ops' own times by id."""
+    run = Clock(positions(order), swaps, costs)
+    run.pass_ops(order, seconds)
+    return run
+
+
+class Clock:
+    """The state of the three resources while ops go by."""
+
+    def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
+        self.out, self.back = _Line(), _Line()
+        self.now_s = 0.0
+        self.starts = [0.0] * len(position)
+        self.ends = [0.0] * len(position)
+        self.left_s: dict[int, float] = {}
+        """When the copy to the host of each tensor was done."""
+        self._costs = costs
+        self._ready_s = [0.0] * len(position)
+        self._leaving: dict[int, list[Swap]] = {}
+        self._coming: dict[int, list[tuple[int, Swap, SwapIn]]] = {}
+        self._blocks: dict[int, list[int]] = {}
+        for swap in swaps:
+            self._leaving.setdefault(swap.after, []).append(swap)
+            for blocked in swap.blocks:
+                self._blocks.setdefault(blocked, []).append(swap.tensor)
+            for swap_in in swap.swap_ins:
+                first = min(position[use.op] for use in swap_in.uses)
+                self._coming.setdefault(swap_in.trigger, []).append((first, swap, swap_in))
+
+    def pass_ops(self, order: Sequence[int], seconds: Sequence[float]) -> None:
+        """Run the ops; ``seconds`` are their own times by id."""
+        starts, ends, ready_s, blocks, left_s = (
+            self.starts,
+            self.ends,
+            self._ready_s,
+            self._blocks,
+            self.left_s,
+        )
+        copying = self._leaving.keys() | self._coming.keys()
+        for op in order:
+            start_s = self.now_s if self.now_s > ready_s[op] else ready_s[op]
+            if op in blocks:
+                start_s = max(start_s, *(left_s[tensor] for tensor in blocks[op]))
+            starts[op] = start_s
+            self.now_s = ends[op] = start_s + seconds[op]
+            if op in copying:
+                self._start_copies(op)
+
+    def _start_copies(self, op: int) -> None:
+        """Put the copies that waited for the op on their lines."""
+        for swap in self._leaving.get(op, ()):
+            self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
+        coming = [
+            (max(self.now_s, self.left_s[swap.tensor]), first, swap.tensor, swap, swap_in)
+            for first, swap, swap_in in self._coming.get(op, ())
+        ]
+        for ready_s, _, _, swap, swap_in in sorted(coming, key=lambda entry: entry[:3]):
+            done_s = self.back.run(ready_s, self._costs.in_seconds(swap.nbytes))
+            for waiting in (*(use.op for use in swap_in.uses), *swap_in.blocks):
+                self._ready_s[waiting] = max(self._ready_s[waiting], done_s)
+
+
+def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
+    """The peak in time: like the planned one, but a buffer stays until its copy is really done.
+
+    At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
+    """
+    order, end = planned.order, 2 * len(planned.order) - 1
+    on_host: set[int] = set()
+    events: list[tuple[float, int, int]] = []
+    for stay in planned.residencies:
+        begin_s = run.ends[order[stay.first // 2]] if stay.first % 2 else run.starts[order[stay.first // 2]]
+        if stay.last == end:
+            end_s = run.now_s
+        else:
+            end_s = (
+                run.starts[order[stay.last // 2 + 1]] if stay.last % 2 else run.ends[order[stay.last // 2]]
+            )
+        copied_s = run.left_s.get(stay.tensor, 0.0)
+        if stay.tensor in on_host:  # it comes back, which needs the whole copy
+            begin_s = max(begin_s, copied_s)
+        elif copied_s:
+            on_host.add(stay.tensor)
+            end_s = max(end_s, copied_s)
+        events += [(begin_s, 2 * stay.first, stay.nbytes), (end_s, 2 * stay.last + 1, -stay.nbytes)]
+    for place, op in enumerate(order):
+        scratch = round_up(graph.ops[op].workspace_bytes)
+        if scratch:
+            events += [(run.starts[op], 4 * place, scratch), (run.ends[op], 4 * place + 1, -scratch)]
+    live = peak = 0
+    for _, _, nbytes in sorted(events):
+        live += nbytes
+        peak = max(peak, live)
+    return peak

@@ -1,0 +1,1 @@
+"""IBM's names in TensorFlow's own modules."""

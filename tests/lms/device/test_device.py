@@ -1,0 +1,127 @@
+"""The device whose memory is planned."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> None:
+    """Another one would start every GPU of the machine."""
+    pytest.importorskip("tensorflow")
+    from tensorflow.python.eager import context
+
+    from lms.device.device import gpu_limits
+
+    asked: list[Any] = []
+
+    def list_devices(config: Any) -> list[Any]:
+        asked.append(config)
+        kinds = (("CPU", 1), ("GPU", 20), ("GPU", 30))
+        return [SimpleNamespace(device_type=kind, memory_limit=limit) for kind, limit in kinds]
+
+    assert gpu_limits(list_devices) == {0: 20, 1: 30}
+    assert asked == [context.context().config]
+    assert gpu_limits() == {}, "there is none here"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "memory"),
+    [
+        ("ResourceExhaustedError", "OOM when allocating tensor", True),
+        (
+            "NotFoundError",
+            "No algorithm worked!  Error messages:\n  engine 1: RESOURCE_EXHAUSTED",
+            True,
+        ),
+        ("NotFoundError", "No algorithm worked!  Error messages:\n  CUDNN_STATUS_NOT_SUPPORTED", False),
+        ("NotFoundError", "Resource does not exist", False),
+        ("ResourceExhaustedError", "OOM when allocating tensor on GPU:0 by allocator gpu_host_bfc", False),
+        ("InvalidArgumentError", "RESOURCE_EXHAUSTED", False),
+    ],
+)
+def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.device.device import is_out_of_memory
+
+    assert is_out_of_memory(getattr(tf.errors, kind)(None, None, text)) == memory
+
+
+def test_options_that_work_against_a_plan_are_told() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.intercept.optimizer_options import doubtful_options
+
+    assert not list(doubtful_options({"TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_auto_jit=-1"}))
+    tf.config.optimizer.set_jit(True)
+    doubtful = {"auto_mixed_precision": True, "disable_meta_optimizer": True}
+    tf.config.optimizer.set_experimental_options(doubtful)
+    try:
+        clustering, flag, precision, idle = doubtful_options(
+            {"TF_XLA_FLAGS": "--x=1 --tf_xla_auto_jit=2 --y=1"}
+        )
+    finally:
+        tf.config.optimizer.set_jit(False)
+        tf.config.optimizer.set_experimental_options(dict.fromkeys(doubtful, False))
+    assert "set_jit(False)" in clustering and "take --tf_xla_auto_jit=2 out" in flag
+    assert "tf.keras.mixed_precision" in precision and "LMS plans none" in idle
+
+
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    [("2", ["GPU:2"]), ("1,0", ["GPU:1", "GPU:0"]), ("", None), ("3", None), ("all", None)],
+)
+def test_a_sessions_choice_of_gpus_holds_for_the_process(listed: str, chosen: list[str] | None) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from lms.device.device import adopt_gpus
+
+    class Options:
+        visible: list[str] | None = None
+
+        def list_physical_devices(self, kind: str) -> list[str]:
+            return [f"{kind}:{number}" for number in range(3)]
+
+        def set_visible_devices(self, devices: list[str], kind: str) -> None:
+            self.visible = devices
+
+    options = Options()
+    config = tf.compat.v1.ConfigProto(gpu_options=tf.compat.v1.GPUOptions(visible_device_list=listed))
+    adopt_gpus(config, options)
+    assert options.visible == chosen
+    adopt_gpus(None, options)
+    assert options.visible == chosen
+
+
+def test_more_than_the_pool_of_pinned_memory_holds_is_refused_before_training() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.errors import StoreError
+    from lms.transports.device import DeviceTransport
+
+    transport = DeviceTransport({"TF_GPU_HOST_MEM_LIMIT_IN_MB": "100"})
+    transport.require_room(100 << 20)
+    with pytest.raises(StoreError, match="swaps 101 MiB .* holds 100; raise TF_GPU_HOST_MEM_LIMIT_IN_MB"):
+        transport.require_room(101 << 20)
+    DeviceTransport({}).require_room(128 << 30)
+
+
+def test_each_of_several_gpus_is_planned_by_itself() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.device.device import Device
+
+    first, tenth, cpu = Device("GPU:1", 1 << 30), Device("GPU:10", 2 << 30), Device("CPU:0", None)
+    job = "/job:localhost/replica:0/task:0/device:"
+    assert [one.holds(f"{job}GPU:1") for one in (first, tenth, cpu)] == [True, False, False]
+    assert [one.holds(f"{job}GPU:10") for one in (first, tenth, cpu)] == [False, True, False]
+    assert [one.holds(f"{job}CPU:1") for one in (first, tenth, cpu)] == [False, False, True]
+
+
+def test_a_step_on_two_devices_is_planned_for_each_and_trains_to_the_same_bits() -> None:
+    pytest.importorskip("tensorflow")
+    seen = run_job("two_devices_job.py")
+    assert seen["same"] and seen["warnings"] == []
+    assert len(seen["tensors"]) == 2 and min(seen["tensors"]) > 0
+    assert seen["swapped"] == 3 * sum(seen["tensors"]), "in each of three steps"
+    first, second = seen["budgets"]
+    assert first == pytest.approx(2 * second, rel=0.1), "of 64 MiB and of 32"

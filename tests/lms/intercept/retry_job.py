@@ -1,0 +1,454 @@
+"""First steps that run out of memory, and are tried again: each case prints its name when it holds.
+
+Run as a child process by test_retry.py, with ``keras`` or ``loops``. A function of the step says twice that
+memory ran out, so that each case meets all three tries.
+"""
+
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
+
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+from lms.intercept import batch_replay as lms_batches  # noqa: E402
+
+WIDTH, LAYERS, ROWS = 64, 8, 256
+FAILURES: list[str] = []
+SEEN: list[float] = []
+"""The first number of each batch that a step has got to its end with."""
+WEIGHTS = [tf.Variable(tf.zeros((WIDTH, WIDTH))) for _ in range(LAYERS)]
+BATCH = tf.random.stateless_normal((ROWS, WIDTH), (9, 1))
+
+
+def mark(first: Any) -> Any:
+    """Notes the batch, or fails as long as that is wanted."""
+    if FAILURES:
+        raise MemoryError(FAILURES.pop())
+    SEEN.append(float(first))
+    return first
+
+
+def marked(first: Any) -> Any:
+    """The same as an op of the step."""
+    return tf.ensure_shape(tf.numpy_function(mark, [tf.cast(first, tf.float32)], tf.float32), ())
+
+
+def batches(count: int) -> Any:
+    """Batches whose first number is their own, made while they are asked for."""
+    numbers = tf.data.Dataset.range(count)
+    return numbers.map(lambda i: tf.random.stateless_normal((ROWS, WIDTH), (i, 1)), num_parallel_calls=2).map(
+        lambda x: (x, tf.reduce_sum(x, 1, keepdims=True))
+    )
+
+
+def train(x: Any) -> Any:
+    """One step of a hand-made net."""
+    with tf.GradientTape() as tape:
+        h = x
+        for weight in WEIGHTS:
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_sum(h * h)
+    for weight, gradient in zip(WEIGHTS, tape.gradient(loss, WEIGHTS), strict=True):
+        weight.assign_sub(1e-3 * gradient)
+    with tf.control_dependencies([loss]):
+        return loss + 0.0 * marked(x[0, 0])
+
+
+@contextmanager
+def tried(failures: int, **fields: Any) -> Iterator[list[str]]:
+    """LMS with a budget, whose first steps fail as often as that; yields the warnings of that time."""
+    texts: list[str] = []
+    fields = {
+        "policy": "budget",
+        "budget_bytes": 1 << 20,
+        "margin": 0.0,
+        "min_tensor_bytes": 1 << 12,
+        **fields,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lms.enable(**fields)
+        FAILURES[:] = ["OOM when allocating tensor"] * failures
+        try:
+            yield texts
+        finally:
+            FAILURES.clear()
+            texts += [str(one.message) for one in caught]
+            lms.disable()
+
+
+def start() -> None:
+    """The same weights and random numbers for every run."""
+    SEEN.clear()
+    tf.random.set_seed(7)
+    for seed, weight in enumerate(WEIGHTS):
+        weight.assign(tf.random.stateless_normal(weight.shape, (seed, 2)) * 0.2)
+
+
+def weights_after(run: Callable[[], Any]) -> tuple[Any, ...]:
+    """What ``run`` gives, the batches that it saw, and the weights that it leaves."""
+    start()
+    found = run()
+    return found, list(SEEN), b"".join(weight.numpy().tobytes() for weight in WEIGHTS)
+
+
+def require_same(run: Callable[[], Any], **fields: Any) -> list[str]:
+    """``run`` comes to the same without LMS and with two failures under it; gives the warnings."""
+    plain = weights_after(run)
+    with tried(2, **fields) as texts:
+        retried = weights_after(run)
+        assert not FAILURES and lms.report().retries == 2, lms.report()
+        assert lms.report().edited, lms.report()
+    assert retried[:2] == plain[:2], (retried[:2], plain[:2])
+    assert retried[2] == plain[2], "other weights"
+    assert plain[1], "nothing was trained"
+    return texts
+
+
+def fit(count: int, *, steps_per_execution: int = 1, dropout: float = 0.0) -> Callable[[], Any]:
+    """A training by Keras of ``count`` batches; gives what the callbacks saw and the weights."""
+
+    def run() -> Any:
+        keras, layers = tf.keras, tf.keras.layers
+        keras.utils.set_random_seed(3)
+
+        class Marking(keras.Model):  # type: ignore[misc, name-defined]
+            def train_step(self, data: Any) -> Any:
+                logs = super().train_step(data)
+                return {**logs, "first": marked(data[0][0, 0])}
+
+        x = inputs = keras.Input((WIDTH,))
+        for _ in range(LAYERS):
+            x = layers.Dense(WIDTH, activation="relu")(x)
+            x = layers.Dropout(dropout)(x) if dropout else x
+        model = Marking(inputs, layers.Dense(1)(x))
+        model.compile("adam", "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
+        history = model.fit(batches(count), epochs=2, verbose=0, validation_data=batches(2))
+        values = [weight.tobytes() for weight in (*model.get_weights(), *optimizer_values(model.optimizer))]
+        return history.history, values
+
+    return run
+
+
+def optimizer_values(optimizer: Any) -> list[Any]:
+    """The optimizer's own variables."""
+    variables = optimizer.variables
+    return [variable.numpy() for variable in (variables() if callable(variables) else variables)]
+
+
+def keras_trains_with_the_batches_that_it_would_have() -> None:
+    """Two batches, two failures: all of them are trained with, in their order."""
+    require_same(fit(2))
+    assert len(SEEN) == 4 and SEEN[:2] == SEEN[2:], SEEN
+
+
+def several_steps_in_one_call() -> None:
+    """Of seven batches in calls of three the last call gets one."""
+    require_same(fit(7, steps_per_execution=3))
+    assert len(SEEN) == 14 and SEEN[:7] == SEEN[7:], SEEN
+
+
+def random_numbers_of_layers_are_drawn_again() -> None:
+    """Dropout counts in variables, or in kernels that are made anew."""
+    require_same(fit(4, dropout=0.3))
+
+
+def a_loop_whose_step_takes_its_batch() -> None:
+    """It ends where it would have, with TensorFlow's own exception."""
+
+    def run() -> Any:
+        step, iterator, losses = tf.function(lambda iterator: train(next(iterator)[0])), iter(batches(3)), []
+        try:
+            while True:
+                losses.append(float(step(iterator)))
+        except tf.errors.OutOfRangeError as error:
+            return losses, "End of sequence" in str(error)
+
+    texts = require_same(run)
+    assert len(SEEN) == 3
+    assert any("numpy_function or py_function runs once more" in text for text in texts), texts
+
+
+def every_structure_is_given_again() -> None:
+    """Dictionaries, nothing, ragged and sparse tensors, strings, small floats, several iterators."""
+
+    def elements(i: Any) -> Any:
+        x = tf.random.stateless_normal((ROWS, WIDTH), (i, 1))
+        ragged = tf.RaggedTensor.from_row_lengths(tf.range(6), [1, 2, 3])
+        extra = {"text": tf.strings.as_string(i), "ragged": ragged, "sparse": tf.sparse.from_dense(tf.eye(3))}
+        return {"x": x, "extra": (extra, tf.cast(x, tf.bfloat16))}, None
+
+    def step(first: Any, *, others: Any) -> Any:
+        inputs, nothing = next(first)
+        extra, small = inputs["extra"]
+        assert nothing is None
+        total = tf.reduce_sum(extra["ragged"] * 2) + tf.strings.to_number(extra["text"], tf.int32)
+        added = tf.sparse.reduce_sum(extra["sparse"]) + tf.cast(tf.reduce_sum(small), tf.float32)
+        return train(inputs["x"] + next(others["b"])[0]), total, added
+
+    def run() -> Any:
+        function = tf.function(step)
+        first, second = iter(tf.data.Dataset.range(3).map(elements)), iter(batches(4).prefetch(2))
+        found = [[float(one) for one in function(first, others={"b": second})] for _ in range(3)]
+        return found, float(next(second)[0][0, 0]), function.experimental_get_tracing_count()
+
+    require_same(run)
+
+
+def a_loop_in_the_step() -> None:
+    """The number of batches is known to nobody before it runs."""
+
+    def epoch(iterator: Any) -> Any:
+        total = 0.0
+        for x, _ in iterator:
+            total += train(x)
+        return total
+
+    require_same(lambda: float(tf.function(epoch)(iter(batches(5)))))
+    assert len(SEEN) == 5
+
+
+def generators_and_seeds_are_put_back() -> None:
+    """A generator is a variable; an op without a seed counts in a kernel, which is new in a new trace."""
+    made = tf.random.Generator.from_seed(5)
+
+    def run() -> Any:
+        made.reset_from_seed(5)
+
+        @tf.function
+        def step(iterator: Any) -> Any:
+            x = next(iterator)[0] + made.normal((ROWS, WIDTH)) + tf.random.normal((ROWS, WIDTH))
+            return train(x)
+
+        iterator = iter(batches(2))
+        return [float(step(iterator)) for _ in range(2)]
+
+    require_same(run)
+
+
+def variables_around_the_step_are_put_back() -> None:
+    """What the caller of the planned function counts is none of that function's own."""
+    count = tf.Variable(0.0)
+
+    def run() -> Any:
+        count.assign(0.0)
+        inner = tf.function(train)
+
+        @tf.function
+        def outer(iterator: Any) -> Any:
+            count.assign_add(1.0)
+            return inner(next(iterator)[0])
+
+        iterator = iter(batches(2))
+        return [float(outer(iterator)) for _ in range(2)], float(count)
+
+    require_same(run)
+
+
+def require_refusal(run: Callable[[], Any], *said: str) -> None:
+    """``run`` is not tried again; the error says why."""
+    start()
+    with tried(1):
+        try:
+            run()
+        except tf.errors.ResourceExhaustedError as error:
+            assert "not tried again" in str(error) and all(text in str(error) for text in said), error
+        else:
+            raise AssertionError("the error is lost")
+        assert lms.report().retries == 0
+
+
+def what_cannot_be_given_again_is_an_error() -> None:
+    """Iterators that the step captures, datasets that it goes through, tables and queues that it changes."""
+    iterator, data = iter(batches(9)), batches(2)
+    require_refusal(tf.function(lambda: train(next(iterator)[0])), "none of its arguments")
+    captured = tf.function(lambda other: train(next(other)[0] + next(iterator)[0]))
+    require_refusal(lambda: captured(iter(data)), "none of its arguments")
+
+    later = tf.function(lambda other, trains: train(next(other)[0]) if trains else next(other)[1])
+    require_refusal(lambda: [later(iterator, trains) for trains in (False, True)], "in a later trace")
+
+    @tf.function
+    def through(dataset: Any) -> Any:
+        total = 0.0
+        for x, _ in dataset:
+            total += train(x)
+        return total
+
+    require_refusal(lambda: through(data), "goes through a dataset")
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    queue = tf.queue.FIFOQueue(3, [tf.float32], [[]])
+    queue.enqueue(1.0)
+
+    def inserting(x: Any) -> Any:
+        table.insert(tf.constant(1, tf.int64), tf.constant(2, tf.int64))
+        return train(x)
+
+    x = next(iterator)[0]
+    require_refusal(lambda: tf.function(inserting)(x), "changes a lookup table")
+    failing = data.map(lambda x, _: (tf.numpy_function(lambda x: mark(x[0, 0]), [x], tf.float32), 0))
+    require_refusal(
+        lambda: tf.function(lambda it: train(BATCH + next(it)[0]))(iter(failing)), "pipeline itself failed"
+    )
+    require_refusal(lambda: tf.function(lambda y: train(y + queue.dequeue()))(x), "items of a queue")
+
+
+def more_than_is_kept_is_an_error() -> None:
+    """The step goes on, with the batches in their order, but is not tried again."""
+    kept, lms_batches.KEPT_BYTES = lms_batches.KEPT_BYTES, 1
+
+    def epoch(iterator: Any) -> Any:
+        total = 0.0
+        for x, _ in iterator:
+            total += train(x)
+        return total
+
+    def run() -> Any:
+        return float(tf.function(epoch)(iter(batches(5))))
+
+    try:
+        plain = weights_after(run)
+        with tried(0):
+            assert weights_after(run) == plain
+        require_refusal(run, "more than")
+    finally:
+        lms_batches.KEPT_BYTES = kept
+
+
+def a_table_that_is_only_read_is_no_matter() -> None:
+    """Nor is one beside an iterator among the arguments."""
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0)
+
+    def run() -> Any:
+        step = tf.function(lambda iterator: train(next(iterator)[0] * table.lookup(tf.constant(1))))
+        iterator = iter(batches(2))
+        return [float(step(iterator)) for _ in range(2)]
+
+    require_same(run)
+
+
+class Rows(tf.experimental.BatchableExtensionType):  # type: ignore[misc]
+    """A type of a user's own."""
+
+    rows: tf.RaggedTensor
+
+
+def rows_of_ragged_tensors_reach_the_step() -> None:
+    """Their pipeline says ragged and gives plain ones, alone or in another type."""
+    rows = tf.ragged.constant([[1.0], [2.0, 3.0], []])
+
+    def run(data: Any) -> Any:
+        step, iterator = (
+            tf.function(lambda iterator: train(BATCH + tf.reduce_sum(next(iterator)))),
+            iter(data),
+        )
+        return [float(step(iterator)) for _ in range(3)]
+
+    def summed(data: Any) -> Any:
+        step, iterator = tf.function(lambda iterator: tf.reduce_sum(next(iterator).rows)), iter(data)
+        return [float(step(iterator)) for _ in range(3)]
+
+    alone = tf.data.Dataset.from_tensor_slices(rows)
+    plain = weights_after(lambda: run(alone))
+    with tried(0):
+        assert weights_after(lambda: run(alone)) == plain
+        assert summed(tf.data.Dataset.from_tensor_slices(Rows(rows))) == [1.0, 5.0, 0.0]
+
+
+def calls_of_other_threads_are_no_part_of_it() -> None:
+    """One ends while the step runs, as those in an input pipeline do."""
+    other = tf.function(lambda: tf.constant(1.0))
+
+    def beside(x: Any) -> Any:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return x
+
+    def run() -> Any:
+        step = tf.function(lambda x: train(x + 0.0 * tf.numpy_function(beside, [x[0, 0]], tf.float32)))
+        return [float(step(BATCH)) for _ in range(2)]
+
+    require_same(run)
+
+
+def what_a_pipeline_raises_is_raised() -> None:
+    """As it is, and not as the stand-in would put it; the iterator goes on behind it."""
+
+    def elements(i: Any) -> Any:
+        with tf.control_dependencies(
+            [tf.debugging.assert_none_equal(i, tf.constant(1, tf.int64), message="bad element")]
+        ):
+            return tf.random.stateless_normal((ROWS, WIDTH), (i, 1))
+
+    def run() -> Any:
+        step, found = tf.function(lambda iterator: train(next(iterator)) + train(next(iterator))), []
+        iterator = iter(tf.data.Dataset.range(5).map(elements))
+        for _ in range(3):
+            try:
+                found.append(float(step(iterator)))
+            except tf.errors.OpError as error:
+                found.append((type(error).__name__, "bad element" in str(error)))
+        return found
+
+    plain = weights_after(run)
+    with tried(0):
+        again = weights_after(run)
+    assert plain[0][0] == ("InvalidArgumentError", True) and isinstance(plain[0][1], float), plain[0]
+    assert again[:2] == plain[:2], (again[:2], plain[:2])
+
+
+def batches_are_kept_outside_of_the_device() -> None:
+    """Eight of a mebibyte each, which the device does not hold while the step runs."""
+
+    def in_use() -> int:
+        return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+    source = lms_batches.Source.of(iter(tf.data.Dataset.range(9).map(lambda i: tf.fill((1 << 18,), i))))
+    stand_in = source.stand_in()
+    assert int(next(stand_in)[0]) == 0
+    before = in_use()
+    assert [int(next(stand_in)[0]) for _ in range(8)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert in_use() - before < 1 << 20, (before, in_use())
+    source.rewind()
+    assert [int(batch[0]) for batch in source.stand_in()] == list(range(9))
+
+
+KERAS_CASES = (
+    keras_trains_with_the_batches_that_it_would_have,
+    several_steps_in_one_call,
+    random_numbers_of_layers_are_drawn_again,
+)
+LOOP_CASES = (
+    a_loop_whose_step_takes_its_batch,
+    every_structure_is_given_again,
+    a_loop_in_the_step,
+    generators_and_seeds_are_put_back,
+    variables_around_the_step_are_put_back,
+    what_cannot_be_given_again_is_an_error,
+    more_than_is_kept_is_an_error,
+    a_table_that_is_only_read_is_no_matter,
+    rows_of_ragged_tensors_reach_the_step,
+    calls_of_other_threads_are_no_part_of_it,
+    what_a_pipeline_raises_is_raised,
+    batches_are_kept_outside_of_the_device,
+)
+
+if __name__ == "__main__":
+    for case in KERAS_CASES if sys.argv[1:] == ["keras"] else LOOP_CASES:
+        try:
+            case()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+        else:
+            print("held:", case.__name__, flush=True)

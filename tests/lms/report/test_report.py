@@ -1,0 +1,214 @@
+"""The picture of a step: what stands in it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow")
+from lms.config import LMSConfig
+from lms.device.device import Device
+from lms.errors import LMSError
+from lms.ir.graph import GraphBuilder
+from lms.planner.planner import plan
+from lms.reader.shapes import ShapeHints
+from lms.report.render import explain_out_of_memory, plot_memory, require_drawable
+from lms.report.stats import GraphStats, OpenSizes, Planned, Report
+from lms.transports.base import StoreStats
+
+MIB = 1 << 20
+
+
+def planned() -> Planned:
+    build = GraphBuilder()
+    (value,) = build.add("images", "Placeholder", outputs=[MIB])
+    made = []
+    for index in range(4):
+        name = f"a_model_with_a_long_name/block_{index}/convolution"
+        made += [value := build.add(name, "Conv2D", inputs=[value], outputs=[8 * MIB])[0]]
+    (gradient,) = build.add("loss", "Loss", inputs=[value], outputs=[1024])
+    for index in reversed(range(4)):
+        (gradient,) = build.add(f"b{index}", "ConvGrad", inputs=[made[index], gradient], outputs=[1024])
+    graph = build.build(kept=[gradient])
+    return Planned("a step", graph, plan(graph, LMSConfig(policy="all")), 3 * MIB, None, graph)
+
+
+def test_the_picture_names_what_is_alive_at_the_peak(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_memory(planned(), tmp_path / "memory.svg")
+    drawn = (tmp_path / "memory.svg").read_text()
+    assert "before: peak 35 MiB" in drawn and "after: peak 19 MiB" in drawn
+    assert "8.0 MiB .../block_1/convolution:0" in drawn
+    assert "3.0 MiB in use before the step" in drawn and "3 tensors swapped" in drawn
+
+
+def test_a_png_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_memory(planned(), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LMSError, match="ends in .png or .svg"):
+        plot_memory(planned(), tmp_path / "memory.pdf")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/memory.png", "there is no folder"),
+        ("folder.svg", "it is a folder"),
+        ("file/a.png", "is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_drawn_into_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(LMSError, match=f"cannot write '.*': .*{why}.*; needed in lms.plot"):
+        require_drawable(tmp_path / name)
+
+
+def test_a_disk_without_room_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", full)
+    with pytest.raises(LMSError, match="memory.png': No space left on device"):
+        plot_memory(planned(), tmp_path / "memory.png")
+
+
+OPEN = OpenSizes(3, "rows:0")
+
+
+def report_of(*graphs: GraphStats) -> Report:
+    return Report(Device("CPU:0", 64 * MIB), "host", graphs, 30 * MIB, StoreStats())
+
+
+def stats_of(name: str, open_sizes: OpenSizes | None) -> GraphStats:
+    made = planned().plan
+    return replace(GraphStats.of(name, made, None, 3 * MIB, 22 * MIB, open_sizes), edited=True)
+
+
+def test_a_peak_is_not_told_while_sizes_are_open() -> None:
+    known, unknown = stats_of("known", None), stats_of("a step", OPEN)
+    assert (unknown.planned_peak_bytes, unknown.peak_before_bytes, unknown.floor_bytes) == (None, None, None)
+    report = report_of(known, unknown)
+    assert report.planned_peak_bytes is None and report.peak_error is None
+    lines = [" ".join(line.split()) for line in str(report).splitlines()]
+    why = "the sizes of 3 tensors (such as rows:0) are open; set batch_size (LMS_BATCH_SIZE)"
+    assert f"peak - {why}" in lines and f"planned peak - {why}" in lines
+    assert "peak 35.0 MiB before, 22.0 MiB planned" in lines and "measured peak 30.0 MiB" in lines
+    outside = "in it 3.0 MiB from outside of the step (variables, constants, data, buffers)"
+    assert f"{outside}, 16.0 MiB of its tensors, 3.0 MiB that the allocator's chunks have to spare" in lines
+    assert outside in lines  # of open sizes no sum is told
+
+
+def test_the_latest_plan_of_a_graph_counts() -> None:
+    again = report_of(stats_of("a step", OPEN), stats_of("a step", None))
+    assert (
+        again.planned_peak_bytes == 22 * MIB and "batch_size" not in str(again).partition("planned peak")[2]
+    )
+
+
+def test_horovods_buffer_is_named_in_the_peak() -> None:
+    stats = replace(stats_of("a step", None), fusion_bytes=16 * MIB)
+    planned_row = str(report_of(stats)).partition("planned peak")[2].splitlines()[0]
+    assert "22.0 MiB, 16.0 MiB of it Horovod's buffer (HOROVOD_FUSION_THRESHOLD), 42.0 MiB" in planned_row
+    assert "Horovod" not in str(report_of(stats_of("a step", None)))
+
+
+def test_copies_that_nobody_counts_are_not_told_as_none() -> None:
+    report = report_of(stats_of("a step", None))
+    assert re.search(r"moved so far +0.0 MiB out, 0.0 MiB in", str(report)) and "held at most" in str(report)
+    on_gpu, unswapped = replace(report, transport="device"), replace(report, transport="none")
+    assert re.search(r"moved so far +- TensorFlow makes the copies and counts none", str(on_gpu))
+    assert "held at most" not in str(on_gpu) and "moved so far" not in str(unswapped)
+
+
+def test_what_the_data_decides_is_not_blamed_on_the_batch_size() -> None:
+    names = ("chosen:0", "more:0")
+    assert OpenSizes.of((), known=True) is None
+    assert "are open; set batch_size" in str(OpenSizes.of(names, known=False))
+    said = "the sizes of 2 tensors (such as chosen:0) depend on the data, or on open sizes beside"
+    assert str(OpenSizes.of(names, known=True)).startswith(said)
+    assert "pad all to one" in str(OpenSizes.of(names, known=True))
+    assert str(OpenSizes.of(names[:1], known=False)).startswith("the size of 1 tensor (chosen:0) is open; ")
+
+
+def test_the_size_of_the_batch_is_known_of_a_call_a_batch_or_a_feed() -> None:
+    for hints in (
+        ShapeHints(batch_size=8),
+        ShapeHints(arguments={0: (8, 3)}),
+        ShapeHints(batches=((8, 3),)),
+        ShapeHints(feeds={"x": (8, 3)}),
+    ):
+        assert hints.knows_batch
+    assert not ShapeHints(arguments={0: ()}, batches=((),)).knows_batch
+
+
+def test_running_out_of_memory_with_open_sizes_tells_no_numbers_of_the_known_part(tmp_path: Path) -> None:
+    step = replace(planned(), open_sizes=OPEN)
+    text = explain_out_of_memory(step, report_of(stats_of("a step", OPEN)))
+    assert "What a step needs is not known: the sizes of 3 tensors" in text and "for the step" not in text
+    assert "for the step" in explain_out_of_memory(planned(), report_of())
+    pytest.importorskip("matplotlib")
+    plot_memory(step, tmp_path / "memory.svg")
+    assert "not drawn: 3 of unknown size" in (tmp_path / "memory.svg").read_text()
+
+
+def test_equal_traces_of_a_step_are_one_row() -> None:
+    first, other = stats_of("a step", None), replace(stats_of("a step", None), ops=7)
+    rows = [
+        line.split(maxsplit=1)[1]
+        for line in str(report_of(first, other, first)).splitlines()
+        if " graph " in line
+    ]
+    assert [row.partition(": ")[0] for row in rows] == ["a step (traced 2 times)", "a step"]
+
+
+def test_the_policy_is_what_the_user_chose() -> None:
+    step = replace(stats_of("a step", None), policy="budget", budget_bytes=312 * MIB)
+    assert "policy auto (budget 312.0 MiB), " in str(report_of(replace(step, asked_policy="auto")))
+    assert "policy budget, " in str(report_of(replace(step, asked_policy="budget")))
+    least = replace(step, policy="all", asked_policy="auto")  # as a plan that needed the least memory
+    assert "policy auto (all), " in str(report_of(least))
+
+
+def test_a_measured_peak_above_the_plan_is_explained() -> None:
+    report = report_of(replace(stats_of("a step", None), planned_peak_bytes=26 * MIB))
+    assert "+15.4% against planned; with memory to spare the allocator gives" in str(report)
+    beside = replace(report, warnings=("another step stays as it is: it cannot be read",))
+    assert "+15.4% against planned; what stays as it is (see the warnings) has no plan" in str(beside)
+    near = report_of(replace(stats_of("a step", None), planned_peak_bytes=29 * MIB))
+    assert "+3.4% against planned)" in str(near)
+
+
+@pytest.mark.parametrize(
+    ("policy", "advice"),
+    [("auto", "larger margin"), ("all", "swaps all that it can already"), ("threshold", "'auto' or 'all'")],
+)
+def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: str) -> None:
+    step = planned()
+    step = replace(step, plan=replace(step.plan, policy=policy))
+    *_, last = explain_out_of_memory(step, report_of()).splitlines()
+    assert advice in last and "smaller batch" in last
+    assert ("LMS_POLICY=all" in last) == (policy != "all")
+
+
+def test_only_tensors_of_some_size_are_named() -> None:
+    text = explain_out_of_memory(planned(), report_of())
+    assert re.search(r"8\.0 MiB  a_model_with_a_long_name/block_\d/convolution:0", text)
+    assert " 0.0 MiB  " not in text
+
+
+def test_what_onednn_keeps_beside_an_output_is_named_in_words() -> None:
+    build = GraphBuilder()
+    (image,) = build.add("image", "Placeholder", outputs=[MIB])
+    pooled, places = build.add("pool", "MaxPool", inputs=[image], outputs=[MIB, MIB // 4])
+    halves = build.add("halves", "Split", inputs=[pooled], outputs=[MIB // 2, MIB // 2])
+    graph = build.build(kept=[places, *halves])
+    assert graph.tensor_name(pooled) == "pool:0" and graph.tensor_name(halves[1]) == "halves:1"
+    assert graph.tensor_name(places) == "pool (places of its maxima, kept for the gradient)"

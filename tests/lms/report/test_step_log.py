@@ -1,0 +1,70 @@
+"""The file of steps that LMS_STATS_FILE names."""
+
+from pathlib import Path
+
+import pytest
+
+from lms.errors import LMSError
+from lms.report.step_log import COLUMNS, StepLog, rank_path
+from lms.transports.base import StoreStats
+
+
+class Owner:
+    """What holds a step."""
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    return [line.split(",") for line in path.read_text().splitlines()]
+
+
+def test_a_line_for_each_step_of_what_was_planned(tmp_path: Path) -> None:
+    swapped = [0]
+    path, owner = tmp_path / "steps.csv", Owner()
+
+    def counters() -> tuple[StoreStats, int]:
+        return StoreStats(swap_outs=swapped[0], bytes_out=8 * swapped[0]), 64
+
+    def step() -> str:
+        swapped[0] += 2
+        return "result"
+
+    log = StepLog(str(path), {}, counters)
+    assert log.run(owner, "unplanned", step) == "result"
+    log.planned(owner)
+    log.run(owner, "a", step)
+    log.run(owner, "b", lambda: None, idle=False)
+    log.run(owner, "c", lambda: None)
+    header, *rows = lines_of(path)
+    assert header == list(COLUMNS)
+    assert [row[:2] + row[3:] for row in rows] == [
+        ["0", "a", "2", "0", "16", "0", "64"],
+        ["1", "c", "0", "0", "0", "0", "64"],
+    ]
+
+
+def test_what_nothing_counts_stays_empty(tmp_path: Path) -> None:
+    path, owner = tmp_path / "steps.csv", Owner()
+    log = StepLog(str(path), {}, lambda: (None, None))
+    log.planned(owner)
+    log.run(owner, "a", lambda: None, idle=False)
+    assert lines_of(path)[1][3:] == [""] * 5
+
+
+def test_each_rank_has_its_own_file() -> None:
+    path = Path("out/steps.csv")
+    assert rank_path(path, {"WORLD_SIZE": "2", "RANK": "1"}) == Path("out/steps.rank1.csv")
+    assert rank_path(path, {"WORLD_SIZE": "1", "RANK": "0"}) == path
+    assert rank_path(path, {}) == path
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "steps.csv", tmp_path):
+        with pytest.raises(LMSError, match=r"cannot write .*; needed in stats_file"):
+            StepLog(str(path), {}, lambda: (None, None))
+
+
+def test_a_process_that_trains_nothing_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("of another process")
+    StepLog(str(path), {}, lambda: (None, None)).run(Owner(), "a", lambda: None)
+    assert path.read_text() == "of another process"

@@ -1,0 +1,177 @@
+"""Edits random graphs and runs them; prints as JSON what went wrong, by seed.
+
+    python fuzz_job.py FIRST COUNT
+
+Each graph is read, planned for a random budget, written, validated and run in a session without any of
+TensorFlow's optimizations: its results must be those of the graph as it was, bit for bit. A damaged copy
+of it must be refused or read, and nothing else.
+"""
+
+import json
+import os
+import random
+import sys
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import tensorflow as tf  # noqa: E402
+from tensorflow.core.framework import graph_pb2  # noqa: E402
+from tensorflow.core.protobuf import rewriter_config_pb2  # noqa: E402
+
+from lms.config import LMSConfig  # noqa: E402
+from lms.device.kernels import OneDnnCpu  # noqa: E402
+from lms.errors import UnreadableError  # noqa: E402
+from lms.ir.liveness import Buffers  # noqa: E402
+from lms.planner.host_operands import decide  # noqa: E402
+from lms.planner.sum_order import beginnings  # noqa: E402
+from lms.reader.node_table import NodeTable  # noqa: E402
+from lms.reader.shapes import infer  # noqa: E402
+from lms.reader.step_reader import Place, read_step, step_frames  # noqa: E402
+from lms.rewriter.validation import validate  # noqa: E402
+from lms.rewriter.writer import RewriteError, write_plan  # noqa: E402
+from lms.transports.host import HostTransport  # noqa: E402
+
+v1 = tf.compat.v1
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+ROWS, WIDTH = 16, 32
+PLACE = Place(lambda device: True, OneDnnCpu())
+
+
+class TensorFlowRefusesError(Exception):
+    """TensorFlow itself cannot read a graph."""
+
+
+def random_graph(seed: int) -> tuple[Any, list[str]]:
+    """A GraphDef with conditions and loops as an executor has them, and what to fetch."""
+    choice = random.Random(seed)  # noqa: S311
+    graph = tf.Graph()
+    with graph.as_default():
+        # No constants: TensorFlow works out what depends on them alone before a graph runs.
+        tensors = [v1.random_uniform((ROWS, WIDTH), -1, 1, seed=1)]
+        weight = v1.random_uniform((WIDTH, WIDTH), -0.2, 0.2, seed=2)
+        for number in range(choice.randint(10, 40)):
+            scope = "gradient_tape" if number > 12 else "model"
+            with tf.name_scope(scope):
+                tensors.append(_layer(choice, tensors, weight))
+        ends = [tf.identity(one, "end") for one in choice.sample(tensors, min(3, len(tensors)))]
+    graph_def = graph.as_graph_def()
+    for node in graph_def.node:
+        node.device = CPU
+    return graph_def, [one.name for one in ends]
+
+
+def _layer(choice: random.Random, tensors: list[Any], weight: Any) -> Any:
+    one, other = (choice.choice(tensors[-5:]) for _ in range(2))
+    kind = choice.randrange(12)
+    if kind < 3:
+        return tf.matmul(one, weight)
+    if kind < 5:
+        return one + other
+    if kind == 5:
+        return tf.tanh(tf.reshape(one, (WIDTH, ROWS)))[:ROWS] if ROWS == WIDTH else tf.tanh(one)
+    if kind == 6:
+        return tf.split(tf.concat([one, other], 1), 2, 1)[choice.randrange(2)]
+    if kind == 7:
+        return tf.add_n([one, other])  # of two terms either may be the first
+    if kind == 8:
+        flat = tf.reshape(one, (-1,))
+        return tf.reshape(tf.nn.relu(flat), (ROWS, WIDTH))
+    if kind == 9:
+        return tf.identity(tf.stop_gradient(one)) * 0.5
+    if kind == 10:
+        asked = tf.reduce_sum(other) > choice.random()
+        return v1.cond(asked, lambda: tf.tanh(one @ weight), lambda: one * 2.0)
+    turns = choice.randint(1, 3)
+    return v1.while_loop(lambda i, x: i < turns, lambda i, x: (i + 1, tf.tanh(x @ weight + one)), [0, other])[
+        1
+    ]
+
+
+def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[str]) -> tuple[Any, int]:
+    """An edited copy of a graph, and how many tensors are swapped."""
+    choice = random.Random(-seed)  # noqa: S311
+    copy = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())
+    table = NodeTable.of(copy)
+    try:
+        known = infer(copy, [fetch.partition(":")[0] for fetch in fetches])
+    except (IndexError, RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise TensorFlowRefusesError from error
+    outputs = [known.get(name, []) for name in table.names]
+    swapped = 0
+    for frame in step_frames(table) or [0]:
+        step = read_step(table, outputs, PLACE, frame, fetches)
+        policy = choice.choice(("all", "budget"))
+        least = choice.choice((1, 1, 1024, 4096))
+        budget = choice.randint(20, 200) * 1024 if policy == "budget" else None
+        config = LMSConfig(enabled=True, policy=policy, budget_bytes=budget, min_tensor_bytes=least)
+        decided = decide(step.graph, config, "CPU", None)
+        plan = decided.plan
+        assert plan.peak_bytes <= plan.peak_before_bytes or plan.policy != "budget" or plan.feasible
+        sums = beginnings(Buffers.of(step.graph))
+        edits = write_plan(copy, step, plan, transport, decided.relocation, sums)
+        validate(copy, table, outputs, edits.nodes)
+        swapped += len(plan.swaps)
+        break
+    return copy, swapped
+
+
+def run(graph_def: Any, fetches: list[str]) -> list[Any]:
+    """What a session makes of a graph, without any optimization."""
+    config = v1.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.disable_meta_optimizer = True
+    rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    config.graph_options.optimizer_options.opt_level = -1
+    config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = 1
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        with v1.Session(graph=graph, config=config) as session:
+            return list(session.run(fetches))
+
+
+def damaged(graph_def: Any, seed: int) -> Any:
+    """A copy with one thing wrong."""
+    choice = random.Random(seed)  # noqa: S311
+    copy = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())
+    node = choice.choice([one for one in copy.node if one.input])
+    kind = choice.randrange(5)
+    if kind == 0:
+        node.input[0] = "nobody"
+    elif kind == 1:
+        node.input.append(f"^{choice.choice(copy.node).name}")
+    elif kind == 2:
+        node.input[0] = choice.choice(copy.node).name
+    elif kind == 3:
+        node.op = choice.choice(("Enter", "Exit", "Merge", "Switch", "NextIteration"))
+    else:
+        del copy.node[choice.randrange(len(copy.node))]
+    return copy
+
+
+def main(first: int, count: int) -> dict[str, Any]:
+    """By kind the seeds that went wrong, and how many tensors were swapped in all."""
+    transport = HostTransport(os.environ)
+    found: dict[str, Any] = {"differ": [], "refused": [], "faults": [], "swapped": 0}
+    for seed in range(first, first + count):
+        graph_def, fetches = random_graph(seed)
+        try:
+            copy, swapped = edited(graph_def, seed, transport, fetches)
+        except RewriteError as error:
+            found["refused"].append((seed, str(error)))
+            continue
+        found["swapped"] += swapped
+        before, after = run(graph_def, fetches), run(copy, fetches)
+        if any(one.tobytes() != other.tobytes() for one, other in zip(before, after, strict=True)):
+            found["differ"].append(seed)
+        try:
+            edited(damaged(graph_def, seed), seed, transport, fetches)
+        except (UnreadableError, RewriteError, TensorFlowRefusesError):
+            pass
+        except Exception as error:  # noqa: BLE001
+            found["faults"].append((seed, f"{type(error).__name__}: {error}"))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,77 @@
+import pytest
+
+from lms.ir.graph import GraphBuilder, Use
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import Swap, SwapIn
+from lms.simulate.cost_model import Costs, costs_of
+from lms.simulate.step_time import simulate
+
+KIB = 1024
+COSTS = Costs(out_bytes_per_s=KIB, in_bytes_per_s=2 * KIB, copy_latency_s=0.0)
+"""4 KiB take four seconds out and two back; ops take the seconds that each test gives them."""
+
+
+def forward_and_back():
+    build = GraphBuilder()
+    (a,) = build.add("a", "Op", outputs=[4 * KIB])
+    (b,) = build.add("b", "Op", inputs=[a], outputs=[KIB])
+    (c,) = build.add("c", "Op", inputs=[b], outputs=[KIB])
+    build.add("d", "Op", inputs=[c, a])
+    return Buffers.of(build.build())
+
+
+def run(seconds, trigger, blocks=()):
+    swap = Swap(0, 4 * KIB, after=0, swap_ins=(SwapIn(trigger, (Use(3, 1),)),), blocks=blocks)
+    return simulate(forward_and_back(), range(4), [swap], COSTS, seconds)
+
+
+def test_copies_that_fit_beside_compute_cost_nothing():
+    timing = run([1, 5, 5, 1], trigger=1)
+    assert (timing.makespan_s, timing.stall_s, timing.slowdown) == (12, 0, 1.0)
+    assert (timing.out_busy_s, timing.in_busy_s) == (4, 2)
+    assert timing.starts_s == (0, 1, 6, 11)
+
+
+def test_a_reader_waits_for_its_copy():
+    # out 1..5; c ends at 11, back 11..13
+    assert run([1, 5, 5, 1], trigger=2).starts_s == (0, 1, 6, 13)
+
+
+def test_a_copy_back_waits_for_the_copy_out():
+    # out 1..5, back 5..7 although b is done at 2
+    assert run([1, 1, 1, 1], trigger=1).starts_s == (0, 1, 2, 7)
+
+
+def test_an_op_that_needs_the_memory_waits_for_the_copy_out():
+    timing = run([1, 1, 1, 1], trigger=2, blocks=(2,))
+    # c waits until 5 and ends at 6; back 6..8
+    assert timing.starts_s == (0, 1, 5, 8)
+    assert timing.peak_bytes == 5 * KIB
+
+
+def test_the_peak_in_time_counts_what_is_still_being_copied():
+    assert run([1, 1, 1, 1], trigger=2).peak_bytes == 6 * KIB
+
+
+def test_each_direction_carries_one_copy_at_a_time():
+    build = GraphBuilder()
+    a, b = build.add("ab", "Op", outputs=[2 * KIB, 2 * KIB])
+    build.add("c", "Op")
+    build.add("d", "Op", inputs=[b, a])
+    swaps = [Swap(t, 2 * KIB, 0, (SwapIn(1, (Use(2, slot),)),)) for slot, t in enumerate((b, a))]
+    timing = simulate(Buffers.of(build.build()), range(3), swaps, COSTS, [1, 1, 1])
+    # out 1..3 and 3..5; back 3..4 and 5..6
+    assert timing.starts_s == (0, 1, 6)
+
+
+def test_costs_come_from_a_roofline_or_a_profile():
+    build = GraphBuilder()
+    (x,) = build.add("x", "Placeholder", outputs=[6 * 10**8])
+    (y,) = build.add("copy", "Op", inputs=[x], outputs=[6 * 10**8])
+    (z,) = build.add("view", "Reshape", inputs=[y], outputs=[6 * 10**8])
+    build.add("math", "Conv2D", inputs=[z], outputs=[4], flops=9e12)
+    build.add("tiny", "Op", outputs=[4])
+    build.add("known", "Op", outputs=[4])
+    seconds = Costs(profile_s={"known": 7.0}).op_seconds(build.build())
+    assert seconds == pytest.approx((0, 0.002, 0, 1.0, 5e-6, 7.0))
+    assert costs_of("CPU").flops_per_s < costs_of("GPU").flops_per_s
