@@ -75,7 +75,7 @@ class Editing:
         edited = any(work.edits for work in works)
         made = Edit(tuple(works), works[-1].graph_def.SerializeToString() if edited else None)
         if works:
-            self._kept[key] = made
+            self._kept[key] = Edit(tuple(map(_to_keep, works)), made.graph)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT_EDITS:
                 self._kept.popitem(last=False)
@@ -137,15 +137,24 @@ def _task_of(graph_def: Any, task: Task) -> Task:
 
 def _key(graph_def: Any, task: Task) -> object:
     """What decides an edit but the room on the device: the graph, and what is known of its call."""
-    for node in graph_def.node:
+    bare = graph_pb2.GraphDef()
+    bare.CopyFrom(graph_def)
+    for node in bare.node:
+        node.ClearField("experimental_debug_info")  # the name of the traced function: another each time
         if node.op == "_Arg":  # of a variable the number of its handle
             node.attr.pop("_user_specified_name", None)
-    digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True)).digest()
+    digest = hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
     item = task.request.item
     names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
     return digest, task.config, repr(known), names
+
+
+def _to_keep(work: Work) -> Work:
+    """What another function needs of it: not the tensors of the call, which would live on in it."""
+    request = replace(work.task.request, graph=b"")
+    return replace(work, task=replace(work.task, request=request, inputs=(), guest=None), graph_def=None)
 
 
 def _is_alike(then: int | None, now: int | None) -> bool:
