@@ -5,14 +5,15 @@ writes into it. Where another reader of an input is neither before nor behind th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 LEAST = 3
 """Of two terms either may be the first."""
+FLOW = {"Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration"}
+"""What these give may be their input: the branch that is taken, or the turns of a loop, decide."""
 SAME_BUFFER = {
     *("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "CheckNumerics"),
-    *("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration"),
     *("Unpack", "Split", "SplitV", "Slice", "StridedSlice"),
 }
 """Ops whose result may be a part of their first input."""
@@ -25,7 +26,8 @@ Tensor = tuple[str, int]
 class Readers:
     """Who reads what in a graph, and who waits for whom."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, fetches: Collection[str] = ()) -> None:
+        self._fetches = {(name, int(slot or 0)) for name, _, slot in (one.partition(":") for one in fetches)}
         self.nodes = {node.name: node for node in graph.node}
         self.readers: dict[Tensor, list[str]] = defaultdict(list)
         for node in graph.node:
@@ -56,13 +58,16 @@ class Readers:
         while waiting:
             name, _ = one = waiting.pop()
             node = self.nodes.get(name)
-            if node is None or node.op in KEPT:
+            if node is None or node.op in KEPT or one in self._fetches:
                 yield next(iter(KEPT))
                 return
+            if node.op in FLOW:
+                yield name
+                continue
             near = [*data_inputs(node)][:1] if node.op in SAME_BUFFER else []
             for reader in self.readers[one]:
                 if self.nodes[reader].op in SAME_BUFFER:
-                    near += [key for key in self.readers if key[0] == reader]
+                    near += [key for key in {*self.readers, *self._fetches} if key[0] == reader]
             for other in near:
                 if other not in buffer:
                     buffer.add(other)
@@ -81,9 +86,14 @@ def data_inputs(node: Any) -> Iterator[Tensor]:
             yield name, int(place or 0)
 
 
-def racing_sums(graph: Any) -> list[str]:
-    """The names of the sums in a graph whose order is left to chance."""
-    readers = Readers(graph)
+def racing_sums(graph: Any, fetches: Collection[str] = ()) -> list[str]:
+    """Find the sums in a graph whose order is left to chance.
+
+    Args:
+        graph: A GraphDef as it runs.
+        fetches: The tensors that a session gives to its caller, as ``name:index``.
+    """
+    readers = Readers(graph, fetches)
     sums = [node for node in graph.node if node.op == "AddN" and len([*data_inputs(node)]) >= LEAST]
     return [node.name for node in sums if len(_firsts(node, readers)) > 1]
 
@@ -110,8 +120,10 @@ def _beside(tensor: Tensor, node: Any, readers: Readers) -> set[str] | None:
         others.remove(node.name)
     found = set()
     for other in others:
-        if other in KEPT or other == node.name or node.name in readers.before(other):
+        if other not in KEPT and readers.nodes[other].op in FLOW:
+            found.add(other)  # whether it holds the buffer by then is known once it has run
+        elif other in KEPT or other == node.name or node.name in readers.before(other):
             return None
-        if other not in readers.before(node.name):
+        elif other not in readers.before(node.name):
             found.add(other)
     return found

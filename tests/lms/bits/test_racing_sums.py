@@ -48,3 +48,18 @@ def test_a_reader_before_the_sum_does_not_race() -> None:
 def test_what_lives_on_is_never_free() -> None:
     assert racing_sums(graph(node("aside", "a"), terms=("x", "x", "a"))) == ["sum"]
     assert racing_sums(graph(terms=("x", "a", "b"))) == []
+
+
+def test_what_is_fetched_lives_on() -> None:
+    seen = graph(node("view", "a", op="Identity"), node("aside", "c"))
+    assert racing_sums(seen) == []
+    assert racing_sums(seen, ["view:0", "b:0"]) == ["sum"]
+    assert racing_sums(seen, ["view:0", "b:0", "c:0"]) == []
+
+
+@pytest.mark.parametrize("flow", ["Switch", "Merge", "Enter", "Exit"])
+def test_what_passes_through_control_flow_may_be_free(flow: str) -> None:
+    held = [node("first", "a", "sum"), node("second", "b", "sum")]
+    assert racing_sums(graph(*held)) == []
+    assert racing_sums(graph(*held, node("turn", "c", op=flow), node("third", "turn", "sum"))) == ["sum"]
+    assert racing_sums(graph(*held, node("turn", "c", op=flow), terms=("a", "b", "turn"))) == ["sum"]

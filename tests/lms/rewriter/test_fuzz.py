@@ -16,3 +16,4 @@ def test_random_graphs_run_edited_and_damaged_ones_are_refused() -> None:
     seen = run_job("rewriter/fuzz_job.py", "0", GRAPHS)
     assert seen["differ"] == seen["refused"] == seen["faults"] == []
     assert seen["swapped"] > int(GRAPHS)
+    assert len(seen["racing"]) < int(GRAPHS) / 5, "TensorFlow leaves the order of few sums to chance"
