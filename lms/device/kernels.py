@@ -140,6 +140,9 @@ class Kernels(Protocol):
     def pairs(self, nodes: Nodes) -> Sequence[Pair]:
         """Return the nodes that become one kernel; no node is in two pairs."""
 
+    def fatal(self, nodes: Nodes) -> Iterable[int]:
+        """Return the nodes at whose merging TensorFlow would end the process."""
+
 
 FLOAT_BYTES = 4
 FLOAT, HALF, BFLOAT16 = 1, 19, 14
@@ -234,6 +237,10 @@ class TensorFlowKernels:
         return 0
 
     def pairs(self, nodes: Nodes) -> Sequence[Pair]:
+        """Return none: nothing is merged."""
+        return ()
+
+    def fatal(self, nodes: Nodes) -> Iterable[int]:
         """Return none: nothing is merged."""
         return ()
 
@@ -349,6 +356,13 @@ class OneDnnCpu(PlainCpu):
         """Return what oneDNN's graph pass merges."""
         return tuple(_find_pairs(nodes))
 
+    def fatal(self, nodes: Nodes) -> Iterable[int]:
+        """Return the biases that wait for the same as their convolution, and for anything at all.
+
+        TensorFlow merges the two and ends the process (``Check failed: pred->in_edges()``).
+        """
+        return (bias for bias, _ in _biased(nodes) if nodes.controls[bias])
+
     def _takes(self, op: OpFacts) -> bool:
         """Return whether oneDNN has the kernel of an op that is in one of the tables above."""
         if op.attrs.get("T", FLOAT) not in (FLOAT, BFLOAT16):
@@ -409,6 +423,7 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
     the graph: the first in the graph's order is only likely.
     """
     taken: set[int] = set()
+    biased = dict(_biased(nodes))
     for node, op_type in enumerate(nodes.types):
         found = None
         if op_type == FILTER_GRADIENT:
@@ -416,12 +431,8 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
             readers = [one for one, slot in nodes.readers[gradient] if slot == 0]
             biases = (one for one in readers if nodes.types[one] == BIAS_GRADIENT and one not in taken)
             found = next((Pair(node, bias) for bias in biases if _fit(nodes, node, bias)), None)
-        elif op_type == "BiasAdd":
-            conv = nodes.inputs[node][0].node
-            if nodes.types[conv] == "Conv2D" and _is_only_reader(nodes, node, conv):
-                # With a control edge on both TensorFlow ends the process ("Check failed: pred->in_edges()").
-                bare = _fit(nodes, node, conv) and not nodes.controls[node]
-                found = Pair(node, conv, vanishes=True, bare=True) if bare else None
+        elif node in biased and not nodes.controls[node]:
+            found = Pair(node, biased[node], vanishes=True, bare=True)
         elif op_type in PADDED and nodes.attr(node, "padding") == "VALID":
             pad = nodes.inputs[node][0].node
             if nodes.types[pad] == "Pad" and _is_only_reader(nodes, node, pad) and _fit(nodes, node, pad):
@@ -429,6 +440,19 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
         if found is not None and taken.isdisjoint(found[:2]):
             taken.update(found[:2])
             yield found
+
+
+def _biased(nodes: Nodes) -> Iterator[tuple[int, int]]:
+    """Find biases with the convolutions that oneDNN merges them into."""
+    for node, op_type in enumerate(nodes.types):
+        if op_type == "BiasAdd":
+            conv = nodes.inputs[node][0].node
+            if (
+                nodes.types[conv] == "Conv2D"
+                and _is_only_reader(nodes, node, conv)
+                and _fit(nodes, node, conv)
+            ):
+                yield node, conv
 
 
 def _is_only_reader(nodes: Nodes, reader: int, made_by: int) -> bool:

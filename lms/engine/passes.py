@@ -219,7 +219,7 @@ class Validating:
     def apply(self, work: Work) -> Work:
         """See the class."""
         assert work.table is not None and work.edits is not None  # noqa: S101 - required
-        validate(work.graph_def, work.table, work.outputs, work.edits.nodes)
+        validate(work.graph_def, work.table, work.outputs, work.edits.nodes, work.place.kernels)
         return work
 
 

@@ -9,25 +9,32 @@ from typing import Any
 
 from tensorflow.python.framework import op_def_registry
 
+from lms.device.kernels import Kernels
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import MERGES, TURNS, NodeTable
+from lms.reader.node_table import MERGES, TURNS, NodeTable, Source
 from lms.rewriter.writer import RewriteError
 
 
 def validate(
-    graph_def: Any, table: NodeTable, outputs: Sequence[Sequence[Output]], added: Mapping[str, int]
+    graph_def: Any,
+    table: NodeTable,
+    outputs: Sequence[Sequence[Output]],
+    added: Mapping[str, int],
+    kernels: Kernels,
 ) -> None:
-    """Check that an edited graph can be built and run.
+    """Check that an edited graph can be built and run, and runs the kernels that it would run unedited.
 
     Args:
         graph_def: The edited graph.
         table: The graph as it was read.
         outputs: Type and shape of the outputs of each node of ``table``.
         added: The type that each added node makes, by its name.
+        kernels: Those of the device.
 
     Raises:
         RewriteError: If two nodes have one name, a node has no device or an unknown type, reads what is not
-            there or is of another type than before, or if nodes wait for each other.
+            there or is of another type than before, if nodes wait for each other, or if TensorFlow would
+            merge other nodes than before.
     """
     nodes = list(graph_def.node)
     number = {node.name: place for place, node in enumerate(nodes)}
@@ -37,29 +44,47 @@ def validate(
     for name in added:
         _require_runnable(nodes[number[name]])
     before: list[set[int]] = []
+    reads: list[tuple[Source, ...]] = []
+    waits: list[tuple[int, ...]] = []
     for place, node in enumerate(nodes):
         needed: set[int] = set()
-        data_done = False
+        read: list[Source] = []
+        controls: list[int] = []
         old = table.inputs[place] if place < len(table.nodes) else ()
         for slot, text in enumerate(node.input):
-            is_control = text[0] == "^"
             name, _, index = text.removeprefix("^").partition(":")
             maker = number.get(name)
             if maker is None:
                 raise RewriteError(f"{node.name} reads {text}, which is not there")
-            if data_done and not is_control:
+            if text[0] == "^":
+                controls.append(maker)
+            elif controls:
                 raise RewriteError(f"{node.name} reads {text} behind a control input")
-            data_done = data_done or is_control
-            if not is_control:
+            else:
                 made = dtypes.of(name, int(index or 0))
                 if made is None:
                     raise RewriteError(f"{node.name} reads {text}, an output that is not there")
                 if slot < len(old) and made != outputs[old[slot].node][old[slot].index].dtype:
                     raise RewriteError(f"{node.name} reads {text} of another type than before")
+                read.append(Source(maker, int(index or 0)))
             if not (node.op in MERGES and nodes[maker].op in TURNS):
                 needed.add(maker)
         before.append(needed)
+        reads.append(tuple(read))
+        waits.append(tuple(controls))
     _require_order(nodes, before)
+    types = [node.op for node in nodes]
+    edited = NodeTable(nodes, [*number], types, reads, waits, order=(), frame=(), frames=())
+    _require_same_kernels(kernels, table, edited)
+
+
+def _require_same_kernels(kernels: Kernels, table: NodeTable, edited: NodeTable) -> None:
+    """Check that TensorFlow merges the same nodes as before, and none at which it would end the process."""
+    for node in sorted({*kernels.fatal(edited)} - {*kernels.fatal(table)}):
+        raise RewriteError(f"{edited.names[node]} would wait for the same as the convolution before it")
+    for first, second, *_ in sorted({*kernels.pairs(table)} ^ {*kernels.pairs(edited)}):
+        pair = f"{edited.names[first]} and {edited.names[second]}"
+        raise RewriteError(f"TensorFlow would no longer merge {pair} as it did, or would now")
 
 
 class _Types:

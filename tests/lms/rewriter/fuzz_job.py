@@ -115,7 +115,7 @@ def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[st
         return copy, 0
     sums = beginnings(Buffers.of(step.graph))
     edits = write_plan(copy, step, plan, transport, decided.relocation, sums)
-    validate(copy, table, outputs, edits.nodes)
+    validate(copy, table, outputs, edits.nodes, PLACE.kernels)
     return copy, len(plan.swaps)
 
 

@@ -1,0 +1,40 @@
+"""What TensorFlow would refuse, merge in another way or die of is found before it gets the graph."""
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+EXPECTED = {
+    "as it was": "",
+    "added": "",
+    "one name": "one name",
+    "no device": "copy has no device",
+    "unknown op": "'NoSuchOp', which this TensorFlow does not know",
+    "no node": "conv reads nobody, which is not there",
+    "no output": "conv reads images:1, an output that is not there",
+    "other type": "filter_slope reads images of another type than before",
+    "behind": "bias reads conv behind a control input",
+    "circle": "would wait for itself",
+    "parted": "no longer merge filter_slope and bias_slope",
+    "both wait": "",
+    "parted, without oneDNN": "",
+    "fatal": "bias would wait for the same as the convolution before it",
+    "fatal, without oneDNN": "",
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    pytest.importorskip("tensorflow")
+    return run_job("validation_job.py")
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_a_broken_edit_is_refused_and_told(said: dict[str, str], case: str) -> None:
+    assert EXPECTED[case] in said[case]
+    assert bool(EXPECTED[case]) == bool(said[case])
+
+
+def test_every_case_is_looked_at(said: dict[str, str]) -> None:
+    assert said.keys() == EXPECTED.keys()

@@ -1,0 +1,109 @@
+"""Breaks an edited graph in each way that is checked for; prints as JSON what is said."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import tensorflow as tf  # noqa: E402
+from tensorflow.core.framework import graph_pb2  # noqa: E402
+
+from lms.device.kernels import OneDnnCpu, PlainCpu  # noqa: E402
+from lms.reader.node_table import NodeTable  # noqa: E402
+from lms.reader.shapes import infer  # noqa: E402
+from lms.rewriter.validation import validate  # noqa: E402
+from lms.rewriter.writer import RewriteError  # noqa: E402
+
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+def a_graph() -> Any:
+    """A convolution with a bias that waits for more than it does, and their gradients."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        images = v1.placeholder(tf.float32, (2, 8, 8, 3), "images")
+        filters = v1.placeholder(tf.float32, (3, 3, 3, 4), "filters")
+        slope = v1.placeholder(tf.float32, (2, 8, 8, 4), "slope")
+        aside = tf.tanh(images, "aside")
+        made = tf.nn.conv2d(images, filters, 1, "SAME", name="conv")
+        shift = tf.zeros(4)
+        with tf.control_dependencies([aside]):
+            tf.nn.bias_add(made, shift, name="bias")
+        v1.nn.conv2d_backprop_filter(images, filters.shape, slope, [1, 1, 1, 1], "SAME", name="filter_slope")
+        tf.raw_ops.BiasAddGrad(out_backprop=slope, name="bias_slope")
+    graph_def = graph.as_graph_def()
+    for node in graph_def.node:
+        node.device = CPU
+    return graph_def
+
+
+GRAPH = a_graph()
+TABLE = NodeTable.of(GRAPH)
+KNOWN = infer(GRAPH, ["bias", "filter_slope", "bias_slope", "aside"])
+OUTPUTS = [KNOWN.get(name, []) for name in TABLE.names]
+FLOAT = tf.float32.as_datatype_enum
+
+
+def said(edit: Callable[[Any, dict[str, Any]], dict[str, int] | None], kernels: Any = None) -> str:
+    """What is said of an edited copy; empty where nothing is wrong with it."""
+    copy = graph_pb2.GraphDef.FromString(GRAPH.SerializeToString())
+    added = edit(copy, {node.name: node for node in copy.node}) or {}
+    try:
+        validate(copy, TABLE, OUTPUTS, added, kernels or OneDnnCpu())
+    except RewriteError as error:
+        return str(error)
+    return ""
+
+
+def waits(*pairs: tuple[str, str]) -> Callable[[Any, dict[str, Any]], None]:
+    """An edit that lets nodes wait for others."""
+
+    def edit(_: Any, nodes: dict[str, Any]) -> None:
+        for node, other in pairs:
+            nodes[node].input.append(f"^{other}")
+
+    return edit
+
+
+def reads(node: str, slot: int, text: str) -> Callable[[Any, dict[str, Any]], None]:
+    """An edit of what a node reads."""
+    return lambda _, nodes: nodes[node].input.__setitem__(slot, text)
+
+
+def adds(name: str, op: str, device: str = CPU) -> Callable[[Any, dict[str, Any]], dict[str, int]]:
+    """An edit that adds a copy of ``images``."""
+
+    def edit(copy: Any, _: dict[str, Any]) -> dict[str, int]:
+        node = copy.node.add(name=name, op=op, device=device, input=["images"])
+        node.attr["T"].type = FLOAT
+        return {name: FLOAT}
+
+    return edit
+
+
+def main() -> None:
+    """Print what is said."""
+    found = {
+        "as it was": said(waits()),
+        "added": said(adds("copy", "Identity")),
+        "one name": said(adds("conv", "Identity")),
+        "no device": said(adds("copy", "Identity", "")),
+        "unknown op": said(adds("copy", "NoSuchOp")),
+        "no node": said(reads("conv", 0, "nobody")),
+        "no output": said(reads("conv", 0, "images:1")),
+        "other type": said(reads("filter_slope", 1, "images")),
+        "behind": said(lambda _, nodes: nodes["bias"].input.append("conv")),
+        "circle": said(waits(("images", "conv"))),
+        "parted": said(waits(("bias_slope", "aside"))),
+        "both wait": said(waits(("bias_slope", "aside"), ("filter_slope", "aside"))),
+        "parted, without oneDNN": said(waits(("bias_slope", "aside")), PlainCpu()),
+        "fatal": said(waits(("conv", "aside"))),
+        "fatal, without oneDNN": said(waits(("conv", "aside")), PlainCpu()),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
