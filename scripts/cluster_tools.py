@@ -26,6 +26,7 @@ PACKAGES = {
     "podman": "podman",
     "runc": "runc",
     "netavark": "/usr/lib/podman/netavark",
+    "iptables": "iptables",  # what netavark calls
 }
 """Debian package -> the program that shows it is there."""
 MPI_FOLDER = ROOT / ".venv-mpi"
