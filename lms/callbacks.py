@@ -127,7 +127,7 @@ def _restarts() -> int:
         return 0
     from lms.engine.installation import engine
 
-    return len(engine().books.collector.planned)
+    return engine().books.collector.plans
 
 
 def _counter(name: str, gpu_id: int) -> int | None:

@@ -45,5 +45,8 @@ def edit_graph(graph: Any, config: LMSConfig | None = None) -> None:
     """
     if not has_training_step(graph):
         raise LMSError("the graph has no gradients; build the training step before LMS plans it")
-    if config is not None or lms.state() is None:
+    state = lms.state()
+    if config is not None or state is None:
         lms.enable(config or LMSConfig(enabled=True, policy="all"))
+    elif not state.active:
+        lms.enable(state.config)

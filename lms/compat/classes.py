@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,9 +61,10 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         request = parse_call(args, keywords, os.environ)
-        self.generation, self._graph = request.generation, request.graph
-        self._request = request
-        self._config = request.config
+        self.generation, self._config = request.generation, request.config
+        self._graph = None if request.graph is None else weakref.ref(request.graph)
+        """Weak, for the graph knows of this object while its steps are planned for it."""
+        self._shown = request.shown
         self._own = set(request.given)
         """The parameters and filters that the script gave; the others are the job's."""
         self._gpu_memory_gib: float | None = None
@@ -262,7 +264,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return set()
 
     def _chosen_graph(self, graph: Any) -> Any:
-        chosen = graph if graph is not None else self._graph
+        given = None if self._graph is None else self._graph()
+        chosen = given if graph is None else graph
         if chosen is None and self.generation == 2:
             chosen = tf.compat.v1.get_default_graph()
         if chosen is None or not chosen.get_operations():
@@ -318,7 +321,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _log_start(self) -> None:
         self._log("Editing model for LMS")
-        for name, value in self._request.shown.items():
+        for name, value in self._shown.items():
             self._log(f"{name}: {value}")
 
     def _assumed_batch(self, graph: Any) -> int | None:

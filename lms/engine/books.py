@@ -60,18 +60,17 @@ class Books:
             seconds=tuple(work.seconds.items()),
             loops=len(step.list_loops),
             asked_policy=self._config.policy,
-            turns=work.frame != ROOT,
+            varies=step.varies,
+            place=(work.device.name, work.table.frames[work.frame or ROOT].name if work.table else ""),
         )
-        self.collector.graphs.append(stats)
-        planned = Planned(name, decided.graph, made, base, open_sizes, work.graph)
-        self.collector.planned.append(planned)
         logger.info("%s: %s", stats.name, stats.why)
         self._tell_of_rules()
         if self._config.debug:
             _log_decisions(decided.graph, made)
+        self._tell_of_plan(name, made, has_unknown=bool(step.unknown))
+        self.collector.add(stats, Planned(name, decided.graph, made, base, open_sizes, work.graph))
         if guest is not None:
             guest.planned(stats)
-        self._tell_of_plan(name, made, has_unknown=bool(step.unknown))
         return stats
 
     def _tell_of_rules(self) -> None:

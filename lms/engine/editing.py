@@ -1,6 +1,7 @@
 """From a graph that TensorFlow has optimized to the edited one: the passes over each device and frame."""
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ class Editing:
             self._counting, engine.transport, SmallPool(), engine.config.bandwidth_gb_s
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
+        self._lock = threading.Lock()
 
     def edit(self, task: Task) -> Edit:
         """Plan and edit a graph.
@@ -66,20 +68,41 @@ class Editing:
             return Edit()
         task = _task_of(graph_def, task)
         key = _key(graph_def, task)
-        known = self._kept.get(key)
-        if known is not None and (again := self._used_again(known, task)) is not None:
-            return again
+        known = self._kept_for(key)
+        if known is not None:
+            if self._is_refused(task, len(graph_def.node)):
+                return Edit()
+            if (again := self._used_again(known, task)) is not None:
+                return again
         works: list[Work] = []
         for device in self._devices(task):
             works += self._edit_for(device, task, graph_def, works[-1] if works else None)
         edited = any(work.edits for work in works)
         made = Edit(tuple(works), works[-1].graph_def.SerializeToString() if edited else None)
         if works:
-            self._kept[key] = Edit(tuple(map(_to_keep, works)), made.graph)
+            self._keep(key, made)
+        return made
+
+    def _kept_for(self, key: object) -> Edit | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: object, made: Edit) -> None:
+        with self._lock:
+            self._kept[key] = Edit(tuple(map(_to_keep, made.works)), made.graph)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT_EDITS:
                 self._kept.popitem(last=False)
-        return made
+
+    def _is_refused(self, task: Task, ops: int) -> bool:
+        """Tell and return whether no step is to be planned now."""
+        if (refusal := self._engine.refusal()) is not None:
+            self._engine.books.skip(task.name, refusal, ops)
+            return True
+        self._engine.tell_of_options()
+        return False
 
     def _devices(self, task: Task) -> tuple[Device, ...]:
         if task.limit_bytes is None:
@@ -87,7 +110,11 @@ class Editing:
         return tuple(replace(device, limit_bytes=task.limit_bytes) for device in self._engine.devices)
 
     def _used_again(self, known: Edit, task: Task) -> Edit | None:
-        """The same edit for another function; ``None`` where the device has other room than then."""
+        """Return the same edit for another function; ``None`` where the device has other room than then.
+
+        Raises:
+            LMSError: If the store has no room left for what is swapped.
+        """
         works = [
             run_passes([self._counting], replace(work, task=task, seconds={}))
             for work in known.works
@@ -96,9 +123,12 @@ class Editing:
         if len(works) < len(known.works):
             return None
         rooms = zip(known.works, works, strict=True)
-        if all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
-            return Edit(tuple(works), known.graph)
-        return None
+        if not all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
+            return None
+        for work in works:
+            if work.edits is not None and work.decision is not None:
+                self._engine.transport().require_room(work.decision.plan.bytes_out)
+        return Edit(tuple(works), known.graph)
 
     def _edit_for(self, device: Device, task: Task, graph_def: Any, earlier: Work | None) -> list[Work]:
         """Plan the memory of one device, in each frame that holds a step."""
@@ -115,10 +145,8 @@ class Editing:
         frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, whole=task.is_body)]
         if not frames:
             return []
-        if (refusal := self._engine.refusal()) is not None:
-            self._engine.books.skip(task.name, refusal, len(begun.table.nodes))
+        if self._is_refused(task, len(begun.table.nodes)):
             return []
-        self._engine.tell_of_options()
         works: list[Work] = []
         for name in frames:
             begun = run_passes([parse, shape], works[-1].reopened() if works else begun)
@@ -148,7 +176,7 @@ def _key(graph_def: Any, task: Task) -> object:
     names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
-    return digest, task.config, repr(known), names
+    return digest, task.config, task.is_body, repr(known), names
 
 
 def _to_keep(work: Work) -> Work:

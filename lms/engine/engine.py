@@ -13,6 +13,7 @@ from lms.engine.editing import Editing
 from lms.engine.lifecycle import Lifecycle
 from lms.engine.observer import Guest
 from lms.engine.steps import Steps
+from lms.engine.work import Task
 from lms.errors import LMSArgumentError, LMSError, LMSWarning
 from lms.intercept.edit_guards import collector_paused, level_of_user
 from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
@@ -98,18 +99,25 @@ class Engine:
         """
         if request.device_type != self.devices[0].type:
             return None
-        with collector_paused():
-            return self._edit(request)
+        try:
+            with collector_paused():
+                return self._edit(request)
+        except LMSWarning as warning:  # the program has made errors of warnings
+            self.steps.note(warning)
+            return None
 
     def fault(self, fault: BaseException) -> None:
         """Note that an edit failed by a fault of ours: the step runs as TensorFlow has optimized it."""
         if not isinstance(fault, Exception):
-            self.steps.interruption = fault
+            self.steps.note(fault)
             return
         text = " ".join(f"{type(fault).__name__}: {fault}".split())
-        self.warn(
-            f"a step stays as it is: LMS has a fault here ({text}); debug=True (LMS_DEBUG=1) shows where"
-        )
+        try:
+            self.warn(
+                f"a step stays as it is: LMS has a fault here ({text}); debug=True (LMS_DEBUG=1) shows where"
+            )
+        except LMSWarning as warning:
+            self.steps.note(warning)
         if self.config.debug:
             logger.error("a step stays as it is", exc_info=fault)
 
@@ -118,13 +126,16 @@ class Engine:
         if task is None:
             return None
         try:
-            edit = self._editing.edit(task)
+            return self._edited(task)
         except (GraphError, LMSError) as error:
             if getattr(error, "ends_rank", False) or isinstance(error, LMSArgumentError):
-                self.steps.failure = error
+                self.steps.note(error)
             else:
                 self.books.leave(task.name, str(error), 0)
             return None
+
+    def _edited(self, task: Task) -> bytes | None:
+        edit = self._editing.edit(task)
         for work in edit.works:
             stats = self.books.record(work, task.guest or self.guest)
             if stats is not None:

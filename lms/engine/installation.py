@@ -30,8 +30,8 @@ def install(config: LMSConfig) -> None:
     global _engine
     if _engine is not None:
         raise LMSError("LMS is installed already; call lms.disable() first")
-    kinds = ("CPU", "GPU") if tf.config.list_physical_devices("GPU") else ("CPU",)
-    plugin.load(kinds, os.environ)
+    # Of the type whose memory is planned; plug-ins of others for other types are no concern of ours.
+    plugin.load(["GPU" if tf.config.get_visible_devices("GPU") else "CPU"], os.environ)
     _engine = Engine(config, os.environ)
     try:
         resume()
@@ -113,7 +113,7 @@ def plot(path: str | os.PathLike[str]) -> None:
     Raises:
         LMSError: If nothing has been planned yet, or the file cannot be drawn.
     """
-    planned = engine().books.collector.planned
+    planned = engine().books.collector.planned.values()
     if not planned:
         raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")
     plot_memory(max(planned, key=lambda one: len(one.graph.ops)), path)

@@ -38,10 +38,11 @@ SESSION = "session graph"
 
 
 class _Fresh(threading.local):
-    """What was planned in this thread since its step began."""
+    """What came of the edits in this thread since its step began."""
 
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
+        self.noted: list[BaseException] = []
 
 
 class Steps:
@@ -63,11 +64,8 @@ class Steps:
         self.watch = Watch(self, engine.options)
         self.sessions = SessionWatch(self, engine.options)
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
-        self.interruption: BaseException | None = None
-        """What interrupted an edit: it is raised once the step has run."""
-        self.failure: Exception | None = None
-        """An error that the user must hear of: a place that cannot be had."""
         self._fresh = _Fresh()
+        self._noted_elsewhere: list[BaseException] = []
 
     def install(self) -> None:
         """Begin to watch."""
@@ -116,6 +114,14 @@ class Steps:
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
         return Task(request, SESSION, config, hints, guest=guest, limit_bytes=limit)
 
+    def note(self, error: BaseException) -> None:
+        """Have an error that the user must hear of raised once the step of this thread has run.
+
+        A body that a dataset runs is edited in a thread of TensorFlow's: then once any step has run.
+        """
+        is_here = self.watch.is_here or self.sessions.run is not None
+        (self._fresh.noted if is_here else self._noted_elsewhere).append(error)
+
     def planned(self, work: Work, stats: GraphStats) -> None:
         """A frame of a graph has been planned."""
         if stats.edited:
@@ -131,7 +137,7 @@ class Steps:
         self.rescue.planned(call, work.table, work.task.inputs, made, is_body=is_body)
         if self.log is not None and call.function is not None:
             self.log.planned(call.function)
-        if runtime is not None:
+        if runtime is not None and not is_body:
             hints = work.task.hints
             told = hints.batch_size if self._engine.config.batch_size is None else None
             arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
@@ -247,12 +253,11 @@ class Steps:
 
     def _raise_what_was_noted(self) -> None:
         """Raise what an edit could not, for TensorFlow called it; it hides an error of the step itself."""
-        interruption, self.interruption = self.interruption, None
-        if interruption is not None:
-            raise interruption
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
+        noted = [*self._fresh.noted, *self._noted_elsewhere]
+        self._fresh.noted, self._noted_elsewhere = [], []
+        noted.sort(key=lambda error: isinstance(error, Exception))
+        if noted:
+            raise noted[0]
 
     def _moved(self) -> StoreStats | None:
         transport = self._engine.active_transport
@@ -266,7 +271,7 @@ class Steps:
         ran = after.swap_outs - (before.swap_outs if before is not None else 0)
         wanted = sum(stats.tensors for stats in fresh)
         self._engine.books.collector.executed(fresh, ran)
-        if ran < wanted and not any(stats.turns for stats in fresh):
+        if ran < wanted and not any(stats.varies for stats in fresh):
             self._engine.warn(
                 f"{fresh[0].name}: {wanted} tensors were planned to be swapped and {ran} were: TensorFlow "
                 "has not taken the edited graph; its log says why (TF_CPP_MIN_LOG_LEVEL=0)"
@@ -278,8 +283,11 @@ class Steps:
 
     def _explained(self, error: Any) -> Exception:
         collector = self._engine.books.collector
-        latest = collector.planned[-1] if collector.planned else None
-        lines = [error.message, explain_out_of_memory(latest, self._engine.report()), self.rescue.refusal]
+        lines = [
+            error.message,
+            explain_out_of_memory(collector.latest, self._engine.report()),
+            self.rescue.refusal,
+        ]
         text = "\n".join(line for line in lines if line)
         explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
         return explained

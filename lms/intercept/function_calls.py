@@ -124,12 +124,14 @@ class Watch:
         """The call under way, in this thread if there is one; an empty one when there is none."""
         if self._local.call is not None:
             return self._local.call
-        return self._latest[0] if self._latest is not None and not self.is_here else Call()
+        latest = self._latest  # read once: another thread may be about to end that call
+        return latest[0] if latest is not None and not self.is_here else Call()
 
     @property
     def runtime(self) -> RuntimeCall | None:
         """The function of the runtime that is about to run, in this thread if there is one."""
-        return self._local.runtime or (self._latest[1] if self._latest is not None else None)
+        latest = self._latest
+        return self._local.runtime or (latest[1] if latest is not None else None)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -181,13 +183,13 @@ class Watch:
         outer, before = self._local.runtime, ctx.function_call_options
         ctx.function_call_options, iterations = self._options.planned(before, generation)
         plugin.expect_iterations(iterations)
+        latest = self._latest
         self._local.runtime, self._latest = runtime, (self.call, runtime)
         try:
             return self._call_function(ctx, name, inputs, outputs)
         finally:
             ctx.function_call_options = before
-            self._local.runtime = outer
-            self._latest = None
+            self._local.runtime, self._latest = outer, latest if outer is not None else None
             self._observer.ran(runtime)
 
     def _drop_xla(self, function: Any) -> None:

@@ -5,6 +5,7 @@ They are watched, not changed: a hook notes the batch size whenever one is made.
 are none, and Keras tells its callbacks instead.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,10 @@ CALLBACKS = ("tf_keras.src.callbacks", "keras.src.callbacks")
 """Where ``configure_callbacks`` is, which only loops without eager execution call."""
 
 
+_active: "BatchSizes | None" = None
+"""Who is told."""
+
+
 class BatchSizes:
     """Remembers the batch size of the latest Keras call."""
 
@@ -33,18 +38,12 @@ class BatchSizes:
         self.latest: int | None = None
         self._untaken = False
         self._by_graph: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-        self._active = False
-        self._registered = False
 
     def install(self) -> None:
         """Start watching, now or as soon as a Keras is imported."""
-        self._active = True
-        if not self._registered:
-            self._registered = True
-            for module, name, attribute in ITERATORS:
-                self._watch(module, f"{name}.__init__", self._note(attribute))
-            for module in CALLBACKS:
-                self._watch(module, "configure_callbacks", self._note_graph)
+        global _active
+        _active = self
+        _watch_keras()
 
     def take(self) -> int | None:
         """The latest size, for the first function that runs with it; None for all after it.
@@ -60,29 +59,50 @@ class BatchSizes:
 
     def uninstall(self) -> None:
         """Stop watching."""
-        self._active, self.latest = False, None
+        global _active
+        if _active is self:
+            _active = None
+        self.latest = None
         self._by_graph.clear()
 
-    def _watch(self, module: str, name: str, note: Callable[..., Any]) -> None:
-        def watch(imported: Any) -> None:
-            if hasattr(imported, name.partition(".")[0]):
-                wrapt.wrap_function_wrapper(imported, name, note)
+    def _note(self, size: int | None) -> None:
+        self.latest, self._untaken = size, True
 
-        wrapt.register_post_import_hook(watch, module)
+    def _note_graph(self, size: int | None) -> None:
+        self._by_graph[tf.compat.v1.get_default_graph()] = size
 
-    def _note(self, attribute: str) -> Callable[..., Any]:
-        def note(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            result = wrapped(*args, **kwargs)
-            if self._active:
-                self.latest, self._untaken = adapter_batch_size(getattr(instance, attribute, None)), True
-            return result
 
-        return note
+@functools.cache
+def _watch_keras() -> None:
+    """Hook into whichever Keras is imported, for good: a hook does nothing while nobody is told."""
+    for module, name, attribute in ITERATORS:
+        _watch(module, f"{name}.__init__", _noting(attribute))
+    for module in CALLBACKS:
+        _watch(module, "configure_callbacks", _noting_graph)
 
-    def _note_graph(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if self._active:
-            self._by_graph[tf.compat.v1.get_default_graph()] = kwargs.get("batch_size")
-        return wrapped(*args, **kwargs)
+
+def _watch(module: str, name: str, note: Callable[..., Any]) -> None:
+    def watch(imported: Any) -> None:
+        if hasattr(imported, name.partition(".")[0]):
+            wrapt.wrap_function_wrapper(imported, name, note)
+
+    wrapt.register_post_import_hook(watch, module)
+
+
+def _noting(attribute: str) -> Callable[..., Any]:
+    def note(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        if _active is not None:
+            _active._note(adapter_batch_size(getattr(instance, attribute, None)))
+        return result
+
+    return note
+
+
+def _noting_graph(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    if _active is not None:
+        _active._note_graph(kwargs.get("batch_size"))
+    return wrapped(*args, **kwargs)
 
 
 def adapter_batch_size(adapter: Any) -> int | None:

@@ -21,7 +21,7 @@ from lms.ir.op_traits import (
     is_update,
 )
 from lms.optimizer.grappler_item import Output
-from lms.reader.conditions import Conditions, find_conditions
+from lms.reader.conditions import ALWAYS, Conditions, find_conditions
 from lms.reader.folded_constants import CONSTANTS, Folded, find_folded
 from lms.reader.node_table import ENTERS, EXITS, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.shapes import TINY
@@ -68,6 +68,8 @@ class Step:
     """Names of the tensors whose size is not known."""
     list_loops: tuple[str, ...] = ()
     """Names of the loops that keep lists for their backward pass, which are in no plan."""
+    varies: bool = False
+    """Whether only a run tells how often the step is made: it is in a loop or in a branch."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,7 @@ class _Reader:
             dtypes,
             tuple(self._unknown),
             tuple(self._list_loops),
+            varies=self._frame != ROOT or self._conditions.step != ALWAYS,
         )
 
     def add(self, unit: int) -> None:

@@ -1,7 +1,7 @@
 """What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,13 +53,15 @@ class OpenSizes:
 
 @dataclass(frozen=True)
 class GraphStats:
-    """One traced graph that LMS considered. Bytes of tensors count one step."""
+    """One graph that LMS considered. Bytes of tensors count one step."""
 
     name: str
     edited: bool
     why: str
     """One line: what was done, or why nothing was."""
     ops: int
+    place: tuple[str, str] = ("", "")
+    """The device and the frame that were planned."""
     policy: str = ""
     """Whose rules made the plan: that of ``auto`` is by ``budget`` or ``all``."""
     asked_policy: str = ""
@@ -93,8 +95,8 @@ class GraphStats:
     plan_s: float = 0.0
     seconds: tuple[tuple[str, float], ...] = ()
     """(pass, seconds) of the edit."""
-    turns: bool = False
-    """Whether the step is the body of a loop, and runs as often as that turns."""
+    varies: bool = False
+    """Whether only a run tells how often the step is made: it is in a loop or in a branch."""
     executed: int | None = None
     """The swap-outs of the run after the edit; ``None`` where nothing counts them."""
     rejected: tuple[tuple[str, int], ...] = ()
@@ -191,7 +193,7 @@ class Report:
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:
-        return tuple({graph.name: graph for graph in self.graphs if graph.policy}.values())
+        return tuple({(graph.name, graph.place): graph for graph in self.graphs if graph.policy}.values())
 
     @property
     def peak_error(self) -> float | None:
@@ -242,15 +244,34 @@ class Collector:
     """Gathers what happens; the only thing here that changes."""
 
     graphs: list[GraphStats] = field(default_factory=list)
-    planned: list[Planned] = field(default_factory=list)
+    planned: dict[Hashable, Planned] = field(default_factory=dict)
+    """The latest plan of each graph, by its name, device and frame; in the order in which they were made."""
+    plans: int = 0
     warnings: list[str] = field(default_factory=list)
     retries: int = 0
 
+    def add(self, stats: GraphStats, planned: Planned) -> None:
+        """Add a planned graph."""
+        key = stats.name, stats.place
+        self.planned.pop(key, None)
+        self.planned[key] = planned
+        self.plans += 1
+        self.graphs.append(stats)
+
+    @property
+    def latest(self) -> Planned | None:
+        """The latest plan."""
+        return next(reversed(self.planned.values()), None)
+
     def executed(self, planned: Sequence[GraphStats], swap_outs: int) -> None:
-        """Note how many swap-outs ran in the call for which these were planned."""
-        (*_, latest) = planned
-        known = replace(latest, executed=swap_outs)
-        self.graphs[:] = [known if one is latest else one for one in self.graphs]
+        """Note how many swap-outs ran in the call for which these were planned.
+
+        What several plans have swapped together is known of each where none is missing, or of none.
+        """
+        known = {id(one): one.tensors for one in planned} if len(planned) > 1 else {id(planned[0]): swap_outs}
+        if sum(known.values()) == swap_outs:
+            executed = (replace(one, executed=known.get(id(one), one.executed)) for one in self.graphs)
+            self.graphs[:] = [*executed]
 
     def report(self, device: Device, transport: Any) -> Report:
         """The state as a value."""

@@ -4,8 +4,8 @@ TensorFlow answers a graph that it cannot build with one line in its log, and ru
 optimizations: without swaps, and to other bits. So what it would refuse is found here.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tensorflow.python.framework import op_def_registry
 
@@ -19,7 +19,7 @@ def validate(
     graph_def: Any,
     table: NodeTable,
     outputs: Sequence[Sequence[Output]],
-    added: Mapping[str, int],
+    added: Collection[str],
     kernels: Kernels,
 ) -> None:
     """Check that an edited graph can be built and run, and runs the kernels that it would run unedited.
@@ -28,21 +28,20 @@ def validate(
         graph_def: The edited graph.
         table: The graph as it was read.
         outputs: Type and shape of the outputs of each node of ``table``.
-        added: The type that each added node makes, by its name.
+        added: The names of the added nodes.
         kernels: Those of the device.
 
     Raises:
-        RewriteError: If two nodes have one name, a node has no device or an unknown type, reads what is not
-            there or is of another type than before, if nodes wait for each other, or if TensorFlow would
-            merge other nodes than before.
+        RewriteError: If two nodes have one name; if an added node has no device, an unknown type or lacks an
+            attribute; if a node reads what is not there, of another type or of another number than it takes;
+            if nodes wait for each other; or if TensorFlow would merge other nodes than before.
     """
     nodes = list(graph_def.node)
     number = {node.name: place for place, node in enumerate(nodes)}
     if len(number) < len(nodes):
         raise RewriteError("two nodes of the edited graph have one name")
-    dtypes = _Types(table, outputs, added)
-    for name in added:
-        _require_runnable(nodes[number[name]])
+    signatures = {name: _signature(nodes[number[name]]) for name in added}
+    types = _Types(table, outputs, signatures)
     before: list[set[int]] = []
     reads: list[tuple[Source, ...]] = []
     waits: list[tuple[int, ...]] = []
@@ -50,7 +49,12 @@ def validate(
         needed: set[int] = set()
         read: list[Source] = []
         controls: list[int] = []
-        old = table.inputs[place] if place < len(table.nodes) else ()
+        old = table.inputs[place] if place < len(table.nodes) else None
+        wanted = (
+            signatures[node.name].inputs
+            if old is None
+            else [outputs[source.node][source.index].dtype for source in old]
+        )
         for slot, text in enumerate(node.input):
             name, _, index = text.removeprefix("^").partition(":")
             maker = number.get(name)
@@ -61,20 +65,22 @@ def validate(
             elif controls:
                 raise RewriteError(f"{node.name} reads {text} behind a control input")
             else:
-                made = dtypes.of(name, int(index or 0))
+                made = types.of(name, int(index or 0))
                 if made is None:
                     raise RewriteError(f"{node.name} reads {text}, an output that is not there")
-                if slot < len(old) and made != outputs[old[slot].node][old[slot].index].dtype:
-                    raise RewriteError(f"{node.name} reads {text} of another type than before")
+                if slot < len(wanted) and made != wanted[slot]:
+                    raise RewriteError(f"{node.name} reads {text}, which is of another type than it takes")
                 read.append(Source(maker, int(index or 0)))
             if not (node.op in MERGES and nodes[maker].op in TURNS):
                 needed.add(maker)
+        if len(read) != len(wanted):
+            raise RewriteError(f"{node.name} reads {len(read)} tensors; needed {len(wanted)}")
         before.append(needed)
         reads.append(tuple(read))
         waits.append(tuple(controls))
     _require_order(nodes, before)
-    types = [node.op for node in nodes]
-    edited = NodeTable(nodes, [*number], types, reads, waits, order=(), frame=(), frames=())
+    op_types = [*table.types, *(node.op for node in nodes[len(table.types) :])]
+    edited = NodeTable(nodes, [*number], op_types, reads, waits, order=(), frame=(), frames=())
     _require_same_kernels(kernels, table, edited)
 
 
@@ -87,27 +93,58 @@ def _require_same_kernels(kernels: Kernels, table: NodeTable, edited: NodeTable)
         raise RewriteError(f"TensorFlow would no longer merge {pair} as it did, or would now")
 
 
+class _Signature(NamedTuple):
+    """The types of what a node reads and makes."""
+
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
 class _Types:
     """The types of the outputs of a graph before and after its edit."""
 
     def __init__(
-        self, table: NodeTable, outputs: Sequence[Sequence[Output]], added: Mapping[str, int]
+        self, table: NodeTable, outputs: Sequence[Sequence[Output]], added: Mapping[str, _Signature]
     ) -> None:
         self._number, self._outputs, self._added = table.number, outputs, added
 
     def of(self, name: str, index: int) -> int | None:
-        """The type of an output; ``None`` where there is no such."""
-        if name in self._added:  # a node has outputs of one type, and few have several
-            return self._added[name]
-        made = self._outputs[self._number[name]]
-        return made[index].dtype if index < len(made) else None
+        """Return the type of an output; ``None`` where there is no such."""
+        if name in self._added:
+            made = self._added[name].outputs
+            return made[index] if index < len(made) else None
+        known = self._outputs[self._number[name]]
+        return known[index].dtype if index < len(known) else None
 
 
-def _require_runnable(node: Any) -> None:
-    if op_def_registry.get(node.op) is None:
+def _signature(node: Any) -> _Signature:
+    """Return what an added node reads and makes by the definition of its op.
+
+    Raises:
+        RewriteError: If this TensorFlow does not know the op, or the node lacks a device or an attribute.
+    """
+    definition = op_def_registry.get(node.op)
+    if definition is None:
         raise RewriteError(f"{node.name} is of type {node.op!r}, which this TensorFlow does not know")
     if not node.device:
         raise RewriteError(f"{node.name} has no device")
+    attrs = {attr.name: attr.default_value for attr in definition.attr if attr.HasField("default_value")}
+    attrs.update(node.attr)
+    for attr in definition.attr:
+        if attr.name not in attrs:
+            raise RewriteError(f"{node.name} has no attribute {attr.name}")
+
+    def types(arguments: Iterable[Any]) -> list[int]:
+        found: list[int] = []
+        for one in arguments:
+            if one.type_list_attr:
+                found += attrs[one.type_list_attr].list.type
+            else:
+                dtype = one.type or attrs[one.type_attr].type
+                found += [dtype] * (attrs[one.number_attr].i if one.number_attr else 1)
+        return found
+
+    return _Signature(types(definition.input_arg), types(definition.output_arg))
 
 
 def _require_order(nodes: Sequence[Any], before: Sequence[Collection[int]]) -> None:

@@ -4,7 +4,7 @@ Requires: every edge of the plan goes forward in the plan's order.
 Ensures: every planned use reads a swap-in, every added node is marked, and the values computed are the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,8 +41,8 @@ class RewriteError(LMSError):
 class Edits:
     """What was added to a graph."""
 
-    nodes: Mapping[str, int]
-    """The added nodes by name, each with the type of what it makes."""
+    nodes: Collection[str]
+    """The names of the added nodes."""
     swap_outs: int
     swap_ins: int
     control_edges: int
@@ -85,7 +85,7 @@ def write_plan(
     for node, slot in fixed:
         editor.fix_sum(node, slot)
     editor.finish()
-    return Edits(editor.types, editor.swap_outs, editor.swap_ins, editor.control_edges)
+    return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
 
 
 def require_forward(graph: Graph, plan: SwapPlan) -> None:
@@ -151,8 +151,6 @@ class _Editor:
         self._graph_def, self._step, self._transport, self._copied = graph_def, step, transport, plan.copied
         self._table = step.table
         self.added: dict[str, Any] = {}
-        self.types: dict[str, int] = {}
-        """The type of what each added node makes."""
         self.swap_outs = self.swap_ins = self.control_edges = 0
         self._waits: dict[str, dict[str, None]] = {}
         """New control inputs of each node, by its name."""
@@ -265,7 +263,7 @@ class _Editor:
         maker = self._step.graph.tensors[tensor].op
         made = self._made_ops.get(maker)
         device = self._device(maker) if made is None else self.added[made].device
-        name = self._add(f"{self._base(tensor)}/swap_out", "swap_out", self._dtype(tensor))
+        name = self._add(f"{self._base(tensor)}/swap_out", "swap_out")
         node = self.added[name]
         self._transport.write_swap_out(node, self._reference(tensor), self._dtype(tensor), device)
         node.input.extend(f"^{wait}" for wait in waits)
@@ -273,17 +271,17 @@ class _Editor:
         return name
 
     def _in(self, held: str, tensor: int, device: str, name: str, waits: Iterable[str]) -> str:
-        name = self._add(name, "swap_in", self._dtype(tensor))
+        name = self._add(name, "swap_in")
         node = self.added[name]
         self._transport.write_swap_in(node, held, self._dtype(tensor), device)
         node.input.extend(f"^{wait}" for wait in waits)
         self.swap_ins += 1
         return name
 
-    def _add(self, name: str, purpose: str, dtype: int) -> str:
+    def _add(self, name: str, purpose: str) -> str:
         node = self._graph_def.node.add(name=name)
         node.attr[MARK_ATTR].s = purpose.encode()
-        self.added[name], self.types[name] = node, dtype
+        self.added[name] = node
         return name
 
     def _redirect(self, use: Use, version: str) -> None:
@@ -308,7 +306,7 @@ class _Editor:
         waits = self._table.controls[source.node]
         if alias.op in ("Identity", "IdentityN") and not waits:
             return shown
-        copy = self._add(f"{name}/{alias.op.lower()}_{len(self.added)}", "alias", self._step.dtypes[source])
+        copy = self._add(f"{name}/{alias.op.lower()}_{len(self.added)}", "alias")
         node = self.added[copy]
         if alias.op == "IdentityN":
             write_copy(node, "Identity", shown, self._step.dtypes[source], alias.device)
@@ -335,7 +333,7 @@ class _Editor:
             node.input[0], node.input[slot] = other, first
         held = [text for text in node.input if text[0] != "^"][2:]
         dtype = node.attr["T"].type
-        name = self._add(f"{node.name}/{MARK}/hold", "hold", dtype)
+        name = self._add(f"{node.name}/{MARK}/hold", "hold")
         holder = self.added[name]
         holder.op, holder.device = "IdentityN", node.device
         holder.attr["T"].list.type.extend([dtype] * len(held))

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -13,6 +14,7 @@ os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+from tensorflow_large_model_support import LMS  # noqa: E402
 
 import lms  # noqa: E402
 from lms.engine import passes  # noqa: E402
@@ -32,11 +34,13 @@ def made() -> Any:
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
-def train(model: Any, batch_size: int = 16) -> list[bytes]:
+def train(model: Any, batch_size: int = 16, callbacks: Sequence[Any] = ()) -> list[bytes]:
     """Compile the model, with the optimizer it has, and train it; the weights."""
     optimizer = model.optimizer if model.compiled else "sgd"
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(IMAGES, LABELS, batch_size=batch_size, epochs=1, verbose=0, shuffle=False)
+    model.fit(
+        IMAGES, LABELS, batch_size=batch_size, epochs=1, verbose=0, shuffle=False, callbacks=[*callbacks]
+    )
     return [weight.tobytes() for weight in model.get_weights()]
 
 
@@ -54,6 +58,9 @@ def main() -> None:
     found["ran"] = [(stats.tensors, stats.executed) for stats in report.graphs]
     train(model, 24)
     found["plans"].append(len(plans))
+    before = lms.report().store.swap_outs
+    train(model, 16, [LMS(n_tensors=0, optimizer_scopes={"none"})])
+    found["swapped_though_refused"] = lms.report().store.swap_outs - before
     gone = weakref.ref(model.layers[1].kernel)
     del model
     keras.backend.clear_session()

@@ -30,3 +30,7 @@ def test_the_kept_edit_trains_to_the_same_bits(seen: dict[str, Any]) -> None:
 
 def test_a_kept_edit_keeps_no_model_alive(seen: dict[str, Any]) -> None:
     assert seen["freed"]
+
+
+def test_a_kept_edit_is_not_taken_where_lms_is_refused(seen: dict[str, Any]) -> None:
+    assert seen["swapped_though_refused"] == 0

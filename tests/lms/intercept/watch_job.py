@@ -160,7 +160,7 @@ def a_loop_of_steps_is_planned_turn_by_turn() -> None:
         tf.function(steps)(BATCH)
         report = lms.report()
     (graph,) = report.edited
-    assert graph.turns and graph.tensors > 10
+    assert graph.varies and graph.tensors > 10
     assert report.store.swap_outs == 3 * graph.tensors, report.store
 
 

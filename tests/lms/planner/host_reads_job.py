@@ -57,7 +57,7 @@ def main(policy: str, where: str) -> dict[str, Any]:
 
         passes.decide = decide_for_gpu
     on = train()
-    planned = installation.engine().books.collector.planned[-1]
+    planned = installation.engine().books.collector.latest
     graph = lms.report().edited[-1]
     return {
         "off": off,

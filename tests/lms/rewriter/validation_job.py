@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -43,13 +43,13 @@ GRAPH = a_graph()
 TABLE = NodeTable.of(GRAPH)
 KNOWN = infer(GRAPH, ["bias", "filter_slope", "bias_slope", "aside"])
 OUTPUTS = [KNOWN.get(name, []) for name in TABLE.names]
-FLOAT = tf.float32.as_datatype_enum
+FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 
 
-def said(edit: Callable[[Any, dict[str, Any]], dict[str, int] | None], kernels: Any = None) -> str:
+def said(edit: Callable[[Any, dict[str, Any]], Collection[str] | None], kernels: Any = None) -> str:
     """What is said of an edited copy; empty where nothing is wrong with it."""
     copy = graph_pb2.GraphDef.FromString(GRAPH.SerializeToString())
-    added = edit(copy, {node.name: node for node in copy.node}) or {}
+    added = edit(copy, {node.name: node for node in copy.node}) or ()
     try:
         validate(copy, TABLE, OUTPUTS, added, kernels or OneDnnCpu())
     except RewriteError as error:
@@ -72,13 +72,22 @@ def reads(node: str, slot: int, text: str) -> Callable[[Any, dict[str, Any]], No
     return lambda _, nodes: nodes[node].input.__setitem__(slot, text)
 
 
-def adds(name: str, op: str, device: str = CPU) -> Callable[[Any, dict[str, Any]], dict[str, int]]:
-    """An edit that adds a copy of ``images``."""
+def adds(
+    name: str,
+    op: str = "Identity",
+    device: str = CPU,
+    reads: Sequence[str] = ("images",),
+    dtype: int | None = FLOAT,
+    read_at: int = 0,
+) -> Callable[[Any, dict[str, Any]], Collection[str]]:
+    """An edit that adds a copy of ``images``, which the convolution reads."""
 
-    def edit(copy: Any, _: dict[str, Any]) -> dict[str, int]:
-        node = copy.node.add(name=name, op=op, device=device, input=["images"])
-        node.attr["T"].type = FLOAT
-        return {name: FLOAT}
+    def edit(copy: Any, nodes: dict[str, Any]) -> Collection[str]:
+        node = copy.node.add(name=name, op=op, device=device, input=reads)
+        if dtype is not None:
+            node.attr["T"].type = dtype
+        nodes["conv"].input[0] = f"{name}:{read_at}" if read_at else name
+        return [name]
 
     return edit
 
@@ -91,6 +100,11 @@ def main() -> None:
         "one name": said(adds("conv", "Identity")),
         "no device": said(adds("copy", "Identity", "")),
         "unknown op": said(adds("copy", "NoSuchOp")),
+        "two inputs": said(adds("copy", reads=("images", "images"))),
+        "no type": said(adds("copy", dtype=None)),
+        "reads another type": said(adds("copy", dtype=INT)),
+        "no such output": said(adds("copy", read_at=5)),
+        "lost input": said(lambda _, nodes: nodes["aside"].ClearField("input")),
         "no node": said(reads("conv", 0, "nobody")),
         "no output": said(reads("conv", 0, "images:1")),
         "other type": said(reads("filter_slope", 1, "images")),

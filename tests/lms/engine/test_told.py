@@ -1,0 +1,42 @@
+"""What a step brings about is told to whom it concerns, and nothing is told that is not so."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    pytest.importorskip("keras")
+    return run_job("told_job.py")
+
+
+def test_a_step_in_a_branch_that_is_not_taken_brings_no_warning(seen: dict[str, Any]) -> None:
+    found = seen["conditional"]
+    assert found["told"] == []
+    assert found["before"] == 0 < found["swapped"], "and it is edited"
+
+
+def test_a_program_that_makes_errors_of_warnings_gets_one(seen: dict[str, Any]) -> None:
+    found = seen["warnings_as_errors"]
+    assert found["error"].startswith("LMSWarning:") and "'Nowhere'" in found["error"]
+    assert found["edited"] == found["swapped"] == 0, "the report does not claim the edit"
+
+
+def test_a_callback_with_an_unknown_scope_ends_fit(seen: dict[str, Any]) -> None:
+    assert seen["a_callback"].startswith("LMSArgumentError: excl_output_by_scopes: 'nowhere'")
+
+
+def test_an_interrupt_is_raised_in_its_own_thread(seen: dict[str, Any]) -> None:
+    assert seen["interrupted"] == {"here": "KeyboardInterrupt: ", "there": [""]}
+
+
+def test_two_loops_of_one_call_are_told_apart(seen: dict[str, Any]) -> None:
+    assert seen["two_loops"]["places"] == len(seen["two_loops"]["executed"]) == 2
+
+
+def test_a_graph_that_is_handed_over_while_lms_rests_is_planned(seen: dict[str, Any]) -> None:
+    assert seen["resting"] == [True, True], "it rested, and is at work now"

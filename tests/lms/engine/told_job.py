@@ -1,0 +1,184 @@
+"""Meets what LMS has to tell of a step; prints as JSON what was told, where, and what ran."""
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from tensorflow_large_model_support import LMS  # noqa: E402
+
+import lms  # noqa: E402
+from lms.engine import editing  # noqa: E402
+from lms.errors import LMSWarning  # noqa: E402
+from lms.session import edit_graph  # noqa: E402
+
+Step = Callable[..., Any]
+
+
+def layers(count: int = 8) -> list[Any]:
+    """The weights of a deep network."""
+    return [tf.Variable(tf.random.stateless_normal((64, 64), (seed, 1)) * 0.1) for seed in range(count)]
+
+
+def descend(x: Any, weights: list[Any]) -> Any:
+    """A training step on ``x``."""
+    with tf.GradientTape() as tape:
+        for weight in weights:
+            x = tf.tanh(x @ weight)
+        loss = tf.reduce_sum(x * x)
+    for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
+        weight.assign_sub(1e-4 * slope)
+    return loss
+
+
+def swap_outs() -> int:
+    """How many tensors were sent to the host so far."""
+    return int(lms.report().store.swap_outs)
+
+
+def raised(call: Callable[[], Any]) -> str:
+    """The type of the error that a call ends in, and how it begins."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {str(error)[:60]}"
+    return ""
+
+
+def switched_on(**options: Any) -> None:
+    """LMS afresh, every tensor a candidate."""
+    lms.disable()
+    lms.enable(policy="all", min_tensor_bytes=1, **options)
+
+
+def a_step() -> Step:
+    """A training step of its own."""
+    weights = layers()
+    return tf.function(lambda x: descend(x, weights))
+
+
+BATCH = tf.ones((256, 64))
+
+
+def conditional() -> Any:
+    """A step in a branch that the first call does not take."""
+    switched_on()
+    weights = layers()
+
+    @tf.function
+    def train(x: Any, wanted: Any) -> Any:
+        return tf.cond(wanted, lambda: descend(x, weights), lambda: 0.0)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train(BATCH, tf.constant(False))
+        before = swap_outs()
+        train(BATCH, tf.constant(True))
+    return {"told": [str(one.message) for one in told], "before": before, "swapped": swap_outs()}
+
+
+def warnings_as_errors() -> Any:
+    """A step of which a warning tells, for a program that has made errors of warnings."""
+    switched_on(excl_types={"Nowhere"})
+    step = a_step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LMSWarning)
+        error = raised(lambda: step(BATCH))
+    return {"error": error, "edited": len(lms.report().edited), "swapped": swap_outs()}
+
+
+def a_callback() -> Any:
+    """Keras's fit with a callback that names a scope which is not there."""
+    lms.disable()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = np.ones((4, 8), "f"), np.ones((4, 1), "f")
+    unknown = LMS()
+    unknown.excl_output_by_scopes = {"nowhere"}
+    return raised(lambda: model.fit(*data, verbose=0, callbacks=[unknown]))
+
+
+def interrupted() -> Any:
+    """A step that is interrupted while another thread runs one."""
+    switched_on()
+    entered, may_go = threading.Event(), threading.Event()
+    edit, mine = editing.Editing.edit, threading.get_ident()
+
+    def interrupting(self: Any, task: Any) -> Any:
+        if threading.get_ident() == mine:
+            entered.set()
+            assert may_go.wait(60)
+            raise KeyboardInterrupt
+        return edit(self, task)
+
+    editing.Editing.edit = interrupting
+    errors: list[str] = []
+
+    def other() -> None:
+        assert entered.wait(60)
+        errors.append(raised(lambda: step_of_other(BATCH)))
+        may_go.set()
+
+    step_of_other = a_step()
+    step_of_main = a_step()
+    thread = threading.Thread(target=other)
+    thread.start()
+    here = raised(lambda: step_of_main(BATCH))
+    thread.join()
+    editing.Editing.edit = edit
+    return {"here": here, "there": errors}
+
+
+def two_loops() -> Any:
+    """Two loops that train, in one call."""
+    switched_on()
+    weights, others = layers(), layers(6)
+
+    @tf.function
+    def train(x: Any) -> Any:
+        for _ in tf.range(2):
+            descend(x, weights)
+        for _ in tf.range(1):
+            descend(x, others)
+
+    train(BATCH)
+    plans = lms.report().edited
+    return {"places": len({one.place for one in plans}), "executed": [one.executed for one in plans]}
+
+
+def resting() -> Any:
+    """A session's graph that is handed over while LMS rests."""
+    lms.disable()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(np.ones((4, 8), "f"), np.ones((4, 1), "f"), verbose=0, callbacks=[LMS()])
+    state = lms.state()
+    rested = state is not None and not state.active
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.get_variable("x", initializer=tf.ones((256, 64)))
+        y = tf.reduce_sum(tf.tanh(tf.tanh(x)) ** 2)
+        v1.train.GradientDescentOptimizer(0.1).minimize(y)
+    edit_graph(graph)
+    now = lms.state()
+    return [rested, now is not None and now.active]
+
+
+def main() -> None:
+    """Print what each case has seen."""
+    warnings.simplefilter("ignore")
+    cases = (conditional, warnings_as_errors, a_callback, interrupted, two_loops, resting)
+    wanted = sys.argv[1:] or [case.__name__ for case in cases]
+    print(json.dumps({case.__name__: case() for case in cases if case.__name__ in wanted}))
+
+
+if __name__ == "__main__":
+    main()
