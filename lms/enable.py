@@ -1,4 +1,4 @@
-"""The door: ``lms.enable()`` decides who does the work, at most once, before the first tensor."""
+"""Switch LMS on and off: ``lms.enable()`` decides who does the work, once, before the first tensor."""
 
 import dataclasses
 import importlib
@@ -88,7 +88,7 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
 
 
 def disable() -> None:
-    """Switch LMS off for every function that is traced from now on; what has been traced keeps its swaps.
+    """Switch LMS off: steps run as TensorFlow has optimized them, also those that ran with swaps before.
 
     Raises:
         LMSError: If IBM's TensorFlow has already initialised its devices with LMS on.
@@ -102,7 +102,7 @@ def disable() -> None:
 
 
 def rest() -> None:
-    """The same, but ``report`` and ``plot`` still tell what LMS did, and ``enable`` goes on with it."""
+    """Plan nothing for now; ``report`` and ``plot`` tell what LMS did, and ``enable`` goes on with it."""
     global _applied
     with _lock:
         if _applied is not None and _applied.state.mode == "graph":

@@ -65,7 +65,7 @@ FOLDERS = {
     "transports": {"native"},
     "device": {"ir", "native", "simulate", "transports"},
     "reader": {"device", "ir", "optimizer"},
-    "rewriter": {"ir", "optimizer", "planner", "reader", "transports"},
+    "rewriter": {"device", "ir", "optimizer", "planner", "reader", "transports"},
     "report": {"device", "ir", "rewriter", "schedule", "transports"},
     "intercept": {"device", "ir", "optimizer", "reader"},
     "engine": {

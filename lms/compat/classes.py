@@ -139,7 +139,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     # --- as a hook of a MonitoredSession or Estimator --------------------------------------------------
 
     def begin(self) -> None:
-        """Edit the default graph, before its session is made."""
+        """Have the default graph planned, before its session is made."""
         self.run(tf.compat.v1.get_default_graph())
 
     # --- as a Keras callback ---------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log_start()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Edit the graph of a Keras without eager execution: now its size of batches is known."""
+        """Have the graph of a Keras without eager execution planned: now its size of batches is known."""
         if self._is_off() or self._engine_at_work() is None or not _trains_in_session(self.model):
             return
         if self.model.train_function is None:  # fit_generator makes it with the first batch
@@ -400,7 +400,7 @@ for _name in SECOND_GENERATION:
 
 
 class LMSSessionRunHook(LMS):
-    """The first generation's hook: edits the default graph before its MonitoredSession is made."""
+    """The first generation's hook: has the default graph planned before its MonitoredSession is made."""
 
     def __init__(self, optimizer_scopes: Any = (), **keywords: Any) -> None:
         super().__init__(optimizer_scopes, **keywords)

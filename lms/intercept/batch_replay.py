@@ -208,12 +208,6 @@ class Feed:
     """Whether the batches tell sizes that nobody else knows."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether there is a stand-in for every iterator among the arguments."""
-        leaves = tf.nest.flatten((self.args, self.kwargs))
-        return all(id(leaf) in self.sources for leaf in leaves if isinstance(leaf, ITERATORS))
-
-    @property
     def failure(self) -> Exception | None:
         """What an iterator raised instead of a batch."""
         return next((source.failure for source in self.sources.values() if source.failure), None)

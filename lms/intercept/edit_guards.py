@@ -1,32 +1,10 @@
-"""What stands around an edit: a fault of ours is a warning, which names the line of the user."""
+"""Stand around an edit: Python's collector rests, and a warning names the line of the user."""
 
 import gc
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from lms.errors import LMSError, UnreadableError
-from lms.ir.graph import GraphError
-
-
-@contextmanager
-def readable_or_left_alone(debug: bool) -> Iterator[None]:
-    """While nothing has been edited yet a fault of ours need not end what trains without us.
-
-    Raises:
-        UnreadableError: In place of any exception that is not meant for the user; not when debugging.
-    """
-    try:
-        yield
-    except (LMSError, GraphError):
-        raise
-    except Exception as error:
-        if debug:
-            raise
-        fault = " ".join(f"{type(error).__name__}: {error}".split())
-        text = f"LMS has a fault here ({fault}); debug=True (LMS_DEBUG=1) shows where"
-        raise UnreadableError(text) from error
 
 
 @contextmanager

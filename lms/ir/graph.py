@@ -176,7 +176,7 @@ class GraphBuilder:
         conditional: bool = False,
         parts: Sequence[str] = (),
     ) -> tuple[int, ...]:
-        """Append one op; its id is :attr:`next_op` as it was before the call.
+        """Append one op; its id is the number of ops before the call.
 
         Args:
             name: Name of the op, unique in the graph.
@@ -256,11 +256,6 @@ class GraphBuilder:
                 Tensor(first + index, op, index, size, owners[index], outsides[index], reasons[index])
             )
         return tuple(range(first, len(self._tensors)))
-
-    @property
-    def next_op(self) -> int:
-        """The id that the next added op will get."""
-        return len(self._ops)
 
     def build(self, kept: Iterable[int] = ()) -> Graph:
         """The graph; ``kept`` are the tensors that are alive at the end of the step.

@@ -72,14 +72,8 @@ def in_place_output(op_type: str) -> int:
     return IN_PLACE_OUTPUTS.get(op_type, 0)
 
 
-PLACES, PASSED = "places of its maxima", "what it let pass"
-KEPT_FOR_GRADIENT = {
-    "LeakyRelu": PASSED,
-    "MaxPool": PLACES,
-    "MaxPool3D": PLACES,
-    "Relu": PASSED,
-    "Relu6": PASSED,
-}
+PLACES = "places of its maxima"
+KEPT_FOR_GRADIENT = {"MaxPool": PLACES, "MaxPool3D": PLACES}
 """What oneDNN's kernels keep beside the one output that the op has for TensorFlow."""
 
 OUTSIDE_TYPES = frozenset(

@@ -17,7 +17,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Figures in the order of lms/allocator.py; -1 where the allocator does not know.
+// Figures in the order of lms/device/allocator_counters.py; -1 where the allocator does not know.
 class AllocatorStatsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;

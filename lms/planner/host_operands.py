@@ -86,12 +86,6 @@ class Decision:
         """The graph that the plan is for."""
         return self.case.graph
 
-    def with_plan(self, made: SwapPlan, limit_bytes: int | None) -> "Decision":
-        """The same with another plan."""
-        if made is self.plan:
-            return self
-        return replace(self, plan=made, peak_bytes=predicted_peak(self.case.buffers, made, limit_bytes))
-
 
 def decide(
     graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int | None, costs: Costs | None = None

@@ -1,5 +1,6 @@
 """Reads one frame of a graph into values (:mod:`lms.ir.graph`) and keeps the way back to its nodes."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,13 +163,10 @@ def size_of(output: Output) -> int | None:
     return total
 
 
-def item_bytes(dtype: int, known: dict[int, int] = {}) -> int:  # noqa: B006 - a table that fills itself
-    """Bytes of an element of a type, which TensorFlow numbers; 0 where its memory is not plain."""
-    found = known.get(dtype)
-    if found is None:
-        found = 0 if dtype in NOT_PLAIN or not dtype else int(tf.as_dtype(dtype).size)
-        known[dtype] = found
-    return found
+@functools.cache
+def item_bytes(dtype: int) -> int:
+    """Return the bytes of an element of a type, which TensorFlow numbers; 0 where its memory is not plain."""
+    return 0 if dtype in NOT_PLAIN or not dtype else int(tf.as_dtype(dtype).size)
 
 
 @dataclass

@@ -76,9 +76,9 @@ def _distinct(graphs: Sequence[GraphStats]) -> list[tuple[GraphStats, int]]:
     return list(counts.values())
 
 
-def _graph_rows(graph: GraphStats, traces: int) -> Iterable[tuple[str, str]]:
-    traced = f" (traced {traces} times)" if traces > 1 else ""
-    yield "graph", f"{graph.name}{traced}: {graph.ops:,} ops, policy {_policy(graph)}, {graph.why}"
+def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
+    planned = f" (planned {plans} times)" if plans > 1 else ""
+    yield "graph", f"{graph.name}{planned}: {graph.ops:,} ops, policy {_policy(graph)}, {graph.why}"
     if graph.open_sizes:
         yield "  peak", f"- {graph.open_sizes}"
     else:
@@ -164,7 +164,7 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
     ]
     if planned is None:
         lines.append(
-            "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was traced") + "."
+            "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was looked at") + "."
         )
         lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)

@@ -34,7 +34,7 @@ FLOATS = frozenset(
 
 
 class RewriteError(LMSError):
-    """A plan and a graph do not belong together. The graph was not touched."""
+    """A plan and a graph do not belong together: the step runs unedited."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def write_plan(
             :func:`lms.planner.sum_order.beginnings` finds them.
 
     Raises:
-        RewriteError: If the plan does not fit the graph. Nothing was changed then.
+        RewriteError: If the plan does not fit the graph, which is of no use then.
     """
     fixed = [(step.members[op][0], slot) for op, slot in (sums or {}).items()]
     if relocation is not None:

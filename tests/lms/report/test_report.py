@@ -166,7 +166,7 @@ def test_equal_traces_of_a_step_are_one_row() -> None:
         for line in str(report_of(first, other, first)).splitlines()
         if " graph " in line
     ]
-    assert [row.partition(": ")[0] for row in rows] == ["a step (traced 2 times)", "a step"]
+    assert [row.partition(": ")[0] for row in rows] == ["a step (planned 2 times)", "a step"]
 
 
 def test_the_policy_is_what_the_user_chose() -> None:
