@@ -180,7 +180,9 @@ class _Editor:
         return f"{name}/{MARK}/{index or 0}"
 
     def _device(self, op: int) -> str:
-        device: str = self._table.nodes[self._step.members[op][0]].device
+        made = self._made_ops.get(op)
+        node = self._table.nodes[self._step.members[op][0]] if made is None else self.added[made]
+        device: str = node.device
         return device
 
     def _dtype(self, tensor: int) -> int:
@@ -260,9 +262,7 @@ class _Editor:
         return self._nodes(op, self._step.ends)
 
     def _out(self, tensor: int, readers: int, waits: Iterable[str]) -> str:
-        maker = self._step.graph.tensors[tensor].op
-        made = self._made_ops.get(maker)
-        device = self._device(maker) if made is None else self.added[made].device
+        device = self._device(self._step.graph.tensors[tensor].op)
         name = self._add(f"{self._base(tensor)}/swap_out", "swap_out")
         node = self.added[name]
         self._transport.write_swap_out(node, self._reference(tensor), self._dtype(tensor), device)
@@ -286,6 +286,9 @@ class _Editor:
 
     def _redirect(self, use: Use, version: str) -> None:
         """Let a use read another version."""
+        if (made := self._made_ops.get(use.op)) is not None:
+            self.added[made].input[use.slot] = version
+            return
         node, slot = self._step.slots[use.op][use.slot]
         self._table.nodes[node].input[slot] = version
 

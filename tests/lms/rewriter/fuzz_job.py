@@ -153,7 +153,7 @@ def damaged(graph_def: Any, seed: int) -> Any:
 
 
 def main(first: int, count: int) -> dict[str, Any]:
-    """By kind the seeds that went wrong, and how many tensors were swapped in all."""
+    """Return by kind the seeds that went wrong (of a damaged copy negative), and how many tensors were swapped."""
     transport = HostTransport(os.environ)
     found: dict[str, Any] = {"differ": [], "racing": [], "refused": [], "faults": [], "swapped": 0}
     for seed in range(first, first + count):
@@ -162,6 +162,9 @@ def main(first: int, count: int) -> dict[str, Any]:
             copy, swapped = edited(graph_def, seed, transport, fetches)
         except RewriteError as error:
             found["refused"].append((seed, str(error)))
+            continue
+        except Exception as error:  # noqa: BLE001
+            found["faults"].append((seed, f"{type(error).__name__}: {error}"))
             continue
         found["swapped"] += swapped
         before, after = run(graph_def, fetches), run(copy, fetches)
@@ -172,7 +175,7 @@ def main(first: int, count: int) -> dict[str, Any]:
         except (UnreadableError, RewriteError, TensorFlowRefusesError):
             pass
         except Exception as error:  # noqa: BLE001
-            found["faults"].append((seed, f"{type(error).__name__}: {error}"))
+            found["faults"].append((-seed, f"{type(error).__name__}: {error}"))
     return found
 
 
