@@ -14,10 +14,10 @@ from lms.schedule.op_order import executor_order
 
 SUM, FEWEST_TERMS = "AddN", 3
 NEVER_FREE = frozenset(
-    """Exit If Loop Merge PartitionedCall Slice Split SplitV StatefulPartitionedCall StatelessIf
-    StatelessWhile StridedSlice Switch Unpack While""".split()
+    """Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile Switch
+    While""".split()
 )
-"""What these make may be a piece of their input, or the executor still holds it: no sum writes into it."""
+"""What these make may be their input, or the executor still holds it: no sum writes into it."""
 
 
 def beginnings(buffers: Buffers) -> dict[int, int]:

@@ -209,7 +209,7 @@ class _Editor:
             elif op.id in fetched:
                 self._fetch(op)
             elif not self._step.members[op.id]:
-                self._add_op(op, self._out(op.inputs[0], 1, ()))
+                self._add_op(op, self._out(op.inputs[0], "host_copy", ()))
 
     def _read_there(self, op: Op, read: HostRead) -> None:
         for slot, held in read.slots.items():
@@ -242,7 +242,7 @@ class _Editor:
             held = self._made_ops[self._copied[swap.tensor]]
         else:
             is_maker = swap.after == step.graph.tensors[swap.tensor].op
-            held = self._out(swap.tensor, len(swap.swap_ins), () if is_maker else self._ends(swap.after))
+            held = self._out(swap.tensor, "swap_out", () if is_maker else self._ends(swap.after))
         for op in swap.blocks:
             self.order(held, op)
         for number, swap_in in enumerate(swap.swap_ins):
@@ -261,9 +261,9 @@ class _Editor:
     def _ends(self, op: int) -> list[str]:
         return self._nodes(op, self._step.ends)
 
-    def _out(self, tensor: int, readers: int, waits: Iterable[str]) -> str:
+    def _out(self, tensor: int, called: str, waits: Iterable[str]) -> str:
         device = self._device(self._step.graph.tensors[tensor].op)
-        name = self._add(f"{self._base(tensor)}/swap_out", "swap_out")
+        name = self._add(f"{self._base(tensor)}/{called}", "swap_out")
         node = self.added[name]
         self._transport.write_swap_out(node, self._reference(tensor), self._dtype(tensor), device)
         node.input.extend(f"^{wait}" for wait in waits)

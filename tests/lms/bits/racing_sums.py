@@ -10,13 +10,14 @@ from typing import Any
 
 LEAST = 3
 """Of two terms either may be the first."""
-FLOW = {"Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration"}
-"""What these give may be their input: the branch that is taken, or the turns of a loop, decide."""
-SAME_BUFFER = {
-    *("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "CheckNumerics"),
+UNDECIDED = {
+    *("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration"),
     *("Unpack", "Split", "SplitV", "Slice", "StridedSlice"),
 }
-"""Ops whose result may be a part of their first input."""
+"""What these give may be their input or a part of it: the branch that is taken, the turns of a loop, or the
+shapes decide."""
+SAME_BUFFER = set("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics".split())
+"""Ops whose result lies in the buffer of their first input."""
 KEPT = {"Const", "_Arg", "ReadVariableOp", "Placeholder", "HostConst", "VarHandleOp"}
 """What these give lives on behind every reader."""
 
@@ -61,7 +62,7 @@ class Readers:
             if node is None or node.op in KEPT or one in self._fetches:
                 yield next(iter(KEPT))
                 return
-            if node.op in FLOW:
+            if node.op in UNDECIDED:
                 yield name
                 continue
             near = [*data_inputs(node)][:1] if node.op in SAME_BUFFER else []
@@ -120,7 +121,7 @@ def _beside(tensor: Tensor, node: Any, readers: Readers) -> set[str] | None:
         others.remove(node.name)
     found = set()
     for other in others:
-        if other not in KEPT and readers.nodes[other].op in FLOW:
+        if other not in KEPT and readers.nodes[other].op in UNDECIDED:
             found.add(other)  # whether it holds the buffer by then is known once it has run
         elif other in KEPT or other == node.name or node.name in readers.before(other):
             return None

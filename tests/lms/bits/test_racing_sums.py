@@ -57,8 +57,8 @@ def test_what_is_fetched_lives_on() -> None:
     assert racing_sums(seen, ["view:0", "b:0", "c:0"]) == []
 
 
-@pytest.mark.parametrize("flow", ["Switch", "Merge", "Enter", "Exit"])
-def test_what_passes_through_control_flow_may_be_free(flow: str) -> None:
+@pytest.mark.parametrize("flow", ["Switch", "Merge", "Enter", "Exit", "Split"])
+def test_what_may_share_a_buffer_may_be_free(flow: str) -> None:
     held = [node("first", "a", "sum"), node("second", "b", "sum")]
     assert racing_sums(graph(*held)) == []
     assert racing_sums(graph(*held, node("turn", "c", op=flow), node("third", "turn", "sum"))) == ["sum"]
