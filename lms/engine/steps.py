@@ -137,7 +137,7 @@ class Steps:
         self.rescue.planned(call, work.table, work.task.inputs, made, is_body=is_body)
         if self.log is not None and call.function is not None:
             self.log.planned(call.function)
-        if runtime is not None and not is_body:
+        if runtime is not None:
             hints = work.task.hints
             told = hints.batch_size if self._engine.config.batch_size is None else None
             arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}

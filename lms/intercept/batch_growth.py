@@ -35,10 +35,13 @@ class Growth:
         batches: Shapes,
         open_arguments: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """A step is planned for batches of this size or of these shapes, and for arguments of these."""
+        """Note that a step is planned for batches of this size or of these shapes, and for arguments of these.
+
+        A body that the step runs is planned apart, and knows none of its arguments.
+        """
         step = self._step(function, name)
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
-        step.arguments[name] = dict(open_arguments)
+        step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
 
     def generation(self, function: Any, name: str) -> int:
         """Which plan of a step is the latest."""

@@ -34,6 +34,10 @@ def test_an_interrupt_is_raised_in_its_own_thread(seen: dict[str, Any]) -> None:
     assert seen["interrupted"] == {"here": "KeyboardInterrupt: ", "there": [""]}
 
 
+def test_arguments_are_known_after_a_body_was_planned(seen: dict[str, Any]) -> None:
+    assert "1024" in seen["a_body"]
+
+
 def test_two_loops_of_one_call_are_told_apart(seen: dict[str, Any]) -> None:
     assert seen["two_loops"]["places"] == len(seen["two_loops"]["executed"]) == 2
 

@@ -18,6 +18,7 @@ from tensorflow_large_model_support import LMS  # noqa: E402
 import lms  # noqa: E402
 from lms.engine import editing  # noqa: E402
 from lms.errors import LMSWarning  # noqa: E402
+from lms.intercept.batch_growth import Growth  # noqa: E402
 from lms.session import edit_graph  # noqa: E402
 
 Step = Callable[..., Any]
@@ -137,6 +138,14 @@ def interrupted() -> Any:
     return {"here": here, "there": errors}
 
 
+def a_body() -> str:
+    """A function whose body is planned apart, behind it, and then larger arguments."""
+    growth = Growth()
+    growth.planned(None, "step", None, (), {0: (64, 8)})
+    growth.planned(None, "step", None, (), {})
+    return growth.outgrown_arguments(None, "step", [tf.ones((1024, 8))])
+
+
 def two_loops() -> Any:
     """Two loops that train, in one call."""
     switched_on()
@@ -175,7 +184,7 @@ def resting() -> Any:
 def main() -> None:
     """Print what each case has seen."""
     warnings.simplefilter("ignore")
-    cases = (conditional, warnings_as_errors, a_callback, interrupted, two_loops, resting)
+    cases = (conditional, warnings_as_errors, a_callback, interrupted, a_body, two_loops, resting)
     wanted = sys.argv[1:] or [case.__name__ for case in cases]
     print(json.dumps({case.__name__: case() for case in cases if case.__name__ in wanted}))
 
