@@ -35,7 +35,7 @@ class Growth:
         batches: Shapes,
         open_arguments: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """Note that a step is planned for batches of this size or of these shapes, and for arguments of these.
+        """Note for batches of which size or shapes a step is planned, and for arguments of which shapes.
 
         A body that the step runs is planned apart, and knows none of its arguments.
         """
