@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.cluster_settings import find_unread, has_allocation
-from launch.errors import LmsrunError, PlanError, UsageError
-from launch.printable import printable
-from launch.program_path import find_program
+from launch.model.cluster_settings import find_unread, has_allocation
+from launch.model.errors import LmsrunError, PlanError, UsageError
+from launch.model.text import printable
+from launch.system.program_path import find_program
 from lms.config import doubtful_variables, nearest
-from lmsrun.named_files import check_named_files, check_timeline
+from lmsrun.file_checks import check_named_files, check_timeline
 from lmsrun.options import (
     LaunchOptions,
     Parsed,
@@ -28,11 +28,11 @@ from lmsrun.options import (
 )
 
 if TYPE_CHECKING:
-    from launch.cluster_job import Command
-    from launch.plan import LaunchPlan
-    from launch.planner import HostRequest
-    from launch.topology import Machine
-    from lmsrun.cluster import Place
+    from launch.cluster.job import Command
+    from launch.model.plan import LaunchPlan
+    from launch.model.topology import Machine
+    from launch.plan_host.planner import HostRequest
+    from lmsrun.cluster_run import Place
 
 COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun", "probe-host")
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -91,7 +91,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
     if command == "worker":
         return _work(argv, environ)
     if command == "probe-host":
-        from launch.host_answer import main as answer
+        from launch.preflight.answer import main as answer
 
         return answer(argv, environ)
     parsed = _parse(command, argv)
@@ -101,14 +101,14 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         print(f"lmsrun {__version__}")
         return 0
     if parsed.wish == "help":
-        from lmsrun.usage import render_help
+        from lmsrun.help_text import render_help
 
         print(render_help(command))
         return 0
     if command in ("topo", "check"):
         _refuse_program(command, parsed)
     if command == "check":
-        from lmsrun.doctor import main as examine
+        from lmsrun.check import main as examine
 
         return examine(bool(parsed.values.get("json")))
     request = read_request(parsed, environ, _folder())
@@ -125,7 +125,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
 def _work(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """A rank of another launcher: its options are variables, so these are checked as options are."""
     if argv and argv[0] in ("-h", "--help"):
-        from lmsrun.usage import render_help
+        from lmsrun.help_text import render_help
 
         print(render_help("worker"))
         return 0
@@ -135,7 +135,7 @@ def _work(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             "and write lmsrun worker -- PROGRAM ARGS"
         )
     check_variables(environ)
-    from launch.worker import main as work
+    from launch.rank.shim import main as work
 
     work(argv, environ)
 
@@ -271,8 +271,8 @@ def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | 
     allocated = options.launcher == "auto" and has_allocation(environ)
     if options.launcher in ("auto", "local") and not asked and not allocated:
         return None, request
-    from launch.hosts import share_ranks
-    from lmsrun.cluster import find_place
+    from launch.cluster.hosts import share_ranks
+    from lmsrun.cluster_run import find_place
 
     place = find_place(options, environ)
     if not place.is_local:
@@ -284,9 +284,9 @@ def _find_place(request: Request, environ: Mapping[str, str]) -> "tuple[Place | 
 
 
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
-    from launch.batch import render_script
+    from launch.cluster.batch_script import render_script
     from launch.discover import read_machine
-    from lmsrun.cluster import plan_script
+    from lmsrun.cluster_run import plan_script
     from lmsrun.options import render_argv
 
     _check_program(request.program, True, environ)
@@ -298,8 +298,8 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str], is_plan: bool) -> int:
     from launch.discover import read_machine
-    from lmsrun.cluster import plan_cluster, write_rankfile, written_files
-    from lmsrun.cluster_probe import probe_hosts, refuse_troubles
+    from lmsrun.cluster_run import plan_cluster, write_rankfile, written_files
+    from lmsrun.preflight import probe_hosts, refuse_troubles
 
     options = request.options
     dry = is_plan or options.dry_run
@@ -328,8 +328,9 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
 
 
 def _plan(request: Request, environ: Mapping[str, str]) -> "tuple[LaunchPlan, Machine]":
+    from launch.backends.local import plan_local_job
     from launch.discover import read_machine
-    from launch.planner import plan_local_job, plan_slots
+    from launch.plan_host.planner import plan_slots
 
     machine = read_machine(request.options.topology)
     host_request, _, warnings = _host_request(request, environ, machine, None)
@@ -344,10 +345,10 @@ def _host_request(
     request: Request, environ: Mapping[str, str], machine: "Machine", place: "Place | None"
 ) -> "tuple[HostRequest, tuple[str, ...], list[str]]":
     """What the planner is asked, but for the ranks' number; the names that ``-x`` hands on; warnings."""
-    from launch.binding_tools import assume_tools, choose_tools
-    from launch.lms_choice import read_lms_config
-    from launch.planner import HostRequest
-    from launch.worker_env import parse_forward
+    from launch.installed.binding_tools import assume_tools, choose_tools
+    from launch.model.lms_settings import read_lms_config
+    from launch.plan_host.planner import HostRequest
+    from launch.plan_host.rank_env import parse_forward
 
     options = request.options
     only_here = place is None or place.only_here
@@ -395,7 +396,7 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
     here = os.sched_getaffinity(0)
     for rank in plan.ranks:
         if not rank.cpus <= here:
-            from launch.idset import format_ids
+            from launch.model.idset import format_ids
 
             raise PlanError(
                 f"rank {rank.rank} is planned on CPUs {format_ids(rank.cpus)}, but this process may use "
@@ -406,8 +407,8 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
 def _start(
     plan: "LaunchPlan", options: LaunchOptions, environ: Mapping[str, str], command: "Command | None" = None
 ) -> int:
-    from launch.job import JobOptions
-    from launch.supervisor import run_job
+    from launch.supervise.job import JobOptions
+    from launch.supervise.supervisor import run_job
     from lmsrun.render_receipts import render_receipts
 
     job = JobOptions(

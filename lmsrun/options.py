@@ -1,6 +1,6 @@
 """Every option of the command line, declared once: default < file < environment < command line.
 
-Parser, TOML file, environment, help and docs derive from the declarations here and in ``launch.settings``.
+Parser, TOML file, environment, help and docs follow from what stands here and in ``launch.model.settings``.
 """
 
 import importlib
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.cluster_settings import ClusterSettings
-from launch.errors import UsageError
-from launch.settings import (
+from launch.model.cluster_settings import ClusterSettings
+from launch.model.errors import UsageError
+from launch.model.settings import (
     ENV_PREFIX,
     JOB,
     Option,

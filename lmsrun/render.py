@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from launch.idset import format_ids
-from launch.plan import SCHEMA, LaunchPlan, RankPlan
-from launch.printable import count_of, printable
-from launch.topology import Gpu, Machine
+from launch.model.idset import format_ids
+from launch.model.plan import SCHEMA, LaunchPlan, RankPlan
+from launch.model.text import count_of, printable
+from launch.model.topology import Gpu, Machine
 
 _HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
 _GPU_COLUMN = 1

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from launch.idset import format_ids
-from launch.printable import printable
-from launch.topology import Gpu, Machine, NumaNode, Package
+from launch.model.idset import format_ids
+from launch.model.text import printable
+from launch.model.topology import Gpu, Machine, NumaNode, Package
 
 _KINDS = {"dram": "", "gpu": " (a GPU's memory)", "memory-only": " (memory only)"}
 

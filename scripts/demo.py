@@ -15,7 +15,7 @@ def main() -> int:
     job = ["run", "-np", "2", "--oversubscribe", "--output-dir", str(OUTPUT), "examples/train_digits.py"]
     code = subprocess.run([sys.executable, "-m", "lmsrun", *job], cwd=ROOT, check=False).returncode
     if code == 0:
-        from launch.receipts import from_json
+        from launch.receipts.judge import from_json
         from lmsrun.render_receipts import render_receipts
 
         document = json.loads((OUTPUT / "receipts.json").read_text(encoding="utf-8"))

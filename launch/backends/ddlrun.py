@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.cluster_job import ClusterJob, Command
-from launch.errors import UsageError
+from launch.cluster.job import ClusterJob, Command
+from launch.model.errors import UsageError
 
 Meaning = Literal[
     "hosts", "hostfile", "rankfile", "accelerators", "mpiarg", "env", "verbose", "tcp", "own", "none"

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.cluster_job import ClusterJob, Command, refuse_ipv6
+from launch.cluster.job import ClusterJob, Command, refuse_ipv6
 
 
 @dataclass(frozen=True)

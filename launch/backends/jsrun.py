@@ -8,10 +8,10 @@ documentation.
 
 from collections.abc import Iterable, Sequence
 
-from launch.cluster_job import ClusterJob, Command
-from launch.errors import UsageError
-from launch.idset import format_ids
-from launch.plan import RankPlan
+from launch.cluster.job import ClusterJob, Command
+from launch.model.errors import UsageError
+from launch.model.idset import format_ids
+from launch.model.plan import RankPlan
 
 # Two ranks of a host overlap on purpose where the ERF gives each the whole host or they share a NUMA node's
 # threads.

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from launch.cluster_job import ClusterJob, Command, refuse_ipv6
-from launch.errors import UsageError
-from launch.idset import format_ids
-from launch.mpi_flavour import MpiFamily, MpiFlavour
-from launch.plan import RankPlan
+from launch.cluster.job import ClusterJob, Command, refuse_ipv6
+from launch.installed.mpi_flavour import MpiFamily, MpiFlavour
+from launch.model.errors import UsageError
+from launch.model.idset import format_ids
+from launch.model.plan import RankPlan
 
 
 class Dialect(Protocol):

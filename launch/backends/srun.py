@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from launch.cluster_job import ClusterJob, Command
-from launch.probe import read_answer
+from launch.cluster.job import ClusterJob, Command
+from launch.system.run_query import read_answer
 
 _WANTED = ("pmix", "pmix_v5", "pmix_v4", "pmix_v3", "pmix_v2", "pmi2", "none")
 

@@ -16,8 +16,8 @@ from launch.discover.gpus import (
 from launch.discover.limits import probe_set_mempolicy, read_cpuset, read_limits
 from launch.discover.sysfs import CPU, read_allowed, read_hardware, read_online
 from launch.discover.tree import DirTree, Tree
-from launch.errors import TopologyError
-from launch.topology import Machine
+from launch.model.errors import TopologyError
+from launch.model.topology import Machine
 
 MAX_SOURCE_BYTES = 64 << 20
 """The largest file that is read as a saved topology."""

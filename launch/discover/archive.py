@@ -12,7 +12,7 @@ import zlib
 from typing import Protocol
 
 from launch.discover.tree import MAX_FILE_BYTES, MemoryTree
-from launch.errors import TopologyError
+from launch.model.errors import TopologyError
 
 MAX_UNPACKED_BYTES = 256 << 20
 """A machine of 1000 CPUs makes a tar file of about 100 MiB; more is a decompression bomb."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from launch.discover.gpus import parse_pci_address, pci_order
-from launch.errors import TopologyError
-from launch.idset import MAX_ID, format_ids
-from launch.topology import Gpu, Machine
+from launch.model.errors import TopologyError
+from launch.model.idset import MAX_ID, format_ids
+from launch.model.topology import Gpu, Machine
 
 
 def check(machine: Machine) -> None:

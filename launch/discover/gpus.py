@@ -7,9 +7,9 @@ from typing import Literal
 
 from launch.discover.sysfs import NODE, Hardware, read_ids, read_ids_or_mask
 from launch.discover.tree import Tree
-from launch.errors import TopologyError
-from launch.idset import IdSet
-from launch.topology import Gpu, NumaNode
+from launch.model.errors import TopologyError
+from launch.model.idset import IdSet
+from launch.model.topology import Gpu, NumaNode
 
 PCI = "sys/bus/pci/devices"
 DRIVER = "proc/driver/nvidia/gpus"

@@ -20,9 +20,9 @@ from launch.discover.gpus import (
     say_unplaced,
 )
 from launch.discover.sysfs import Hardware, build_cores, build_packages, host_memory_nodes, kind_of, only
-from launch.errors import TopologyError
-from launch.idset import IdSet, format_ids, parse_mask
-from launch.topology import Allowed, Machine, NumaNode
+from launch.model.errors import TopologyError
+from launch.model.idset import IdSet, format_ids, parse_mask
+from launch.model.topology import Allowed, Machine, NumaNode
 
 MAX_DEPTH = 256
 MAX_OBJECTS = 1_000_000

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launch.discover.tree import Tree
-from launch.idset import IdSet, parse_ids
-from launch.topology import Limits
+from launch.model.idset import IdSet, parse_ids
+from launch.model.topology import Limits
 
 NO_LIMIT_BYTES = 1 << 62
 """cgroup v1 writes "no limit" as the largest multiple of the page size below 2^63."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from launch.discover.check import check
-from launch.errors import TopologyError
-from launch.idset import IdSet, format_ids, parse_ids
-from launch.topology import SCHEMA, Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
+from launch.model.errors import TopologyError
+from launch.model.idset import IdSet, format_ids, parse_ids
+from launch.model.topology import SCHEMA, Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
 
 Item = TypeVar("Item")
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from launch.discover.tree import Tree
-from launch.errors import TopologyError
-from launch.idset import IdSet, format_ids, parse_ids, parse_mask
-from launch.topology import Allowed, Core, MemoryKind, NumaNode, Package
+from launch.model.errors import TopologyError
+from launch.model.idset import IdSet, format_ids, parse_ids, parse_mask
+from launch.model.topology import Allowed, Core, MemoryKind, NumaNode, Package
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.errors import UsageError
-from launch.settings import parse_size
+from launch.model.errors import UsageError
+from launch.model.settings import parse_size
 from lms.config import LMSConfig, doubtful_variables
+from lmsrun.help_text import render_help, render_reference
 from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
-from lmsrun.usage import render_help, render_reference
 
 
 def read(argv: str, environ: dict[str, str] | None = None, folder: Path = Path("/nonexistent")) -> Request:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.planner import SHIM
+from launch.model.plan import SHIM
 
 PROGRAM = """
 import json, os, sys

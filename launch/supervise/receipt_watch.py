@@ -1,0 +1,96 @@
+"""The receipts of a running job: collected as they come, shown once, saved."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from launch.model.plan import LaunchPlan
+from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
+from launch.receipts.file import END
+from launch.receipts.judge import RankReceipt, adopt_binding, judge_all, read_receipts, to_json
+from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
+from launch.system.exit_status import describe_rank
+
+
+class ReceiptWatch:
+    """Knows what has arrived and when that is all that will.
+
+    Attributes:
+        due: When to show what there is, although ranks are missing (``time.monotonic``).
+        receipts: What is known of each rank, in the plan's order.
+        settled: Whether every rank has been through ``hvd.init()`` or has ended.
+        over: Whether the receipts have been saved; after that only an elastic job's moves are watched.
+    """
+
+    def __init__(self, plan: LaunchPlan, options: JobOptions, files: JobFiles, due: float) -> None:
+        self._plan, self._options, self._files = plan, options, files
+        self.due = due
+        self.receipts: tuple[RankReceipt, ...] = ()
+        self.settled = False
+        self.over = False
+        self._moves: list[Move] = []
+        self._read: set[str] = set()
+
+    def look(self, ended: Mapping[int, str], launcher_over: bool) -> None:
+        """Read what has arrived.
+
+        Args:
+            ended: Ranks that are no more, and how they ended.
+            launcher_over: Another launcher started the ranks, and it has ended.
+        """
+        ranks = self._plan.ranks
+        stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
+        if self._options.command is None:
+            for number, how in ended.items():
+                stages[number].setdefault(END, {"how": how})
+        if self._options.command is not None:
+            ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
+        command = self._options.command
+        world_size = None if command is not None and command.elastic else self._plan.world_size
+        self.receipts = judge_all(ranks, stages, self._options.numa, world_size)
+        self.settled = launcher_over or all(
+            "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
+        )
+
+    def refusal(self, settled: bool) -> str | None:
+        """Why ``--numa strict`` ends the job, if it does: a missing receipt counts once all is settled."""
+        if self._options.numa != "strict":
+            return None
+        for plan, receipt in zip(self._plan.ranks, self.receipts, strict=True):
+            if receipt.verified is False and (settled or "start" in receipt.stages):
+                return f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
+        return None
+
+    def look_for_moves(self) -> list[str]:
+        """Read which ranks of an elastic job have moved or joined; returns what is to be said of it."""
+        arrived = read_moves(self._files.receipt_dir, self._read)
+        self._read.update(name for name, _ in arrived)
+        moves = [move for _, move in arrived if move is not None]
+        self._moves += moves
+        # In containers the first process of every host has the same number.
+        first = {(receipt.host, receipt.pid) for receipt in self.receipts}
+        return [
+            describe_move(move)
+            for move in moves
+            if (move.is_elsewhere if move.was_local else (move.host, move.pid) not in first)
+        ]
+
+    def save(self) -> None:
+        """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self.over = True
+        if self._files.output_dir is None:
+            return
+        path = self._files.output_dir / RECEIPTS
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
+        try:
+            draft.write_text(json.dumps(document, indent=1) + "\n")
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            # A write that fails names no file.
+            raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,0 +1,244 @@
+"""The probe before a job over several hosts: the effects around ``launch.preflight.ask``."""
+
+import importlib.util
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import filterfalse
+
+from launch.backends.jsrun import build_jsrun
+from launch.backends.mpirun import build_mpirun, refuse_root
+from launch.backends.srun import build_srun
+from launch.cluster.hosts import HostShare, resolve_slots, share_ranks
+from launch.cluster.job import ClusterJob, Command, forwarded_names, withheld_names
+from launch.installed.mpi_flavour import read_mpi_flavour
+from launch.model.errors import PlanError
+from launch.model.text import count_of
+from launch.model.topology import Machine
+from launch.plan_host.gpu_choice import choose_gpus
+from launch.plan_host.planner import HostRequest, plan_slots
+from launch.preflight.answer import describe_this_host, read_versions
+from launch.preflight.ask import Round, Way, ask_by_launcher, ask_by_ssh, build_worker, new_nonce
+from launch.preflight.report import HostReport, pack_answer, parse_answer
+from launch.preflight.verdict import Demand, judge, render_table
+from lmsrun.cluster_run import Place, find_obstacle, is_here, new_files_dir, refuse_obstacle, written_files
+from lmsrun.options import LaunchOptions
+
+ASSUMED = "hosts are assumed to be like this one"
+DISCOVERED = (
+    "the hosts are those that --host-discovery-script will name; ranks are shown as if all were on this one"
+)
+_BY_SSH = frozenset({"horovodrun", "ddlrun"})
+"""These start ranks over ssh themselves, in ways that suit no other program than their own."""
+_OVERLAP = {"SLURM_OVERLAP": "1"}
+"""srun's probe may share the allocation with a step that is already there; older versions do not know it."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the hosts answered. ``troubles`` are the lines of one table; ``warnings`` belong to the plan."""
+
+    machines: Mapping[str, Machine]
+    troubles: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    bad_hosts: int = 0
+
+
+def probe_hosts(
+    place: Place,
+    options: LaunchOptions,
+    request: HostRequest,
+    machine: Machine,
+    environ: Mapping[str, str],
+    asked: Sequence[str],
+    is_plan: bool,
+    dry: bool,
+) -> Probed:
+    """Ask the hosts what they are like, before anything is started.
+
+    A plan asks only when told to, since it may be for hosts that are elsewhere; so does a dry run whose
+    launcher is elsewhere. A job whose ranks all run on this host has nobody to ask, and neither has one
+    whose hosts are not known yet.
+
+    Args:
+        place: From ``find_place``.
+        options: The user's.
+        request: What all hosts share.
+        machine: This host.
+        environ: The environment that the launcher inherits.
+        asked: Names of variables to hand on.
+        is_plan: Whether the command is ``lmsrun plan``.
+        dry: Whether nothing will be started.
+
+    Raises:
+        UsageError: If a job is to be started by a launcher that cannot do so from here.
+    """
+    refuse_obstacle(place, dry)
+    if place.discovered:
+        return Probed({}, warnings=(DISCOVERED,))
+    if place.only_here or options.topology:
+        return Probed({})
+    obstacle = find_obstacle(place)
+    if options.host_probe is None and dry and not is_plan and obstacle:
+        return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
+    if not (not is_plan if options.host_probe is None else options.host_probe):
+        return Probed({}, warnings=(ASSUMED,))
+    hosts = _hosts_to_ask(place, options)
+    answered = _ask(place, options, hosts, environ, asked, is_plan)
+    machines = {report.host: report.machine for report in answered.reports if report.machine is not None}
+    versions, versions_of = _versions_to_have(answered.reports)
+    demand = _build_demand(place, options, request, lambda name: machines.get(name, machine))
+    verdict = judge(answered.reports, versions, versions_of, demand)
+    troubles = render_table(verdict.troubles)
+    bad = {host for host, _ in verdict.troubles}
+    if answered.mpi_trouble:
+        troubles.append(f"MPI does not connect the hosts: {answered.mpi_trouble}")
+        bad = set(hosts)
+    return Probed(machines, tuple(troubles), verdict.warnings, len(bad))
+
+
+def refuse_troubles(probed: Probed, hosts: int) -> None:
+    """End here when the job cannot run as asked.
+
+    Raises:
+        PlanError: If a host cannot be used.
+    """
+    if probed.troubles:
+        raise PlanError(
+            f"{probed.bad_hosts} of {count_of(hosts, 'host')} cannot be used; nothing was started "
+            "(--no-host-probe tries anyway)"
+        )
+
+
+def _hosts_to_ask(place: Place, options: LaunchOptions) -> tuple[str, ...]:
+    """The hosts that get ranks; all of them while the slots of some are for the machines to tell."""
+    if any(host.slots is None for host in place.hosts):
+        return tuple(host.name for host in place.hosts)
+    return tuple(share.host for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
+
+
+def _versions_to_have(reports: Sequence[HostReport]) -> tuple[dict[str, str | None], str]:
+    """Those of this host, or of the first that answered when no rank runs here."""
+    here = read_versions()
+    first = next((report for report in reports if report.trouble is None), None)
+    if first is None or any(is_here(report.host) for report in reports):
+        return here, "this host"
+    return {**first.versions, "lmsrun": here["lmsrun"]}, first.host
+
+
+def _build_demand(
+    place: Place, options: LaunchOptions, request: HostRequest, machine_of: Callable[[str], Machine]
+) -> Demand:
+    def slots(name: str) -> int:
+        return plan_slots(machine_of(name), options, request.environ)
+
+    shares = share_ranks(resolve_slots(place.hosts, slots), options.num_proc, oversubscribe=True)
+    allocation = place.allocation
+    gpus = zip(allocation.hosts, allocation.gpus_per_host, strict=True) if allocation is not None else ()
+    return Demand(
+        gpus_of=lambda machine: choose_gpus(machine, options.gpus, request.environ).gpus,
+        ranks={share.host: share.ranks for share in shares},
+        oversubscribe=options.oversubscribe,
+        in_allocation=allocation is not None,
+        allotted_gpus={host.name: count for host, count in gpus if count is not None},
+        needs_own_name=place.choice.name == "horovodrun" and options.controller == "gloo",
+    )
+
+
+def _ask(
+    place: Place,
+    options: LaunchOptions,
+    hosts: Sequence[str],
+    environ: Mapping[str, str],
+    asked: Sequence[str],
+    is_plan: bool,
+) -> Round:
+    name, timeout_s = place.choice.name, options.probe_timeout
+    program = place.found.get(name)
+    # A plan is shown to root without consent, but mpirun is not started for it.
+    unconsented = is_plan and name == "mpirun" and os.geteuid() == 0 and not options.allow_run_as_root
+    if name in _BY_SSH or program is None or unconsented:
+        return Round(_ask_by_ssh(hosts, environ, timeout_s))
+    way: Way = "mpi" if name == "mpirun" and importlib.util.find_spec("mpi4py") else "lines"
+    nonce = new_nonce()
+    job = _build_job(hosts, build_worker(nonce, timeout_s, way), options, environ, asked)
+    command = _BUILDERS[name](_Asking(program, options, job, environ, new_files_dir(environ)))
+    inherited = {key: value for key, value in environ.items() if key not in command.unset}
+    with written_files(command):
+        answered = ask_by_launcher(
+            command.argv, {**inherited, **_OVERLAP, **command.env}, hosts, nonce, timeout_s, way
+        )
+    over_ssh = name == "mpirun" and place.allocation is None
+    return _ask_again(answered, environ, timeout_s) if over_ssh else answered
+
+
+def _ask_again(answered: Round, environ: Mapping[str, str], timeout_s: float) -> Round:
+    """Where mpirun went over ssh and failed as a whole, ssh itself can tell for which host."""
+    silent = [report.host for report in answered.reports if report.trouble is not None]
+    if not silent:
+        return answered
+    by_ssh = {report.host: report for report in _ask_by_ssh(silent, environ, timeout_s)}
+    if all(report.trouble is None for report in by_ssh.values()):
+        return answered
+    return replace(answered, reports=tuple(by_ssh.get(each.host, each) for each in answered.reports))
+
+
+def _ask_by_ssh(hosts: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[HostReport, ...]:
+    """This host needs no ssh to answer."""
+    reports = {report.host: report for report in ask_by_ssh([*filterfalse(is_here, hosts)], timeout_s)}
+    return tuple(reports.get(host) or _ask_here(host, environ) for host in hosts)
+
+
+def _ask_here(host: str, environ: Mapping[str, str]) -> HostReport:
+    return parse_answer(host, pack_answer(describe_this_host(environ)))
+
+
+def _build_job(
+    hosts: Sequence[str],
+    worker: tuple[str, ...],
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    asked: Sequence[str],
+) -> ClusterJob:
+    """One process a host, with the environment that the job's ranks will have."""
+    return ClusterJob(
+        shares=tuple(HostShare(host, rank, 1) for rank, host in enumerate(hosts)),
+        worker=worker,
+        forward=forwarded_names(environ, asked),
+        withhold=withheld_names(environ, asked),
+        allow_root=options.allow_run_as_root,
+        whole_lines=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """All that the probe's command depends on."""
+
+    program: str
+    options: LaunchOptions
+    job: ClusterJob
+    environ: Mapping[str, str]
+    files_dir: str
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.options.mpi_args or ""))
+
+
+def _mpirun(asking: _Asking) -> Command:
+    flavour = read_mpi_flavour(asking.program, asking.environ)
+    refuse_root(flavour, asking.job, os.geteuid())
+    return build_mpirun(asking.program, flavour, asking.job, asking.files_dir, asking.extra)
+
+
+def _srun(asking: _Asking) -> Command:
+    return build_srun(asking.job, asking.files_dir, "none", asking.extra, asking.program)
+
+
+def _jsrun(asking: _Asking) -> Command:
+    return build_jsrun(asking.job, (), asking.files_dir, asking.extra, asking.program)
+
+
+_BUILDERS: Mapping[str, Callable[[_Asking], Command]] = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun}
