@@ -315,7 +315,7 @@ def _run_by_launcher(place: "Place", request: Request, environ: Mapping[str, str
     if options.launcher == "auto" or options.verbose:
         _say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
-        _say(write_rankfile(options.rankfile_out, plan))
+        _say(write_rankfile(options.rankfile_out, place.backend, plan))
     if dry:
         from lmsrun.render import print_plan
 

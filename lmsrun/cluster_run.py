@@ -2,9 +2,7 @@
 
 import os
 import secrets
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,12 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import gettempdir
 
-from launch.backends.ddlrun import build_ddlrun
-from launch.backends.horovodrun import HorovodOptions, build_horovodrun
-from launch.backends.jsrun import build_jsrun, render_erf
-from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
-from launch.backends.srun import build_srun, choose_mpi, read_mpi_plugins
-from launch.cluster.allocation import Allocation, BatchSystem, read_allocation, refuse_inside_step
+from launch.backends.backend import Backend, Order
+from launch.backends.choice import LauncherChoice, Surroundings, choose_launcher
+from launch.backends.registry import FOREIGN, find_launchers, load_backend
+from launch.cluster.allocation import Allocation, read_allocation, refuse_inside_step
 from launch.cluster.batch_script import BatchJob, job_name, nodes_for
 from launch.cluster.hosts import (
     Host,
@@ -32,10 +28,7 @@ from launch.cluster.hosts import (
     share_ranks,
 )
 from launch.cluster.job import ClusterJob, Command
-from launch.cluster.launcher_choice import EXECUTABLES, LauncherChoice, Surroundings, choose_launcher
 from launch.cluster.planner import build_job, plan_shares
-from launch.installed.horovod_build import read_horovod_mpi, speaks_with
-from launch.installed.mpi_flavour import MpiFlavour, read_mpi_flavour
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan, RankPlan
 from launch.model.topology import Machine
@@ -60,7 +53,12 @@ class Place:
     @property
     def is_local(self) -> bool:
         """Whether lmsrun starts the ranks itself."""
-        return self.choice.name == "local"
+        return self.choice.name not in FOREIGN
+
+    @property
+    def backend(self) -> Backend:
+        """The launcher, if it is not lmsrun itself."""
+        return load_backend(self.choice.name)
 
 
 def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
@@ -74,7 +72,7 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     hosts = _read_hosts(options, allocation)
     discovered = options.host_discovery_script is not None
     only_here = not discovered and all(is_here(host.name) for host in hosts)
-    found = _find_launchers(options, environ)
+    found = find_launchers(options, environ)
     elastic = any((options.min_np, options.max_np, options.host_discovery_script))
     if elastic:
         _check_elastic(options, len(hosts))
@@ -169,13 +167,13 @@ def plan_script(
     return BatchJob(job_name(program), nodes, per_node, gpus, cores, ("lmsrun", "run", *argv))
 
 
-def write_rankfile(path: str, plan: LaunchPlan) -> str:
+def write_rankfile(path: str, backend: Backend, plan: LaunchPlan) -> str:
     """Write the plan as the rank file of its launcher; returns what to say.
 
     Raises:
         UsageError: If it cannot be written.
     """
-    text = render_erf(plan.ranks) if plan.launcher == "jsrun" else render_rankfile(plan.ranks)
+    text = backend.render_rankfile(plan.ranks)
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -249,41 +247,11 @@ def is_here(name: str) -> bool:
     return is_name_of(name, os.uname().nodename)
 
 
-def _find_launchers(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    path = environ.get("PATH", os.defpath)
-    wanted = {"mpirun": options.mpirun, **{name: name for name in EXECUTABLES}}
-    found = {name: shutil.which(program, path=path) for name, program in wanted.items()}
-    beside = Path(os.path.dirname(sys.executable)) / "horovodrun"
-    if found["horovodrun"] is None and beside.is_file():
-        found["horovodrun"] = str(beside)
-    return {name: program for name, program in found.items() if program}
-
-
 def _exceeds(shares: Sequence[HostShare], machine_of: Callable[[str], Machine], request: HostRequest) -> bool:
     slots = {
         share.host: plan_slots(machine_of(share.host), request.settings, request.environ) for share in shares
     }
     return any(share.ranks > slots[share.host] for share in shares)
-
-
-@dataclass(frozen=True)
-class _Start:
-    """All that a launcher's command depends on."""
-
-    program: str
-    is_here: bool
-    only_here: bool
-    options: LaunchOptions
-    job: ClusterJob
-    ranks: Sequence[RankPlan]
-    environ: Mapping[str, str]
-    dry: bool
-    files_dir: str
-    """A folder that is not there yet, under a name that nobody can guess."""
-
-    @property
-    def extra(self) -> tuple[str, ...]:
-        return tuple(shlex.split(self.options.mpi_args or ""))
 
 
 def _build_command(
@@ -294,122 +262,23 @@ def _build_command(
     environ: Mapping[str, str],
     dry: bool,
 ) -> Command:
-    name = place.choice.name
-    program = place.found.get(name)
-    elsewhere = options.mpirun if name == "mpirun" else name
-    return _BUILDERS[name](
-        _Start(
-            program or elsewhere,
-            program is not None,
-            place.only_here,
-            options,
-            job,
-            ranks,
-            environ,
-            dry,
-            new_files_dir(environ),
+    backend = place.backend
+    program = place.found.get(backend.name)
+    return backend.build(
+        Order(
+            program=program or backend.executables(options)[0],
+            is_here=program is not None,
+            only_here=place.only_here,
+            settings=options,
+            job=job,
+            ranks=ranks,
+            environ=environ,
+            dry=dry,
+            files_dir=new_files_dir(environ),
         )
     )
-
-
-def find_obstacle(place: Place) -> str | None:
-    """What keeps the chosen launcher from starting a job from here, or None."""
-    name = place.choice.name
-    if name not in place.found:
-        return f"{name} is not in PATH"
-    inside = _INSIDE.get(name)
-    if inside is not None and (place.allocation is None or place.allocation.system != inside.system):
-        return f"this is not inside {inside.title}"
-    return None
-
-
-def refuse_obstacle(place: Place, dry: bool) -> None:
-    """A plan may be for a launcher that is elsewhere, a job may not.
-
-    Raises:
-        UsageError: If the launcher that is to start a job cannot do so from here.
-    """
-    obstacle = find_obstacle(place)
-    if obstacle is None or dry:
-        return
-    name = place.choice.name
-    remedy = _INSIDE[name].remedy if name in place.found else "try --launcher auto, or load its module"
-    raise UsageError(f"--launcher {name}: {obstacle}; {remedy}")
-
-
-@dataclass(frozen=True)
-class _Inside:
-    """The allocation without which a launcher cannot start anything."""
-
-    system: BatchSystem
-    title: str
-    remedy: str
-
-
-_INSIDE: Mapping[str, _Inside] = {
-    "srun": _Inside(
-        "slurm",
-        "a Slurm allocation",
-        "try salloc or sbatch (--print-script slurm writes a script), or --launcher auto",
-    ),
-    "jsrun": _Inside(
-        "lsf", "an LSF allocation", "try bsub (--print-script lsf writes a script), or --launcher auto"
-    ),
-}
 
 
 def new_files_dir(environ: Mapping[str, str]) -> str:
     """A folder for ``written_files``: not there yet, under a name that nobody can guess."""
     return f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"
-
-
-def _mpirun(start: _Start) -> Command:
-    # A plan for elsewhere is shown in the dialect of Open MPI 4, the most common.
-    flavour = read_mpi_flavour(start.program, start.environ) if start.is_here else MpiFlavour("openmpi", (4,))
-    if not start.dry:
-        refuse_root(flavour, start.job, os.geteuid())
-    command = build_mpirun(start.program, flavour, start.job, start.files_dir, start.extra)
-    if speaks_with(read_horovod_mpi(), flavour.family):
-        return command
-    if not start.only_here:
-        raise UsageError(
-            f"Horovod here is linked with another MPI than {flavour.title}; try the mpirun of that one "
-            "(--mpirun PATH), or --launcher horovodrun"
-        )
-    return replace(command, gloo=True)
-
-
-def _srun(start: _Start) -> Command:
-    mpi = choose_mpi(read_mpi_plugins(start.program, start.environ)) if start.is_here else None
-    return build_srun(start.job, start.files_dir, mpi, start.extra, start.program)
-
-
-def _jsrun(start: _Start) -> Command:
-    return build_jsrun(start.job, start.ranks, start.files_dir, start.extra, start.program)
-
-
-def _ddlrun(start: _Start) -> Command:
-    return build_ddlrun(start.job, start.extra, start.program)
-
-
-def _horovodrun(start: _Start) -> Command:
-    return build_horovodrun(start.job, _horovod_options(start.options), start.program, start.extra)
-
-
-_BUILDERS: Mapping[str, Callable[[_Start], Command]] = {
-    "mpirun": _mpirun,
-    "srun": _srun,
-    "jsrun": _jsrun,
-    "ddlrun": _ddlrun,
-    "horovodrun": _horovodrun,
-}
-
-
-def _horovod_options(options: LaunchOptions) -> HorovodOptions:
-    return HorovodOptions(
-        controller="mpi" if options.controller == "mpi" else "gloo",
-        timeline=options.timeline,
-        min_ranks=options.min_np,
-        max_ranks=options.max_np,
-        discovery_script=options.host_discovery_script,
-    )

@@ -1,18 +1,12 @@
 """The probe before a job over several hosts: the effects around ``launch.preflight.ask``."""
 
-import importlib.util
-import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
 
-from launch.backends.jsrun import build_jsrun
-from launch.backends.mpirun import build_mpirun, refuse_root
-from launch.backends.srun import build_srun
+from launch.backends.backend import Order
 from launch.cluster.hosts import HostShare, resolve_slots, share_ranks
-from launch.cluster.job import ClusterJob, Command, forwarded_names, withheld_names
-from launch.installed.mpi_flavour import read_mpi_flavour
+from launch.cluster.job import ClusterJob, forwarded_names, withheld_names
 from launch.model.errors import PlanError
 from launch.model.text import count_of
 from launch.model.topology import Machine
@@ -22,17 +16,15 @@ from launch.preflight.answer import describe_this_host, read_versions
 from launch.preflight.ask import Round, Way, ask_by_launcher, ask_by_ssh, build_worker, new_nonce
 from launch.preflight.report import HostReport, pack_answer, parse_answer
 from launch.preflight.verdict import Demand, judge, render_table
-from lmsrun.cluster_run import Place, find_obstacle, is_here, new_files_dir, refuse_obstacle, written_files
+from lmsrun.cluster_run import Place, is_here, new_files_dir, written_files
 from lmsrun.options import LaunchOptions
 
 ASSUMED = "hosts are assumed to be like this one"
 DISCOVERED = (
     "the hosts are those that --host-discovery-script will name; ranks are shown as if all were on this one"
 )
-_BY_SSH = frozenset({"horovodrun", "ddlrun"})
-"""These start ranks over ssh themselves, in ways that suit no other program than their own."""
 _OVERLAP = {"SLURM_OVERLAP": "1"}
-"""srun's probe may share the allocation with a step that is already there; older versions do not know it."""
+"""The probe may share the allocation with a step that is already there; older versions do not know it."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +66,16 @@ def probe_hosts(
     Raises:
         UsageError: If a job is to be started by a launcher that cannot do so from here.
     """
-    refuse_obstacle(place, dry)
+    backend = place.backend
+    installed = backend.name in place.found
+    # A plan may be for a launcher that is elsewhere, a job may not.
+    if not dry:
+        backend.refuse_obstacle(installed, place.allocation)
     if place.discovered:
         return Probed({}, warnings=(DISCOVERED,))
     if place.only_here or options.topology:
         return Probed({})
-    obstacle = find_obstacle(place)
+    obstacle = backend.find_obstacle(installed, place.allocation)
     if options.host_probe is None and dry and not is_plan and obstacle:
         return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
     if not (not is_plan if options.host_probe is None else options.host_probe):
@@ -142,7 +138,7 @@ def _build_demand(
         oversubscribe=options.oversubscribe,
         in_allocation=allocation is not None,
         allotted_gpus={host.name: count for host, count in gpus if count is not None},
-        needs_own_name=place.choice.name == "horovodrun" and options.controller == "gloo",
+        needs_own_name=place.backend.needs_own_name(options),
     )
 
 
@@ -154,22 +150,25 @@ def _ask(
     asked: Sequence[str],
     is_plan: bool,
 ) -> Round:
-    name, timeout_s = place.choice.name, options.probe_timeout
-    program = place.found.get(name)
-    # A plan is shown to root without consent, but mpirun is not started for it.
-    unconsented = is_plan and name == "mpirun" and os.geteuid() == 0 and not options.allow_run_as_root
-    if name in _BY_SSH or program is None or unconsented:
-        return Round(_ask_by_ssh(hosts, environ, timeout_s))
-    way: Way = "mpi" if name == "mpirun" and importlib.util.find_spec("mpi4py") else "lines"
+    backend, timeout_s = place.backend, options.probe_timeout
+    program = place.found.get(backend.name)
+    way: Way = "mpi" if backend.connects_probe() else "lines"
     nonce = new_nonce()
-    job = _build_job(hosts, build_worker(nonce, timeout_s, way), options, environ, asked)
-    command = _BUILDERS[name](_Asking(program, options, job, environ, new_files_dir(environ)))
+    command = None
+    if program is not None:
+        job = _build_job(hosts, build_worker(nonce, timeout_s, way), options, environ, asked)
+        folder = new_files_dir(environ)
+        command = backend.build_probe(
+            Order(program, True, place.only_here, options, job, (), environ, is_plan, folder)
+        )
+    if command is None:
+        return Round(_ask_by_ssh(hosts, environ, timeout_s))
     inherited = {key: value for key, value in environ.items() if key not in command.unset}
     with written_files(command):
         answered = ask_by_launcher(
             command.argv, {**inherited, **_OVERLAP, **command.env}, hosts, nonce, timeout_s, way
         )
-    over_ssh = name == "mpirun" and place.allocation is None
+    over_ssh = backend.takes_ssh and place.allocation is None
     return _ask_again(answered, environ, timeout_s) if over_ssh else answered
 
 
@@ -210,35 +209,3 @@ def _build_job(
         allow_root=options.allow_run_as_root,
         whole_lines=True,
     )
-
-
-@dataclass(frozen=True)
-class _Asking:
-    """All that the probe's command depends on."""
-
-    program: str
-    options: LaunchOptions
-    job: ClusterJob
-    environ: Mapping[str, str]
-    files_dir: str
-
-    @property
-    def extra(self) -> tuple[str, ...]:
-        return tuple(shlex.split(self.options.mpi_args or ""))
-
-
-def _mpirun(asking: _Asking) -> Command:
-    flavour = read_mpi_flavour(asking.program, asking.environ)
-    refuse_root(flavour, asking.job, os.geteuid())
-    return build_mpirun(asking.program, flavour, asking.job, asking.files_dir, asking.extra)
-
-
-def _srun(asking: _Asking) -> Command:
-    return build_srun(asking.job, asking.files_dir, "none", asking.extra, asking.program)
-
-
-def _jsrun(asking: _Asking) -> Command:
-    return build_jsrun(asking.job, (), asking.files_dir, asking.extra, asking.program)
-
-
-_BUILDERS: Mapping[str, Callable[[_Asking], Command]] = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun}

@@ -1,10 +1,14 @@
 """horovodrun: Horovod's own launcher, over Gloo or MPI, for ssh hosts and for elastic jobs."""
 
+import os
 import shlex
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from launch.backends.backend import Backend, Order
 from launch.cluster.job import ClusterJob, Command, refuse_ipv6
+from launch.model.cluster_settings import ClusterSettings
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,34 @@ def _hosts(job: ClusterJob, options: HorovodOptions) -> tuple[str, ...]:
 
 def _given(flag: str, value: object) -> tuple[str, ...]:
     return () if value is None else (flag, str(value))
+
+
+class Horovodrun(Backend):
+    """Horovod's launcher; it starts nothing but programs that call ``hvd.init()``, so ssh asks the hosts."""
+
+    name = "horovodrun"
+    elastic = True
+
+    def executables(self, settings: ClusterSettings) -> tuple[str, ...]:
+        """The one of this Python where PATH has none."""
+        del settings
+        return (self.name, os.path.join(os.path.dirname(sys.executable), self.name))
+
+    def build(self, order: Order) -> Command:
+        """See ``Backend``."""
+        settings = order.settings
+        options = HorovodOptions(
+            controller="mpi" if settings.controller == "mpi" else "gloo",
+            timeline=settings.timeline,
+            min_ranks=settings.min_np,
+            max_ranks=settings.max_np,
+            discovery_script=settings.host_discovery_script,
+        )
+        return build_horovodrun(order.job, options, order.program, order.extra)
+
+    def needs_own_name(self, settings: ClusterSettings) -> bool:
+        """See ``Backend``."""
+        return settings.controller == "gloo"
+
+
+BACKEND = Horovodrun()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from machines import SPECS, machine
 
+from launch.backends.choice import LauncherChoice
 from launch.cluster.allocation import Allocation
 from launch.cluster.hosts import Host
-from launch.cluster.launcher_choice import LauncherChoice
 from launch.model.errors import LmsrunError
 from launch.plan_host.planner import HostRequest
 from lmsrun import preflight

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from machines import SPECS, machine
 
+from launch.backends.choice import Surroundings, choose_launcher
 from launch.backends.jsrun import render_erf
 from launch.backends.mpirun import build_mpirun
 from launch.cluster.allocation import Allocation
 from launch.cluster.batch_script import BatchJob, job_name, nodes_for, render_script
 from launch.cluster.hosts import Host, HostShare, share_ranks
-from launch.cluster.launcher_choice import Surroundings, choose_launcher
 from launch.cluster.planner import build_job, plan_shares
 from launch.installed.mpi_flavour import MpiFlavour
 from launch.model.cluster_settings import ClusterSettings, has_allocation, settings_env

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launch.backends.registry import FOREIGN, load_backend
 from launch.cluster.allocation import Allocation
 from launch.model.errors import UsageError
 from launch.model.text import count_of
-
-EXECUTABLES = ("srun", "jsrun", "horovodrun", "ddlrun")
-"""Beside mpirun, whose name is an option."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def choose_launcher(asked: str, around: Surroundings) -> LauncherChoice:
     Raises:
         UsageError: If what was asked for contradicts the job, or nothing here can start it.
     """
-    if around.elastic and asked not in ("auto", "horovodrun"):
+    if around.elastic and asked != "auto" and not (asked in FOREIGN and load_backend(asked).elastic):
         raise UsageError(f"--launcher {asked} cannot run an elastic job; needed --launcher horovodrun")
     if asked == "local" and not around.only_here:
         hosts = "1 other host is" if around.hosts == 1 else f"{around.hosts} hosts are"
