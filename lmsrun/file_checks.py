@@ -1,12 +1,13 @@
 """Files and programs that options name: what would fail only late is said before anything is started."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.system.program_path import find_program
-from lmsrun.options import LaunchOptions, Request
+from lms.config import nearest
+from lmsrun.options import COMMANDS, LaunchOptions, Request
 
 
 def check_named_files(request: Request, environ: Mapping[str, str], dry: bool) -> None:
@@ -45,6 +46,32 @@ def check_timeline(request: Request) -> None:
         _check_can_be_written(request.options.timeline, request.origins["timeline"])
 
 
+def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
+    """Look at the program: one that is not there must not cost a job; a plan may be for another machine.
+
+    Raises:
+        UsageError: Saying what is wrong with it.
+    """
+    if not program:
+        raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
+    name = program[0]
+    if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
+        return
+    if name in COMMANDS:
+        raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
+    raise UsageError(f"program {name!r} {_why_not(name)}")
+
+
+def check_python(python: str | None, environ: Mapping[str, str]) -> None:
+    """Look at the interpreter that ``--python`` names.
+
+    Raises:
+        UsageError: If it is not here.
+    """
+    if python and find_program(python, environ.get("PATH")) is None:
+        raise UsageError(f"--python {python} is not there, or cannot be executed; needed an interpreter")
+
+
 def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str], dry: bool) -> None:
     """One that is not here must not make ``auto`` take another launcher in silence."""
     if find_program(options.mpirun, environ.get("PATH", os.defpath)):
@@ -78,3 +105,16 @@ def _check_script(path: str, origin: str, environ: Mapping[str, str]) -> None:
     if not os.access(path, os.X_OK):
         raise UsageError(f"{origin} {path} cannot be executed; {needed}; try chmod +x")
     raise UsageError(f"{origin} {path} is not in PATH; try ./{path}")
+
+
+def _why_not(program: str) -> str:
+    """What is wrong with a program that cannot be started, and what to do."""
+    if os.path.isdir(program):
+        return "is a folder; needed a program, or a script whose name ends in .py"
+    if os.path.isfile(program) and os.access(program, os.X_OK):
+        return f"is not in PATH; try ./{program}"
+    if os.path.isfile(program):
+        return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
+    is_python = program.endswith(".py")
+    here = [entry.name for entry in Path.cwd().glob("*.py") if entry.is_file()] if is_python else COMMANDS
+    return f"is not there, or cannot be executed{nearest(program, frozenset(here)) or '; check its path'}"

@@ -27,6 +27,7 @@ from launch.model.settings import (
 )
 from lms.config import KUBERNETES_SERVICE, nearest, read_text_file
 
+COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun", "probe-host")
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
 """Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""

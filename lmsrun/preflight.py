@@ -1,23 +1,23 @@
 """The probe before a job over several hosts: the effects around ``launch.preflight.ask``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
 
 from launch.backends.backend import Order
-from launch.cluster.hosts import HostShare, resolve_slots, share_ranks
+from launch.cluster.hosts import HostShare
 from launch.cluster.job import ClusterJob, forwarded_names, withheld_names
 from launch.model.errors import PlanError
 from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.gpu_choice import choose_gpus
-from launch.plan_host.planner import HostRequest, plan_slots
 from launch.preflight.answer import describe_this_host, read_versions
 from launch.preflight.ask import Round, Way, ask_by_launcher, ask_by_ssh, build_worker, new_nonce
 from launch.preflight.report import HostReport, pack_answer, parse_answer
 from launch.preflight.verdict import Demand, judge, render_table
-from lmsrun.cluster_run import Place, is_here, new_files_dir, written_files
-from lmsrun.options import LaunchOptions
+from lmsrun.cluster_run import new_files_dir, written_files
+from lmsrun.place import Place, is_here
+from lmsrun.resolve import ResolvedJob
 
 ASSUMED = "hosts are assumed to be like this one"
 DISCOVERED = (
@@ -37,54 +37,35 @@ class Probed:
     bad_hosts: int = 0
 
 
-def probe_hosts(
-    place: Place,
-    options: LaunchOptions,
-    request: HostRequest,
-    machine: Machine,
-    environ: Mapping[str, str],
-    asked: Sequence[str],
-    is_plan: bool,
-    dry: bool,
-) -> Probed:
+def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
     """Ask the hosts what they are like, before anything is started.
 
     A plan asks only when told to, since it may be for hosts that are elsewhere; so does a dry run whose
     launcher is elsewhere. A job whose ranks all run on this host has nobody to ask, and neither has one
     whose hosts are not known yet.
 
-    Args:
-        place: From ``find_place``.
-        options: The user's.
-        request: What all hosts share.
-        machine: This host.
-        environ: The environment that the launcher inherits.
-        asked: Names of variables to hand on.
-        is_plan: Whether the command is ``lmsrun plan``.
-        dry: Whether nothing will be started.
-
     Raises:
         UsageError: If a job is to be started by a launcher that cannot do so from here.
     """
-    backend = place.backend
-    installed = backend.name in place.found
+    options, is_plan = resolved.options, resolved.is_plan
+    installed = place.program is not None
     # A plan may be for a launcher that is elsewhere, a job may not.
-    if not dry:
-        backend.refuse_obstacle(installed, place.allocation)
+    if not resolved.dry:
+        place.backend.refuse_obstacle(installed, place.allocation)
     if place.discovered:
         return Probed({}, warnings=(DISCOVERED,))
     if place.only_here or options.topology:
         return Probed({})
-    obstacle = backend.find_obstacle(installed, place.allocation)
-    if options.host_probe is None and dry and not is_plan and obstacle:
+    obstacle = place.backend.find_obstacle(installed, place.allocation)
+    if options.host_probe is None and resolved.dry and not is_plan and obstacle:
         return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
     if not (not is_plan if options.host_probe is None else options.host_probe):
         return Probed({}, warnings=(ASSUMED,))
-    hosts = _hosts_to_ask(place, options)
-    answered = _ask(place, options, hosts, environ, asked, is_plan)
+    hosts = _hosts_to_ask(resolved, place)
+    answered = _ask(resolved, place, hosts)
     machines = {report.host: report.machine for report in answered.reports if report.machine is not None}
     versions, versions_of = _versions_to_have(answered.reports)
-    demand = _build_demand(place, options, request, lambda name: machines.get(name, machine))
+    demand = _build_demand(resolved.answered(machines, ()), place)
     verdict = judge(answered.reports, versions, versions_of, demand)
     troubles = render_table(verdict.troubles)
     bad = {host for host, _ in verdict.troubles}
@@ -107,11 +88,11 @@ def refuse_troubles(probed: Probed, hosts: int) -> None:
         )
 
 
-def _hosts_to_ask(place: Place, options: LaunchOptions) -> tuple[str, ...]:
+def _hosts_to_ask(resolved: ResolvedJob, place: Place) -> tuple[str, ...]:
     """The hosts that get ranks; all of them while the slots of some are for the machines to tell."""
     if any(host.slots is None for host in place.hosts):
         return tuple(host.name for host in place.hosts)
-    return tuple(share.host for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
+    return tuple(share.host for share in resolved.deal(place, resolved.options.oversubscribe))
 
 
 def _versions_to_have(reports: Sequence[HostReport]) -> tuple[dict[str, str | None], str]:
@@ -123,18 +104,13 @@ def _versions_to_have(reports: Sequence[HostReport]) -> tuple[dict[str, str | No
     return {**first.versions, "lmsrun": here["lmsrun"]}, first.host
 
 
-def _build_demand(
-    place: Place, options: LaunchOptions, request: HostRequest, machine_of: Callable[[str], Machine]
-) -> Demand:
-    def slots(name: str) -> int:
-        return plan_slots(machine_of(name), options, request.environ)
-
-    shares = share_ranks(resolve_slots(place.hosts, slots), options.num_proc, oversubscribe=True)
-    allocation = place.allocation
+def _build_demand(resolved: ResolvedJob, place: Place) -> Demand:
+    options, allocation = resolved.options, place.allocation
     gpus = zip(allocation.hosts, allocation.gpus_per_host, strict=True) if allocation is not None else ()
     return Demand(
-        gpus_of=lambda machine: choose_gpus(machine, options.gpus, request.environ).gpus,
-        ranks={share.host: share.ranks for share in shares},
+        gpus_of=lambda machine: choose_gpus(machine, options.gpus, resolved.request.environ).gpus,
+        # What does not fit is told host by host.
+        ranks={share.host: share.ranks for share in resolved.deal(place, oversubscribe=True)},
         oversubscribe=options.oversubscribe,
         in_allocation=allocation is not None,
         allotted_gpus={host.name: count for host, count in gpus if count is not None},
@@ -142,25 +118,24 @@ def _build_demand(
     )
 
 
-def _ask(
-    place: Place,
-    options: LaunchOptions,
-    hosts: Sequence[str],
-    environ: Mapping[str, str],
-    asked: Sequence[str],
-    is_plan: bool,
-) -> Round:
-    backend, timeout_s = place.backend, options.probe_timeout
-    program = place.found.get(backend.name)
+def _ask(resolved: ResolvedJob, place: Place, hosts: Sequence[str]) -> Round:
+    backend, environ, timeout_s = place.backend, resolved.environ, resolved.options.probe_timeout
     way: Way = "mpi" if backend.connects_probe() else "lines"
     nonce = new_nonce()
     command = None
-    if program is not None:
-        job = _build_job(hosts, build_worker(nonce, timeout_s, way), options, environ, asked)
-        folder = new_files_dir(environ)
-        command = backend.build_probe(
-            Order(program, True, place.only_here, options, job, (), environ, is_plan, folder)
+    if place.program is not None:
+        order = Order(
+            program=place.program,
+            is_here=True,
+            only_here=place.only_here,
+            settings=resolved.options,
+            job=_build_job(resolved, hosts, build_worker(nonce, timeout_s, way)),
+            ranks=(),
+            environ=environ,
+            dry=resolved.is_plan,
+            files_dir=new_files_dir(environ),
         )
+        command = backend.build_probe(order)
     if command is None:
         return Round(_ask_by_ssh(hosts, environ, timeout_s))
     inherited = {key: value for key, value in environ.items() if key not in command.unset}
@@ -193,19 +168,13 @@ def _ask_here(host: str, environ: Mapping[str, str]) -> HostReport:
     return parse_answer(host, pack_answer(describe_this_host(environ)))
 
 
-def _build_job(
-    hosts: Sequence[str],
-    worker: tuple[str, ...],
-    options: LaunchOptions,
-    environ: Mapping[str, str],
-    asked: Sequence[str],
-) -> ClusterJob:
+def _build_job(resolved: ResolvedJob, hosts: Sequence[str], worker: tuple[str, ...]) -> ClusterJob:
     """One process a host, with the environment that the job's ranks will have."""
     return ClusterJob(
         shares=tuple(HostShare(host, rank, 1) for rank, host in enumerate(hosts)),
         worker=worker,
-        forward=forwarded_names(environ, asked),
-        withhold=withheld_names(environ, asked),
-        allow_root=options.allow_run_as_root,
+        forward=forwarded_names(resolved.environ, resolved.asked),
+        withhold=withheld_names(resolved.environ, resolved.asked),
+        allow_root=resolved.options.allow_run_as_root,
         whole_lines=True,
     )

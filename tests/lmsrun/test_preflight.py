@@ -13,9 +13,10 @@ from launch.cluster.hosts import Host
 from launch.model.errors import LmsrunError
 from launch.plan_host.planner import HostRequest
 from lmsrun import preflight
-from lmsrun.cluster_run import Place
 from lmsrun.options import LaunchOptions
+from lmsrun.place import Place
 from lmsrun.preflight import Probed, probe_hosts, refuse_troubles
+from lmsrun.resolve import ResolvedJob
 
 HOSTS = (Host("far-a", 2), Host("far-b", 2))
 VERSIONS = {
@@ -56,11 +57,13 @@ def ask(
 ) -> Probed:
     found = {launcher: str(stand_in)} if stand_in else {}
     place = Place(LauncherChoice(launcher, "as asked"), HOSTS, False, given, found)
-    settings = LaunchOptions(allow_run_as_root=True, probe_timeout=30.0, **options)  # type: ignore[arg-type]
+    known = {"allow_run_as_root": True, "probe_timeout": 30.0, "dry_run": dry}
+    settings = LaunchOptions(**{**known, **options})  # type: ignore[arg-type]
     environ = {"PATH": "/bin:/usr/bin", "TMPDIR": "/tmp", "SECRET_TOKEN": "x", "VERSION": VERSIONS["openmpi"]}
     environ["VERSION"] = VERSIONS.get(str(options.get("mpirun")), VERSIONS["openmpi"])
     request = HostRequest(("train.py",), 1, 1)
-    return probe_hosts(place, settings, request, machine(SPECS["dgx"]), environ, (), is_plan, is_plan or dry)
+    job = ResolvedJob(settings, environ, place, machine(SPECS["dgx"]), request, is_plan=is_plan)
+    return probe_hosts(job, place)
 
 
 CASES = {
