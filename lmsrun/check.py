@@ -91,7 +91,7 @@ def read_around() -> Around:
     )
 
 
-def main(as_json: bool, around: Around | None = None) -> int:
+def report(as_json: bool, around: Around | None = None) -> int:
     """Print the findings; 1 when a training run could not work, else 0."""
     findings = check(around or read_around())
     works = all(finding.status != "missing" for finding in findings)

@@ -4,58 +4,24 @@ import textwrap
 
 from launch.model.cluster_settings import CLUSTER
 from launch.model.settings import JOB, LMS, MEMORY, PLACEMENT, Option, PlanSettings, declared_options
-from lmsrun.options import OPTIONS, OUTPUT, LaunchOptions
+from lmsrun.options import OPTIONS, OUTPUT, LaunchOptions, load_command
 
 _WIDTH, _INDENT = 96, 30
 _GROUPS = (JOB, CLUSTER, PLACEMENT, MEMORY, LMS, OUTPUT)
 _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 """Listed behind the command line's own options, which people look for first."""
-_HEADS = {
-    "run": "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
-    "       lmsrun plan|topo|check|worker|ddlrun --help",
-    "plan": "lmsrun plan -np N [options] [--] PROGRAM [ARGS]",
-    "topo": "lmsrun topo [options]",
-    "check": "lmsrun check [--json]",
-    "worker": "lmsrun worker -- PROGRAM ARGS",
-    "ddlrun": "lmsrun [options] ddlrun [ddlrun's options] PROGRAM [ARGS]\n"
-    "       lmsrun plan [options] ddlrun ...",
-}
-_ABOUT = {
-    "run": "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
-    "A PROGRAM ending in .py runs under this Python. Everything after PROGRAM belongs to it.",
-    "plan": "Print what `run` would start: a table, or JSON. Nothing is started.",
-    "topo": "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs.",
-    "check": "Say what is here and what is missing for a run; exit 1 when one could not work.",
-    "worker": "Bind this rank on its own machine, verify it, and become the program. Which rank it is, say\n"
-    "the variables of the launcher that started it: Horovod, Open MPI, Spectrum MPI, MPICH, Intel MPI,\n"
-    "jsrun, Slurm or torchrun. Options come as LMSRUN_... variables: see lmsrun --help.",
-    "ddlrun": "IBM's command line as it was typed, with one dash or two, started by lmsrun. Options of\n"
-    "lmsrun go in front, or come as LMSRUN_... variables: see lmsrun --help.",
-}
-_EXAMPLES = {
-    "run": (
-        ("lmsrun -np 4 train.py --epochs 3", "four ranks on this machine"),
-        ("lmsrun plan -np 6 --topology ac922.json train.py", "what it would be on another"),
-        ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
-    ),
-    "topo": (("lmsrun topo --save node.json", "for --topology node.json elsewhere"),),
-    "ddlrun": (
-        ("lmsrun ddlrun -H h1,h2 --accelerators 4 train.py", "four ranks on each of two hosts"),
-        ("lmsrun plan ddlrun -H h1,h2 train.py", "what would be started"),
-    ),
-}
 
 
 def render_help(command: str) -> str:
     """The help of one subcommand as plain text."""
-    examples = _EXAMPLES.get(command, ())
+    page = load_command(command)
     parts = [
-        f"usage: {_HEADS[command]}",
-        _ABOUT[command],
+        f"usage: {page.USAGE}",
+        page.ABOUT,
         *_render_options("run" if command == "plan" else command),
     ]
-    if examples:
-        lines = [f"  {line:<50}  {meaning}" for line, meaning in examples]
+    if page.EXAMPLES:
+        lines = [f"  {line:<50}  {meaning}" for line, meaning in page.EXAMPLES]
         parts.append("\n".join(["Examples:", *lines]))
     if command in ("run", "plan"):
         parts.append(

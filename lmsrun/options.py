@@ -27,7 +27,6 @@ from launch.model.settings import (
 )
 from lms.config import KUBERNETES_SERVICE, nearest, read_text_file
 
-COMMANDS = ("run", "plan", "topo", "worker", "check", "ddlrun", "probe-host")
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
 """Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
@@ -51,6 +50,11 @@ FOREIGN_VARIABLES = frozenset(
 _SENT = f"{ENV_PREFIX}SENT_"
 """Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
 
+COMMANDS = {
+    name: f"lmsrun.commands.{name.replace('-', '_')}"
+    for name in ("run", "plan", "topo", "check", "worker", "ddlrun", "probe-host", "plan-rank")
+}
+"""The subcommands, each with its module; the last two are for lmsrun itself."""
 OUTPUT = "Output"
 MAX_RANKS = 10**6
 """More is a typing error, and would only fill memory with its plan."""
@@ -181,6 +185,11 @@ class Request:
     """Field name to where its value came from, for those that are not defaults."""
     lms_table: Mapping[str, Any]
     """The ``[lms]`` table of the TOML file."""
+
+
+def load_command(name: str) -> Any:
+    """The module of a subcommand, imported when it is asked for."""
+    return importlib.import_module(COMMANDS[name])
 
 
 def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Request:

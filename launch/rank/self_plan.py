@@ -15,7 +15,6 @@ from launch.model.plan import SHIM, RankPlan
 from launch.model.settings import PlanSettings, declared_options
 from launch.plan_host.planner import HostRequest, plan_host
 from launch.rank.identity import RankIdentity, read_rank, read_slurm_cpus
-from launch.rank.shim import PLAN_ONLY
 
 _ORIGINS = {name: option.env_name for name, option in declared_options(PlanSettings).items()}
 """A rank knows its options by their variables only."""
@@ -92,7 +91,7 @@ def _for_moves(environ: Mapping[str, str]) -> dict[str, str]:
     if not environ.get("HOROVOD_ELASTIC"):
         return {}
     told = {
-        "ask": [sys.executable, str(SHIM), "worker", PLAN_ONLY],
+        "ask": [sys.executable, str(SHIM), "plan-rank"],
         "cpus": format_ids(os.sched_getaffinity(0)),
     }
     return {"LMSRUN_REPLAN": json.dumps(told)}

@@ -30,8 +30,6 @@ _ROOT = os.path.realpath(__file__).rsplit(os.sep, 3)[0]
 BOOTSTRAP = os.path.join(_ROOT, "lms", "bootstrap")
 _HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
 _POLICIES: "tuple[MemPolicy, ...]" = ("bind", "preferred", "preferred-many", "none")
-PLAN_ONLY = "--plan"
-"""In place of a program: print what ``LMSRUN_EXPECT`` would be, for a rank that Horovod Elastic has moved."""
 _STAYS_FOR = ("PMI_FD", "LMSRUN_RECEIPT_LINES", "LMSRUN_RANK_OUTPUT")
 """Variables of ranks whose shim may have to stay beside its program."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -71,8 +69,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """
     try:
         command = _read_command(argv)
-        if command == [PLAN_ONLY]:
-            _show_plan(environ)
         if not command:
             raise UsageError("lmsrun worker: no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
         if environ.get("LMSRUN_EXPECT"):
@@ -230,13 +226,6 @@ def _start_over(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
     argv = list(rank.argv)
     argv[0] = _find(argv[0], environ)
     _exec(argv, {**environ, **rank.env})
-
-
-def _show_plan(environ: Mapping[str, str]) -> NoReturn:
-    from launch.rank.self_plan import plan_again
-
-    sys.stdout.write(plan_again(environ) + "\n")
-    sys.exit(0)
 
 
 def _exec_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int) -> None:

@@ -60,7 +60,7 @@ def find(around: check.Around, name: str) -> check.Finding:
 def test_a_healthy_machine_is_said_to_be_one(
     healthy: check.Around, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check.main(False, healthy) == 0
+    assert check.report(False, healthy) == 0
     assert capsys.readouterr().out == (
         "ok      numactl        /usr/bin/numactl\n"
         "ok      libnuma        py-libnuma 1.2, libnuma.so.1 loads\n"
@@ -78,7 +78,7 @@ def test_a_healthy_machine_is_said_to_be_one(
 
 
 def test_json_says_the_same(healthy: check.Around, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.main(True, healthy) == 0
+    assert check.report(True, healthy) == 0
     table = json.loads(capsys.readouterr().out)
     assert (table["schema"], table["ok"]) == ("lmsrun.check/1", True)
     assert table["checks"][-1] == {
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_named_with_a_remedy(
 
 
 def test_a_missing_framework_is_exit_1(healthy: check.Around, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.main(False, dataclasses.replace(healthy, folder=lambda name: None)) == 1
+    assert check.report(False, dataclasses.replace(healthy, folder=lambda name: None)) == 1
     assert "missing TensorFlow" in capsys.readouterr().out
 
 
@@ -214,7 +214,7 @@ def test_this_machines_horovod_is_judged_as_horovod_judges_itself() -> None:
 
 
 def test_the_check_imports_no_tensorflow() -> None:
-    code = "import sys; from lmsrun import check; check.main(True); assert 'tensorflow' not in sys.modules"
+    code = "import sys; from lmsrun import check; check.report(True); assert 'tensorflow' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

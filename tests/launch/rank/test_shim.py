@@ -128,8 +128,6 @@ def test_a_binding_that_is_not_there_is_said_and_strict_refuses(show: Path, tmp_
             2,
             "LMSRUN_GPUS names '99', which is not here",
         ),
-        ({}, "--plan", 2, "LMSRUN_REPLAN is missing or damaged"),
-        ({"LMSRUN_REPLAN": '{"cpus": "x"}'}, "--plan", 2, "LMSRUN_REPLAN is missing or damaged"),
     ],
 )
 def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, code: int, word: str) -> None:
@@ -137,6 +135,25 @@ def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, cod
     assert done.returncode == code
     assert word in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "said"),
+    [
+        ({}, (), "LMSRUN_REPLAN is missing or damaged"),
+        ({"LMSRUN_REPLAN": '{"cpus": "x"}'}, (), "LMSRUN_REPLAN is missing or damaged"),
+        ({}, ("x",), "lmsrun plan-rank is what ranks of elastic jobs start"),
+    ],
+)
+def test_a_moved_rank_that_cannot_be_planned_is_one_line(
+    told: dict[str, str], words: tuple[str, ...], said: str
+) -> None:
+    argv = [*LMSRUN, "plan-rank", *words]
+    done = subprocess.run(
+        argv, env={**os.environ, **told}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("guarded", [{}, {"LMSRUN_RECEIPT_LINES": "1"}])

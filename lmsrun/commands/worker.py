@@ -1,0 +1,32 @@
+"""``lmsrun worker``: a rank of another launcher; its options are variables, checked as options are."""
+
+from collections.abc import Mapping, Sequence
+
+from launch.model.errors import UsageError
+from lmsrun.options import check_variables
+
+USAGE = "lmsrun worker -- PROGRAM ARGS"
+ABOUT = (
+    "Bind this rank on its own machine, verify it, and become the program. Which rank it is, say\n"
+    "the variables of the launcher that started it: Horovod, Open MPI, Spectrum MPI, MPICH, Intel MPI,\n"
+    "jsrun, Slurm or torchrun. Options come as LMSRUN_... variables: see lmsrun --help."
+)
+EXAMPLES = ()
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Become the program of this rank; returns only after its help."""
+    if argv and argv[0] in ("-h", "--help"):
+        from lmsrun.help_text import render_help
+
+        print(render_help("worker"))
+        return 0
+    if argv and argv[0].startswith("-") and argv[0] not in ("--", "--escaped"):
+        raise UsageError(
+            f"lmsrun worker takes no option, but found {argv[0]}; set LMSRUN_... variables instead, "
+            "and write lmsrun worker -- PROGRAM ARGS"
+        )
+    check_variables(environ)
+    from launch.rank.shim import main as work
+
+    work(argv, environ)
