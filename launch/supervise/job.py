@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import JobError, UsageError
-from launch.model.plan import LaunchPlan, RankPlan
-from launch.supervise.rendezvous import Slot, free_port, slot_env
 from launch.system.output_file import open_output
 
 if TYPE_CHECKING:
@@ -55,17 +53,17 @@ class JobFiles:
     """The caller's limit of open files, which the ranks get back."""
 
 
-def open_job(plan: LaunchPlan, options: JobOptions) -> JobFiles:
+def open_job(names: Mapping[int, str], options: JobOptions) -> JobFiles:
     """Open the output files of a job and choose its receipts' folder, before anything is started.
+
+    Args:
+        names: Number -> name of the output files of each process that we start.
+        options: The job's.
 
     Raises:
         UsageError: If the output folder cannot be written.
         JobError: If too few files may be open.
     """
-    # Another launcher mixes its ranks' output before we see it; their own files are their shims' work.
-    names = {rank.rank: f"rank-{rank.rank}" for rank in plan.ranks}
-    if options.command is not None:
-        names = {0: "launcher"}
     file_limit = _raise_file_limit(len(names) * (4 if options.output_dir is not None else 2) + _OTHER_FILES)
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
@@ -91,48 +89,6 @@ def make_receipt_folder(files: JobFiles) -> None:
 def restore_file_limit(files: JobFiles) -> None:
     """Give this process the caller's limit of open files again."""
     resource.setrlimit(resource.RLIMIT_NOFILE, files.file_limit)
-
-
-def rank_environ(
-    plan: RankPlan, slot: Slot, ports: tuple[int, int], options: JobOptions, files: JobFiles
-) -> dict[str, str]:
-    """The whole environment of one rank: inherited, then the launcher's, then the plan's (``-x`` wins).
-
-    Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
-    """
-    return {
-        "PYTHONUNBUFFERED": "1",
-        **options.environ,
-        **({"LMSRUN_VERBOSE": "1"} if options.verbose else {}),
-        **slot_env(slot, *ports),
-        **plan.env,
-        "LMSRUN_JOB_ID": files.job_id,
-        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
-    }
-
-
-def launcher_process(command: "Command") -> RankPlan:
-    """Another launcher as the one process that we start, in the shape of a rank."""
-    return RankPlan(
-        0, 0, os.uname().nodename, None, None, frozenset(), "none", frozenset(), None, {}, command.argv
-    )
-
-
-def launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
-    """The environment of another launcher: without what must not leave this host, with what ranks need."""
-    inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
-    return {
-        # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
-        "LMSRUN_LINE_BUFFERED": "1",
-        # Free on this host at the moment, which often is the first of the job too.
-        "MASTER_PORT": str(free_port()),
-        **inherited,
-        **command.env,
-        "LMSRUN_JOB_ID": files.job_id,
-        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
-        "LMSRUN_RECEIPT_LINES": "1",
-        **({"LMSRUN_RENDEZVOUS_PORT": str(port)} if command.gloo else {}),
-    }
 
 
 def _raise_file_limit(needed: int) -> tuple[int, int]:

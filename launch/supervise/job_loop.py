@@ -8,22 +8,16 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
-from launch.model.plan import LaunchPlan, RankPlan
-from launch.receipts.judge import RankReceipt, read_first_failure, read_leaving_before, read_receipts
-from launch.supervise.job import (
-    JobFiles,
-    JobOptions,
-    launcher_environ,
-    launcher_process,
-    rank_environ,
-)
-from launch.supervise.oom_kills import explain_memory, read_memory_counters
-from launch.supervise.rank_process import become_rank, fork_process
+from launch.model.plan import LaunchPlan
+from launch.receipts.judge import RankReceipt, read_leaving_before
+from launch.supervise.children import Child, Children
+from launch.supervise.job import JobFiles, JobOptions
+from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDesk
-from launch.supervise.rendezvous import Rendezvous, free_port, horovod_installed
+from launch.supervise.rendezvous import Rendezvous, horovod_installed
 from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, poll
 from launch.supervise.termination import Ladder
-from launch.system.exit_status import describe_rank, describe_status, exit_code_of, explain_crash, signal_name
+from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
 from launch.system.process_tree import signal_group, sweep
 
 _SWEEP_LIMIT_S = 5.0
@@ -54,32 +48,33 @@ class JobLoop:
         self,
         plan: LaunchPlan,
         options: JobOptions,
+        children: Children,
         files: JobFiles,
         render_receipts: Callable[[Sequence[RankReceipt]], str],
         front: int,
         passed: set[signal.Signals],
     ) -> None:
-        self._plan, self._options, self._files = plan, options, files
+        self._plan, self._options, self._children, self._files = plan, options, children, files
         self._front, self._handled = front, {*passed, signal.SIGTERM, signal.SIGCHLD}
-        self._running: dict[int, RankPlan] = {}
+        self._running: dict[int, Child] = {}
         self._statuses: dict[int, int] = {}
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
         self._ending: Ending | None = None
-        self._launcher_ending: Ending | None = None
+        self._childs_ending: Ending | None = None
         self._signalled: int | None = None
         self._interrupts = 0
         self._ladder = Ladder(options.grace_period_s, self._end_ranks)
         self._suspects: frozenset[int] = frozenset()
-        self._receipts = ReceiptDesk(plan, options, files, render_receipts, self._err)
-        self._memory = read_memory_counters()
+        self._receipts = ReceiptDesk(plan, options, children, files, render_receipts, self._err)
         self._notes: list[str] = []
 
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()
         self._rendezvous = Rendezvous(self._plan, self._note_from_thread, self._wake)
-        self._start_all()
+        for child in self._children.prepare(self._files, self._rendezvous):
+            self._start(child)
         if not horovod_installed():
             self._note(
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
@@ -90,16 +85,6 @@ class JobLoop:
         return self._finish(wakeup)
 
     # Starting
-
-    def _start_all(self) -> None:
-        command = self._options.command
-        if command is not None:
-            environ = launcher_environ(command, self._options, self._files, self._rendezvous.port)
-            self._start(launcher_process(command), environ)
-            return
-        ports = (self._rendezvous.port, free_port())
-        for rank, slot in zip(self._plan.ranks, self._rendezvous.slots, strict=True):
-            self._start(rank, rank_environ(rank, slot, ports, self._options, self._files))
 
     def _take_signals(self) -> int:
         """Have signals arrive as bytes on a pipe, so that none interrupts the work."""
@@ -113,36 +98,31 @@ class JobLoop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handled)
         return reading
 
-    def _start(self, rank: RankPlan, environ: dict[str, str]) -> None:
+    def _start(self, child: Child) -> None:
         out, err = os.pipe(), os.pipe()
         parent = os.getpid()
         # A signal between fork and exec must meet the rank's own disposition, not the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
         pid = fork_process()
         if pid == 0:
-            become_rank(rank, environ, parent, (out[1], err[1]), self._handled, self._files)
+            become_child(child, parent, (out[1], err[1]), self._handled, self._files)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(out[1])
         os.close(err[1])
-        self._running[pid] = rank
-        self._add_stream(rank, "stdout", out[0], self._out)
-        self._add_stream(rank, "stderr", err[0], self._err)
-        self._note_if_verbose(f"rank {rank.rank} is process {pid}")
+        self._running[pid] = child
+        self._add_stream(child.number, "stdout", out[0], self._out)
+        self._add_stream(child.number, "stderr", err[0], self._err)
+        self._note_if_verbose(f"{self._children.describe(child.number)} is process {pid}")
 
-    def _add_stream(self, rank: RankPlan, name: str, fd: int, console: Console) -> None:
+    def _add_stream(self, number: int, name: str, fd: int, console: Console) -> None:
         os.set_blocking(fd, False)
-        # Another launcher tags its ranks' lines itself.
-        many = self._plan.world_size > 1 and self._options.command is None
-        tags = many if self._options.tag_output is None else self._options.tag_output
-        tag = self._tag(rank.rank, console) if tags else b""
-        tagged = TaggedStream(tag) if tags or many else None
-        file_fd = self._files.output_fds.get((rank.rank, name))
-        owner = f"rank-{rank.rank}" if self._options.command is None else "launcher"
-        stream = RankStream(fd, console, tagged, file_fd, f"{owner}.{name}")
-        if self._options.command is not None:
-            from launch.receipts.lines import ReceiptSieve  # Only a launcher of other hosts pays for it.
-
-            stream.sieve = ReceiptSieve(self._files.job_id, self._files.receipt_dir)
+        mixed = self._children.mixed
+        tags = mixed if self._options.tag_output is None else self._options.tag_output
+        tag = self._tag(number, console) if tags else b""
+        tagged = TaggedStream(tag) if tags or mixed else None
+        file_fd = self._files.output_fds.get((number, name))
+        stream = RankStream(fd, console, tagged, file_fd, f"{self._children.names[number]}.{name}")
+        stream.sieve = self._children.open_sieve(self._files)
         self._streams.append(stream)
 
     def _tag(self, rank: int, console: Console) -> bytes:
@@ -253,29 +233,28 @@ class JobLoop:
                 return
             if pid == 0:
                 return
-            rank = self._running.pop(pid, None)
-            if rank is not None:
-                self._rank_ended(rank, status)
+            child = self._running.pop(pid, None)
+            if child is not None:
+                self._child_ended(child.number, status)
 
-    def _rank_ended(self, rank: RankPlan, status: int) -> None:
-        self._statuses[rank.rank] = status
-        self._note_if_verbose(f"{self._describe(rank)} {describe_status(status)}")
-        was_suspect = self._clear_suspect(rank.rank, status)
+    def _child_ended(self, number: int, status: int) -> None:
+        self._statuses[number] = status
+        how = f"{self._children.describe(number)} {describe_status(status)}"
+        self._note_if_verbose(how)
+        was_suspect = self._clear_suspect(number, status)
         if status == 0 or (self._ending is not None and not was_suspect):
             return
-        code, line = exit_code_of(status), f"{self._describe(rank)} {describe_status(status)}"
+        code = exit_code_of(status)
         if self._signalled is not None:
             by_signal = os.WIFSIGNALED(status)
             name = signal_name(self._signalled)
-            self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {line}")
+            self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {how}")
             return
-        ending = Ending(code, line + self._explain(rank, status))
-        if self._options.command is not None:
-            self._launcher_ending = ending
+        self._childs_ending = ending = Ending(code, how + self._children.explain(number, status, self._files))
         if was_suspect:
             self._ending = ending
             return
-        self._suspects = self._leaving_before(rank.rank, {other.rank for other in self._running.values()})
+        self._suspects = self._leaving_before(number, {other.number for other in self._running.values()})
         self._end(ending, signal.SIGTERM, _SUSPECTS_HAVE_S if self._suspects else 0)
 
     def _look_at_receipts(self, late: bool = False) -> None:
@@ -285,11 +264,12 @@ class JobLoop:
 
     def _end_waiting_in_vain(self) -> None:
         """End ranks that wait in hvd.init() for one that is gone, long before Horovod's 30 s are over."""
-        waiting = sorted(self._rendezvous.arrived - self._statuses.keys())
+        ended = self._children.rank_statuses(self._statuses)
+        waiting = self._rendezvous.arrived - ended.keys()
         if not waiting or self._ending is not None or self._signalled is not None:
             return
         for rank in self._plan.ranks:
-            if self._statuses.get(rank.rank) == 0 and rank.rank not in self._rendezvous.arrived:
+            if ended.get(rank.rank) == 0 and rank.rank not in self._rendezvous.arrived:
                 line = f"{describe_rank(rank)} exited with code 0 before hvd.init(), where others wait for it"
                 self._end(Ending(1, line), signal.SIGTERM)
                 return
@@ -306,21 +286,6 @@ class JobLoop:
 
     def _leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
         return read_leaving_before(self._files.receipt_dir, rank, others)
-
-    def _describe(self, rank: RankPlan) -> str:
-        return describe_rank(rank) if self._options.command is None else self._plan.launcher
-
-    def _explain(self, rank: RankPlan, status: int) -> str:
-        """What more is known of a failed rank than its status."""
-        if self._options.command is not None:
-            return ""
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            if memory := explain_memory(self._memory, read_memory_counters(), rank):
-                return memory
-        receipts = read_receipts(self._files.receipt_dir, [rank.rank])[rank.rank]
-        if "start" not in receipts:
-            return "; its program had not started, the lines above say why"
-        return explain_crash(status, self._options.environ, receipts.get("framework", {}))
 
     def _end(self, ending: Ending, first_signal: int, delay_s: float = 0) -> None:
         """End the job for this reason, unless it is ending already."""
@@ -368,16 +333,12 @@ class JobLoop:
         return 1 if lost else 0
 
     def _ask_for_first_failure(self) -> None:
-        """Another launcher's exit code may be that of a rank it killed itself; the receipts know better."""
+        """Name the rank that failed where its launcher did; the receipts know better than its exit code."""
         # A launcher that succeeded has coped with what failed, as an elastic job does. And what ended the job
         # from here (--numa strict, a reader that went away) is no news to be had from ranks that it killed.
-        launcher_failed = self._launcher_ending is not None and self._ending is self._launcher_ending
-        if not launcher_failed or self._signalled is not None:
+        if self._ending is None or self._ending is not self._childs_ending or self._signalled is not None:
             return
-        failure = read_first_failure(self._files.receipt_dir)
-        # A rank that died of SIGTERM was ended by its launcher, whose own words say why.
-        ended_by_launcher = failure is not None and failure.exit_code == 143
-        if failure is not None and failure.rank < len(self._plan.ranks) and not ended_by_launcher:
+        if failure := self._children.find_first_failure(self._files):
             rank = describe_rank(self._plan.ranks[failure.rank])
             self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
 

@@ -1,11 +1,11 @@
-"""A rank from the fork to its program."""
+"""A child from the fork to its program."""
 
 import os
 import signal
 import sys
 
 from launch.model.errors import JobError
-from launch.model.plan import RankPlan
+from launch.supervise.children import Child
 from launch.supervise.job import JobFiles, restore_file_limit
 from launch.system.process_tree import die_with_parent
 from launch.system.program_path import find_program
@@ -26,9 +26,8 @@ def fork_process() -> int:
         ) from error
 
 
-def become_rank(
-    rank: RankPlan,
-    environ: dict[str, str],
+def become_child(
+    child: Child,
     parent: int,
     outputs: tuple[int, int],
     handled: set[signal.Signals],
@@ -49,16 +48,16 @@ def become_rank(
         restore_signals()
         restore_file_limit(files)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if "LMSRUN_EXPECT" in rank.env:
+        if child.is_shim:
             hold_interrupts()
         # Looked up where the plan looked: a PATH that the user gives to the ranks is their programs'.
-        program = find_program(rank.argv[0]) or rank.argv[0]
-        os.execve(program, rank.argv, environ)  # noqa: S606 - an argv list, no shell
+        program = find_program(child.argv[0]) or child.argv[0]
+        os.execve(program, child.argv, child.environ)  # noqa: S606 - an argv list, no shell
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
-        os.write(2, f"lmsrun: cannot start {rank.argv[0]}: {error.strerror}\n".encode())
+        os.write(2, f"lmsrun: cannot start {child.argv[0]}: {error.strerror}\n".encode())
     except BaseException as error:  # noqa: BLE001 - nothing may return into the supervisor's code
-        os.write(2, f"lmsrun: cannot start rank {rank.rank}: {error!r}\n".encode())
+        os.write(2, f"lmsrun: cannot start {child.argv[0]}: {error!r}\n".encode())
     finally:
         sys.stdout = sys.stderr = None
         os._exit(code)

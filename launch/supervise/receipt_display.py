@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt
+from launch.supervise.children import Children
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.receipt_watch import ReceiptWatch
 from launch.supervise.streams import Console
-from launch.system.exit_status import describe_status
 
 _POLL_S = 0.1
 
@@ -24,12 +24,15 @@ class ReceiptDesk:
         self,
         plan: LaunchPlan,
         options: JobOptions,
+        children: Children,
         files: JobFiles,
         render: Callable[[Sequence[RankReceipt]], str],
         console: Console,
     ) -> None:
-        self._options, self._render, self._console = options, render, console
-        self._watch = ReceiptWatch(plan, options, files, time.monotonic() + options.receipt_timeout_s)
+        self._render, self._console = render, console
+        self._is_elastic = children.elastic
+        due = time.monotonic() + options.receipt_timeout_s
+        self._watch = ReceiptWatch(plan, options, children, files, due)
         self._next_look = 0.0
         self.lost = False
 
@@ -42,7 +45,7 @@ class ReceiptDesk:
         """Show the table, when there is something to show.
 
         Args:
-            statuses: Wait statuses of ranks that have ended; of the launcher, where another one starts them.
+            statuses: Wait statuses of the children that have ended.
             late: Nothing more will come.
 
         Returns:
@@ -56,9 +59,7 @@ class ReceiptDesk:
         if self._watch.over:
             self._tell_moves()
             return None
-        launcher_over = self._options.command is not None and bool(statuses)
-        ended = {rank: describe_status(status) for rank, status in statuses.items()}
-        self._watch.look(ended, launcher_over)
+        self._watch.look(statuses)
         settled = self._watch.settled or late or now >= self._watch.due
         refusal = self._watch.refusal(settled)
         if settled:
@@ -70,11 +71,6 @@ class ReceiptDesk:
     @property
     def _watching(self) -> bool:
         return not self._watch.over or self._is_elastic
-
-    @property
-    def _is_elastic(self) -> bool:
-        command = self._options.command
-        return command is not None and command.elastic
 
     def _show(self) -> None:
         table = self._render(self._watch.receipts)

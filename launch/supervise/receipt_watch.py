@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from launch.model.plan import LaunchPlan
 from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
 from launch.receipts.file import END
-from launch.receipts.judge import RankReceipt, adopt_binding, judge_all, read_receipts, to_json
+from launch.receipts.judge import RankReceipt, judge_all, read_receipts, to_json
+from launch.supervise.children import Children
 from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
-from launch.system.exit_status import describe_rank
+from launch.system.exit_status import describe_rank, describe_status
 
 
 class ReceiptWatch:
@@ -22,8 +23,10 @@ class ReceiptWatch:
         over: Whether the receipts have been saved; after that only an elastic job's moves are watched.
     """
 
-    def __init__(self, plan: LaunchPlan, options: JobOptions, files: JobFiles, due: float) -> None:
-        self._plan, self._options, self._files = plan, options, files
+    def __init__(
+        self, plan: LaunchPlan, options: JobOptions, children: Children, files: JobFiles, due: float
+    ) -> None:
+        self._plan, self._options, self._children, self._files = plan, options, children, files
         self.due = due
         self.receipts: tuple[RankReceipt, ...] = ()
         self.settled = False
@@ -31,24 +34,21 @@ class ReceiptWatch:
         self._moves: list[Move] = []
         self._read: set[str] = set()
 
-    def look(self, ended: Mapping[int, str], launcher_over: bool) -> None:
+    def look(self, statuses: Mapping[int, int]) -> None:
         """Read what has arrived.
 
         Args:
-            ended: Ranks that are no more, and how they ended.
-            launcher_over: Another launcher started the ranks, and it has ended.
+            statuses: Wait statuses of the children that have ended.
         """
         ranks = self._plan.ranks
         stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
-        if self._options.command is None:
-            for number, how in ended.items():
-                stages[number].setdefault(END, {"how": how})
-        if self._options.command is not None:
-            ranks = tuple(adopt_binding(rank, stages.get(rank.rank, {})) for rank in ranks)
-        command = self._options.command
-        world_size = None if command is not None and command.elastic else self._plan.world_size
+        ended = self._children.rank_statuses(statuses)
+        for number, status in ended.items():
+            stages[number].setdefault(END, {"how": describe_status(status)})
+        ranks = tuple(self._children.take_in(rank, stages.get(rank.rank, {})) for rank in ranks)
+        world_size = None if self._children.elastic else self._plan.world_size
         self.receipts = judge_all(ranks, stages, self._options.numa, world_size)
-        self.settled = launcher_over or all(
+        self.settled = self._children.is_over(statuses) or all(
             "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
         )
 

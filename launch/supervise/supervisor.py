@@ -16,6 +16,7 @@ from typing import NoReturn
 from launch.model.errors import JobError
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt
+from launch.supervise.children import Children, choose_children
 from launch.supervise.job import JobFiles, JobOptions, make_receipt_folder, open_job, restore_file_limit
 from launch.supervise.job_loop import JobLoop
 from launch.supervise.rank_process import fork_process
@@ -55,7 +56,8 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         UsageError: If the output folder cannot be written; nothing was started.
         JobError: If the job could not be set up; nothing was started.
     """
-    files = open_job(plan, options)
+    children = choose_children(plan, options)
+    files = open_job(children.names, options)
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal that was being ignored (nohup, a shell's background job) stays ignored.
@@ -70,7 +72,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         front = os.getpid()
         supervisor = fork_process()
         if supervisor == 0:
-            _supervise(plan, options, files, render_receipts, front, passed)
+            _supervise(plan, options, children, files, render_receipts, front, passed)
         for fd in files.output_fds.values():
             os.close(fd)
         return _wait_in_front(supervisor, passed, spare)
@@ -84,6 +86,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
 def _supervise(
     plan: LaunchPlan,
     options: JobOptions,
+    children: Children,
     files: JobFiles,
     render_receipts: RenderReceipts,
     front: int,
@@ -96,7 +99,7 @@ def _supervise(
         os.setsid()
         die_with_parent(signal.SIGTERM, front)
         adopt_orphans()
-        code = JobLoop(plan, options, files, render_receipts, front, passed).run()
+        code = JobLoop(plan, options, children, files, render_receipts, front, passed).run()
     except JobError as error:
         os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
         sweep(_FRONT_SWEEP_S)

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+from launch.cluster.job import Command
 from launch.model.plan import LaunchPlan, RankPlan
 from launch.receipts.elastic_moves import describe_move, read_moves, to_object
 from launch.receipts.file import format_lines, write_receipt
 from launch.receipts.lines import MAX_MOVES, ReceiptSieve
+from launch.supervise.children import ForeignLauncher
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.receipt_watch import ReceiptWatch
 
@@ -60,13 +62,15 @@ def test_a_hostile_move_drives_no_terminal(tmp_path: Path) -> None:
 def test_a_joining_rank_may_have_the_process_number_of_a_first_one_elsewhere(tmp_path: Path) -> None:
     first = RankPlan(0, 0, "a", None, None, frozenset(), "none", frozenset(), None, {}, ("true",))
     plan = LaunchPlan(1, "horovodrun", (first,), ())
-    watch = ReceiptWatch(plan, JobOptions(), JobFiles("job", tmp_path, {}, None, (0, 0)), 0.0)
+    options = JobOptions()
+    children = ForeignLauncher(plan, options, Command(("horovodrun",), elastic=True))
+    watch = ReceiptWatch(plan, options, children, JobFiles("job", tmp_path, {}, None, (0, 0)), 0.0)
     for rank, host in enumerate("ab"):
         start = {"rank": rank, "host": host, "pid": 7}
         write_receipt(tmp_path, rank, "moved.7.0", start)
         if host == "a":
             write_receipt(tmp_path, rank, "start", start)
-    watch.look({}, launcher_over=False)
+    watch.look({})
     (told,) = watch.look_for_moves()
     assert told.startswith("rank 1 on b joined: ")
     assert watch.look_for_moves() == []
