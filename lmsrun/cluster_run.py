@@ -54,7 +54,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
             job=job,
             ranks=planned.ranks,
             environ=resolved.environ,
-            dry=resolved.dry,
+            dry=options.dry_run,
             files_dir=new_files_dir(resolved.environ),
         )
     )

@@ -10,23 +10,22 @@ from lms.config import nearest
 from lmsrun.options import COMMANDS, LaunchOptions, Request
 
 
-def check_named_files(request: Request, environ: Mapping[str, str], dry: bool) -> None:
-    """Look at what the options name.
+def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
+    """Look at what the options name; where nothing will be started, most of it may be for another machine.
 
     Args:
         request: The user's.
         environ: Where ``PATH`` is.
-        dry: Whether nothing will be started, so that most of it may be for another machine.
 
     Raises:
         UsageError: Naming the option as it was written.
     """
     options, origins = request.options, request.origins
     if "mpirun" in origins:
-        _check_mpirun(options, origins["mpirun"], environ, dry)
+        _check_mpirun(options, origins["mpirun"], environ)
     if options.rankfile_out:
         _check_can_be_written(options.rankfile_out, origins["rankfile_out"])
-    if dry:
+    if options.dry_run:
         return
     if options.host_discovery_script:
         _check_script(options.host_discovery_script, origins["host_discovery_script"], environ)
@@ -72,7 +71,7 @@ def check_python(python: str | None, environ: Mapping[str, str]) -> None:
         raise UsageError(f"--python {python} is not there, or cannot be executed; needed an interpreter")
 
 
-def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str], dry: bool) -> None:
+def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str]) -> None:
     """One that is not here must not make ``auto`` take another launcher in silence."""
     if find_program(options.mpirun, environ.get("PATH", os.defpath)):
         return
@@ -81,7 +80,7 @@ def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str
             f"{origin} {options.mpirun} is not there, or cannot be executed; "
             "check its path, or plan for elsewhere with lmsrun plan --launcher mpirun"
         )
-    if options.launcher == "mpirun" and not dry:
+    if options.launcher == "mpirun" and not options.dry_run:
         raise UsageError(f"{origin} {options.mpirun} is not there, or cannot be executed; check its path")
 
 

@@ -50,14 +50,14 @@ def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
     options, is_plan = resolved.options, resolved.is_plan
     installed = place.program is not None
     # A plan may be for a launcher that is elsewhere, a job may not.
-    if not resolved.dry:
+    if not options.dry_run:
         place.backend.refuse_obstacle(installed, place.allocation)
     if place.discovered:
         return Probed({}, warnings=(DISCOVERED,))
     if place.only_here or options.topology:
         return Probed({})
     obstacle = place.backend.find_obstacle(installed, place.allocation)
-    if options.host_probe is None and resolved.dry and not is_plan and obstacle:
+    if options.host_probe is None and options.dry_run and not is_plan and obstacle:
         return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
     if not (not is_plan if options.host_probe is None else options.host_probe):
         return Probed({}, warnings=(ASSUMED,))

@@ -41,14 +41,9 @@ class ResolvedJob:
     """Names of variables to hand on (``-x NAME``)."""
     warnings: tuple[str, ...] = ()
     is_plan: bool = False
-    """Whether the command is ``lmsrun plan``."""
+    """Whether the command is ``lmsrun plan``, which asks hosts only when told to."""
     machines: Mapping[str, Machine] = field(default_factory=dict)
     """Those of hosts that have answered."""
-
-    @property
-    def dry(self) -> bool:
-        """Whether nothing will be started."""
-        return self.is_plan or self.options.dry_run
 
     def machine_of(self, host: str) -> Machine:
         """A host's machine; one that has not answered is taken to be like this one."""
@@ -83,12 +78,11 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     Raises:
         LmsrunError: If the request cannot be met.
     """
-    dry = is_plan or request.options.dry_run
-    check_named_files(request, environ, dry)
+    check_named_files(request, environ)
     place, options = _find_place(request.options, environ)
     only_here = place is None or place.only_here
-    check_program(request.program, dry or not only_here, environ)
-    if only_here and not dry:
+    check_program(request.program, options.dry_run or not only_here, environ)
+    if only_here and not options.dry_run:
         check_timeline(request)
     machine = read_machine(options.topology)
     unread = _doubt_unread(request, "local" if place is None else place.choice.name)

@@ -1,6 +1,7 @@
 """Slurm's compressed forms: host lists such as ``node[01-03,7]`` and counts such as ``4(x2),3``."""
 
 import re
+from collections.abc import Iterator
 
 from launch.cluster.hosts import is_host_name
 from launch.model.errors import UsageError
@@ -51,13 +52,32 @@ def expand_counts(text: str, where: str, most: int) -> tuple[int, ...]:
     Raises:
         UsageError: If the text is not such a list.
     """
-    counts: list[int] = []
+    return tuple(count for count, times in _read_counts(text, where) for _ in range(min(times, most)))
+
+
+def find_count(text: str, place: int, where: str) -> int:
+    """Find the number of one host, by its place in a list such as ``4(x2),3``.
+
+    Raises:
+        UsageError: If the text is not such a list, or ends before that host.
+    """
+    before = 0
+    for count, times in _read_counts(text, where):
+        before += times
+        if place < before:
+            return count
+    raise UsageError(
+        f"{where} is {text[:200]!r}, which counts {count_of(before, 'host')}; needed {place + 1}"
+    )
+
+
+def _read_counts(text: str, where: str) -> Iterator[tuple[int, int]]:
+    """Each number, and how many hosts in a row have it."""
     for part in text.strip().split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise UsageError(f"{where} is {text[:200]!r}; needed numbers such as '4(x2),3'")
-        counts += [int(match[1])] * min(int(match[2] or 1), most)
-    return tuple(counts)
+        yield int(match[1]), int(match[2] or 1)
 
 
 def _split(text: str, where: str) -> list[str]:

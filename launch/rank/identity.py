@@ -154,21 +154,21 @@ def _number(row: RankRow, environ: Mapping[str, str], names: tuple[str, ...], wh
         missing = " or ".join(dict.fromkeys(names))
         raise UsageError(f"{row.launcher} set {found} but no {what} ({missing}); {row.remedy}")
     text = environ[name].strip()
-    if name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        text = _slurm_tasks_here(text, environ)
+    if name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") and not text.isdigit():
+        return _slurm_tasks_here(name, text, environ)
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise UsageError(f"{name} is {text[:40]!r}; needed a whole number")
     return int(text)
 
 
-def _slurm_tasks_here(text: str, environ: Mapping[str, str]) -> str:
+def _slurm_tasks_here(name: str, text: str, environ: Mapping[str, str]) -> int:
     """Slurm's list of tasks a node, such as ``4(x2),3``, at this node's place in it."""
-    counts: list[str] = []
-    for part in text.split(","):
-        count, _, repeat = part.rstrip(")").partition("(x")
-        counts += [count] * (int(repeat) if repeat.isdigit() and int(repeat) < 1 << 20 else 1)
+    from launch.cluster.slurm_lists import find_count
+
     place = environ.get("SLURM_NODEID", "0")
-    return counts[int(place)] if place.isdigit() and int(place) < len(counts) else text
+    if not (place.isascii() and place.isdigit() and len(place) <= _MAX_DIGITS):
+        raise UsageError(f"SLURM_NODEID is {place[:40]!r}; needed a whole number")
+    return find_count(text, int(place), name)
 
 
 def _checked(identity: RankIdentity) -> RankIdentity:

@@ -49,19 +49,21 @@ def parse_command_line(argv: Sequence[str]) -> Parsed:
 
 
 def obey(command: str, parsed: Parsed, environ: Mapping[str, str]) -> int:
-    """Do what was parsed, and show it alone where the command is ``plan``."""
+    """Do what was parsed; ``plan`` is a dry run that asks no host."""
     if answer_wish(command, parsed):
         return 0
-    request = read_sources(parsed, environ)
+    request, is_plan = read_sources(parsed, environ), command == "plan"
+    if is_plan:
+        request = replace(request, options=replace(request.options, dry_run=True))
     try:
-        return _run(request, parsed, environ, is_plan=command == "plan")
+        return _run(request, parsed, environ, is_plan)
     except PlanError as error:
         raise error.named_by(request.origins) from None
 
 
 def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: bool) -> int:
     options = request.options
-    if options.json and not (is_plan or options.dry_run):
+    if options.json and not options.dry_run:
         raise UsageError(
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
@@ -79,7 +81,7 @@ def _run_here(job: ResolvedJob) -> int:
         raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
     plan = plan_local_job(job.machine, replace(job.request, local_world_size=ranks, world_size=ranks))
     plan = replace(plan, warnings=(*plan.warnings, *job.warnings))
-    if job.dry:
+    if job.options.dry_run:
         return _show(plan, job)
     check_python(job.options.python, job.environ)
     _check_cpus(plan, job.options)
@@ -114,7 +116,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
         say(write_rankfile(options.rankfile_out, place.backend, plan))
-    if job.dry:
+    if job.options.dry_run:
         return _show(plan, job)
     with written_files(command):
         return _start(plan, job, command)

@@ -57,7 +57,7 @@ def ask(
 ) -> Probed:
     found = {launcher: str(stand_in)} if stand_in else {}
     place = Place(LauncherChoice(launcher, "as asked"), HOSTS, False, given, found)
-    known = {"allow_run_as_root": True, "probe_timeout": 30.0, "dry_run": dry}
+    known = {"allow_run_as_root": True, "probe_timeout": 30.0, "dry_run": is_plan or dry}
     settings = LaunchOptions(**{**known, **options})  # type: ignore[arg-type]
     environ = {"PATH": "/bin:/usr/bin", "TMPDIR": "/tmp", "SECRET_TOKEN": "x", "VERSION": VERSIONS["openmpi"]}
     environ["VERSION"] = VERSIONS.get(str(options.get("mpirun")), VERSIONS["openmpi"])

@@ -16,7 +16,7 @@ from launch.cluster.hosts import (
     restrict_hosts,
     share_ranks,
 )
-from launch.cluster.slurm_lists import MAX_HOSTS, parse_counts, parse_hostlist
+from launch.cluster.slurm_lists import MAX_HOSTS, find_count, parse_counts, parse_hostlist
 from launch.model.errors import LmsrunError, PlanError, UsageError
 
 HOSTILE = (
@@ -261,6 +261,13 @@ def test_slurm_counts() -> None:
     for text in ("4", "4(x3)", "4(x2),3,1", "a", "4(x)", "", "4(x999999999)"):
         with pytest.raises(UsageError):
             parse_counts(text, 2, "X")
+
+
+def test_slurms_count_of_one_host() -> None:
+    assert [find_count("4(x2),3", place, "X") for place in range(3)] == [4, 4, 3]
+    assert find_count("1," * 9 + "2(x999999999)", 10**8, "X") == 2, "nothing is written out"
+    with pytest.raises(UsageError, match="X is '4', which counts 1 host; needed 3"):
+        find_count("4", 2, "X")
 
 
 @given(st.text(alphabet="n01[]-,x ", max_size=20))

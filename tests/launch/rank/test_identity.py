@@ -42,6 +42,16 @@ def test_a_launcher_inside_a_batch_job_wins_over_the_batch_script(inner: dict[st
 def test_slurm_counts_tasks_on_this_node(node: str, local: int) -> None:
     environ = {"SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS": "11", "SLURM_NODEID": node}
     assert read_rank({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}).local_world_size == local
+    assert read_rank({**environ, "SLURM_STEP_TASKS_PER_NODE": "6"}).local_world_size == 6, "of every node"
+
+
+@pytest.mark.parametrize(
+    ("node", "said"), [("3", "which counts 3 hosts; needed 4"), ("x", "SLURM_NODEID is 'x'")]
+)
+def test_a_node_that_slurms_list_does_not_reach_is_one_line(node: str, said: str) -> None:
+    environ = {"SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NTASKS": "11", "SLURM_NODEID": node}
+    with pytest.raises(UsageError, match=said):
+        read_rank({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
 
 
 @pytest.mark.parametrize(
