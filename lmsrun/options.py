@@ -188,7 +188,7 @@ class Request:
 
 
 def load_command(name: str) -> Any:
-    """The module of a subcommand, imported when it is asked for."""
+    """Import the module of a subcommand."""
     return importlib.import_module(COMMANDS[name])
 
 

@@ -49,7 +49,7 @@ class Place:
 
     @property
     def program(self) -> str | None:
-        """The path of its program; None: it is elsewhere."""
+        """Find the path of its program; None: it is elsewhere."""
         return self.found.get(self.choice.name)
 
 
@@ -87,7 +87,7 @@ def _check_elastic(options: LaunchOptions, hosts: int) -> None:
 
 
 def read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[Host, ...]:
-    """The hosts of a job, at least this one.
+    """Read the hosts of a job, at least this one.
 
     Raises:
         UsageError: If they cannot be read, or contradict each other.

@@ -14,7 +14,7 @@ from launch.plan_host.gpu_choice import choose_gpus
 from launch.preflight.answer import describe_this_host, read_versions
 from launch.preflight.ask import Round, Way, ask_by_launcher, ask_by_ssh, build_worker, new_nonce
 from launch.preflight.report import HostReport, pack_answer, parse_answer
-from launch.preflight.verdict import Demand, judge, render_table
+from launch.preflight.verdict import Demand, judge_hosts, render_table
 from lmsrun.cluster_run import new_files_dir, written_files
 from lmsrun.place import Place, is_here
 from lmsrun.resolve import ResolvedJob
@@ -66,7 +66,7 @@ def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
     machines = {report.host: report.machine for report in answered.reports if report.machine is not None}
     versions, versions_of = _versions_to_have(answered.reports)
     demand = _build_demand(resolved.answered(machines, ()), place)
-    verdict = judge(answered.reports, versions, versions_of, demand)
+    verdict = judge_hosts(answered.reports, versions, versions_of, demand)
     troubles = render_table(verdict.troubles)
     bad = {host for host, _ in verdict.troubles}
     if answered.mpi_trouble:

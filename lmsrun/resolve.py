@@ -46,11 +46,11 @@ class ResolvedJob:
     """Those of hosts that have answered."""
 
     def machine_of(self, host: str) -> Machine:
-        """A host's machine; one that has not answered is taken to be like this one."""
+        """Give a host's machine; one that has not answered is taken to be like this one."""
         return self.machines.get(host, self.machine)
 
     def slots_of(self, host: str) -> int:
-        """How many ranks a host's machine takes.
+        """Count the ranks that a host's machine takes.
 
         Raises:
             PlanError: If a GPU that the options name does not exist there.
@@ -68,7 +68,7 @@ class ResolvedJob:
         return share_ranks(resolve_slots(place.hosts, self.slots_of), self.options.num_proc, oversubscribe)
 
     def answered(self, machines: Mapping[str, Machine], warnings: tuple[str, ...]) -> "ResolvedJob":
-        """The same job, now that its hosts are known."""
+        """Return the same job, now that its hosts are known."""
         return replace(self, machines=machines, warnings=(*warnings, *self.warnings))
 
 
@@ -103,12 +103,12 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
 
 
 def portable_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as far as it holds for another machine: not what is hidden from CUDA here."""
+    """Keep what holds for another machine of the environment: not what is hidden from CUDA here."""
     return {name: value for name, value in environ.items() if not name.endswith("_VISIBLE_DEVICES")}
 
 
 def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Place | None, LaunchOptions]":
-    """Where the job runs; None: on this host, started by lmsrun itself, one rank a slot."""
+    """Find where the job runs; None: on this host, started by lmsrun itself, one rank per slot."""
     asked = (
         options.hosts or options.hostfile or options.host_discovery_script or options.min_np or options.max_np
     )
@@ -128,7 +128,7 @@ def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Pl
 
 
 def _doubt_unread(request: Request, launcher: str) -> list[str]:
-    """Warnings for options that were typed and mean nothing to the launcher; a file serves many jobs."""
+    """Warn of options that were typed and mean nothing to the launcher; a file serves many jobs."""
     warnings = []
     for name, readers in find_unread(request.origins, launcher).items():
         origin = request.origins[name]

@@ -44,7 +44,7 @@ class Order:
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """The user's own words for the launcher."""
+        """Cut the user's own words for the launcher."""
         return tuple(shlex.split(self.settings.mpi_args or ""))
 
 
@@ -59,20 +59,20 @@ class Backend(ABC):
     """Whether it reaches hosts over ssh where there is no allocation; then ssh can tell why it does not."""
 
     def executables(self, settings: ClusterSettings) -> tuple[str, ...]:
-        """Names and paths of its program; the first that is here counts, and the first is shown."""
+        """Name its program, or paths of it: the first that is here counts, and the first of all is shown."""
         del settings
         return (self.name,)
 
     @abstractmethod
     def build(self, order: Order) -> Command:
-        """The command that starts the job.
+        """Build the command that starts the job.
 
         Raises:
             LmsrunError: If the launcher cannot start such a job.
         """
 
     def build_probe(self, order: Order) -> Command | None:
-        """The command that starts one answering process on each host; None: they are asked over ssh.
+        """Build the command that starts one answering process on each host; None: they are asked over ssh.
 
         Raises:
             LmsrunError: If the launcher cannot start it.
@@ -81,11 +81,11 @@ class Backend(ABC):
         return None
 
     def connects_probe(self) -> bool:
-        """Whether processes of its probe can meet over MPI, which finds hosts that MPI does not connect."""
+        """Say whether processes of its probe can meet over MPI, to see which hosts MPI connects."""
         return False
 
     def render_rankfile(self, ranks: Sequence[RankPlan]) -> str:
-        """The plan as a file that binds ranks in the launcher's own hands.
+        """Render the plan as a file by which the launcher itself binds ranks.
 
         Raises:
             UsageError: If the launcher reads no such file, or a rank has no CPUs to name in it.
@@ -94,12 +94,12 @@ class Backend(ABC):
         raise UsageError(f"{self.name} reads no file of ranks; leave --rankfile-out out")
 
     def needs_own_name(self, settings: ClusterSettings) -> bool:
-        """Whether ranks look up their own host's name (Gloo)."""
+        """Say whether ranks look up their own host's name (Gloo)."""
         del settings
         return False
 
     def find_obstacle(self, is_here: bool, allocation: Allocation | None) -> str | None:
-        """What keeps it from starting a job from here, or None."""
+        """Find what keeps it from starting a job from here."""
         if not is_here:
             return f"{self.name} is not in PATH"
         if self.needs is not None and (allocation is None or allocation.system != self.needs.system):

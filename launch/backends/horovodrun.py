@@ -81,7 +81,7 @@ class Horovodrun(Backend):
     elastic = True
 
     def executables(self, settings: ClusterSettings) -> tuple[str, ...]:
-        """The one of this Python where PATH has none."""
+        """Take the one beside this Python where PATH has none."""
         del settings
         return (self.name, os.path.join(os.path.dirname(sys.executable), self.name))
 

@@ -183,7 +183,7 @@ class Mpirun(Backend):
     takes_ssh = True
 
     def executables(self, settings: ClusterSettings) -> tuple[str, ...]:
-        """Its name is an option."""
+        """Take its name from the options."""
         return (settings.mpirun,)
 
     def build(self, order: Order) -> Command:
@@ -205,7 +205,7 @@ class Mpirun(Backend):
         return replace(command, gloo=True)
 
     def connects_probe(self) -> bool:
-        """As far as Python here can speak MPI."""
+        """Look whether Python here can speak MPI."""
         return importlib.util.find_spec("mpi4py") is not None
 
     def build_probe(self, order: Order) -> Command | None:

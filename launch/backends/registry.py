@@ -13,13 +13,13 @@ FOREIGN = tuple(name for name in LAUNCHERS if name not in ("auto", "local"))
 
 
 def load_backend(name: str) -> Backend:
-    """The launcher of a name out of ``FOREIGN``."""
+    """Import the launcher of a name out of ``FOREIGN``."""
     backend: Backend = importlib.import_module(f"launch.backends.{name}").BACKEND
     return backend
 
 
 def find_launchers(settings: ClusterSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The launchers that are installed here, each with the path of its program."""
+    """Find the launchers that are installed here, each with the path of its program."""
     path = environ.get("PATH", os.defpath)
     found = {}
     for name in FOREIGN:

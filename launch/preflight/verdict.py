@@ -36,7 +36,7 @@ class Verdict:
     warnings: tuple[str, ...]
 
 
-def judge(
+def judge_hosts(
     reports: Sequence[HostReport], versions: Mapping[str, str | None], versions_of: str, demand: Demand
 ) -> Verdict:
     """Hold the answers against the job.

@@ -19,7 +19,7 @@ from launch.model.errors import LmsrunError, UsageError
 from launch.model.idset import IdSet, format_ids
 from launch.model.text import printable
 from launch.receipts.file import END, MOVED, compare_binding, parse_expected_ids, send_receipt
-from launch.system.numa_policy import Binding, BindingError, apply_cpus, apply_mem_policy, read_binding
+from launch.system.numa_policy import BindingError, FoundBinding, apply_cpus, apply_mem_policy, read_binding
 from launch.system.program_path import find_program
 from launch.system.program_signals import restore_signals, take_interrupts
 
@@ -108,7 +108,7 @@ def parse_expectation(text: str) -> Expectation:
         raise UsageError(f"LMSRUN_EXPECT is damaged ({error}); leave it to lmsrun to set it") from error
 
 
-def verify(expected: Expectation, found: Binding) -> tuple[bool, list[str]]:
+def verify(expected: Expectation, found: FoundBinding) -> tuple[bool, list[str]]:
     """Compare a binding that was read back with the one decided, at the start of the rank."""
     fields = {
         "cpus": format_ids(found.cpus),
@@ -189,7 +189,7 @@ def _apply(expected: Expectation) -> list[str]:
 
 
 def _leave_receipt(
-    expected: Expectation, found: Binding, verified: bool, reasons: list[str], environ: Mapping[str, str]
+    expected: Expectation, found: FoundBinding, verified: bool, reasons: list[str], environ: Mapping[str, str]
 ) -> None:
     limit = environ.get(_HOST_LIMIT, "")
     content = {

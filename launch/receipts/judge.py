@@ -111,7 +111,7 @@ def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:
     return replace(plan, cpus=cpus, mem_policy=policy, mem_nodes=mem_nodes, numa_node=numa_node)
 
 
-def judge(plan: RankPlan, stages: Stages, numa: str, world_size: int | None = None) -> RankReceipt:
+def judge_rank(plan: RankPlan, stages: Stages, numa: str, world_size: int | None = None) -> RankReceipt:
     """Compare what one rank read back, at its start and after ``hvd.init()``, with what was planned.
 
     Args:
@@ -144,11 +144,11 @@ def judge(plan: RankPlan, stages: Stages, numa: str, world_size: int | None = No
     )
 
 
-def judge_all(
+def judge_ranks(
     ranks: Sequence[RankPlan], stages: Mapping[int, Stages], numa: str, world_size: int | None = None
 ) -> tuple[RankReceipt, ...]:
     """Judge every rank, in the plan's order."""
-    return tuple(judge(rank, stages.get(rank.rank, {}), numa, world_size) for rank in ranks)
+    return tuple(judge_rank(rank, stages.get(rank.rank, {}), numa, world_size) for rank in ranks)
 
 
 def to_json(

@@ -40,28 +40,28 @@ class Children(Protocol):
     """Whether ranks come and go."""
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
-        """Every child, ready to be started."""
+        """Yield every child, ready to be started."""
 
     def open_sieve(self, files: JobFiles) -> Sieve | None:
-        """What takes receipts out of a child's stream, where they travel there."""
+        """Make what takes receipts out of a child's stream, where they travel there."""
 
     def describe(self, number: int) -> str:
-        """A child in the last line of a job."""
+        """Name a child for the last line of a job."""
 
     def explain(self, number: int, status: int, files: JobFiles) -> str:
-        """What more is known of a child that failed than its status, as the end of a sentence."""
+        """Say what more is known of a failed child than its status, as the end of a sentence."""
 
     def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
-        """The wait statuses of ranks that have ended, from those of children."""
+        """Tell the wait statuses of ranks that have ended from those of children."""
 
     def is_over(self, statuses: Mapping[int, int]) -> bool:
-        """Whether every rank is gone, whoever started it."""
+        """Say whether every rank is gone, whoever started it."""
 
     def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
-        """The plan that a rank's receipts are judged by."""
+        """Give the plan by which a rank's receipts are judged."""
 
     def find_first_failure(self, files: JobFiles) -> Failure | None:
-        """The rank that failed first, where a child's own status does not tell."""
+        """Find the rank that failed first, where a child's own status does not tell."""
 
 
 class OwnRanks:
@@ -174,7 +174,7 @@ class ForeignLauncher:
 
 
 def choose_children(plan: LaunchPlan, options: JobOptions) -> Children:
-    """The children of a job: its ranks, or the launcher that starts them."""
+    """Choose what a job's children are: its ranks, or the launcher that starts them."""
     if options.command is None:
         return OwnRanks(plan, options)
     return ForeignLauncher(plan, options, options.command)

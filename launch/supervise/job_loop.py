@@ -13,10 +13,10 @@ from launch.receipts.judge import RankReceipt, read_leaving_before
 from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
-from launch.supervise.receipt_display import ReceiptDesk
+from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.rendezvous import Rendezvous, horovod_installed
 from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, poll
-from launch.supervise.termination import Ladder
+from launch.supervise.termination import Termination
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
 from launch.system.process_tree import signal_group, sweep
 
@@ -64,9 +64,9 @@ class JobLoop:
         self._childs_ending: Ending | None = None
         self._signalled: int | None = None
         self._interrupts = 0
-        self._ladder = Ladder(options.grace_period_s, self._end_ranks)
+        self._termination = Termination(options.grace_period_s, self._end_ranks)
         self._suspects: frozenset[int] = frozenset()
-        self._receipts = ReceiptDesk(plan, options, children, files, render_receipts, self._err)
+        self._receipts = ReceiptDisplay(plan, options, children, files, render_receipts, self._err)
         self._notes: list[str] = []
 
     def run(self) -> int:
@@ -80,7 +80,7 @@ class JobLoop:
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
         gc.enable()
-        while self._running and not self._ladder.given_up:
+        while self._running and not self._termination.given_up:
             self._turn(wakeup)
         return self._finish(wakeup)
 
@@ -150,7 +150,7 @@ class JobLoop:
             self._note(self._notes.pop(0))
         self._look_at_receipts()
         self._end_waiting_in_vain()
-        self._ladder.climb()
+        self._termination.advance()
 
     def _readable(self, wakeup: int) -> list[int]:
         fds = [stream.fd for stream in self._streams if stream.open and not stream.console.sink.full]
@@ -165,7 +165,7 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        due = [when for when in (self._ladder.due, self._receipts.due) if when is not None]
+        due = [when for when in (self._termination.due, self._receipts.due) if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -198,7 +198,7 @@ class JobLoop:
             elif number in _ENDING:
                 self._take_ending_signal(number)
         if os.getppid() != self._front:
-            self._ladder.hurry()
+            self._termination.hurry()
         self._reap()
 
     def _take_ending_signal(self, number: int) -> None:
@@ -207,7 +207,7 @@ class JobLoop:
         self._suspects = frozenset()
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            self._ladder.hurry()
+            self._termination.hurry()
         elif self._signalled is None:
             self._signalled = number
             self._begin_to_end(number)
@@ -215,15 +215,15 @@ class JobLoop:
             self._signal_ranks(number)
 
     def _begin_to_end(self, number: int) -> None:
-        if self._ladder.is_set:
-            # A ladder that is being climbed keeps its deadline.
+        if self._termination.is_set:
+            # A termination that has begun keeps its deadline.
             self._note(f"{signal_name(number)}: passed on to the ranks, which are being ended already")
             self._signal_ranks(number)
             return
         self._note(
             f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
         )
-        self._ladder.set(number)
+        self._termination.set(number)
 
     def _reap(self) -> None:
         while True:
@@ -281,7 +281,7 @@ class JobLoop:
         others = self._suspects - {rank}
         self._suspects = others if status == 0 else self._leaving_before(rank, others)
         if not self._suspects:
-            self._ladder.set(signal.SIGTERM)
+            self._termination.set(signal.SIGTERM)
         return True
 
     def _leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
@@ -291,8 +291,8 @@ class JobLoop:
         """End the job for this reason, unless it is ending already."""
         if self._ending is None:
             self._ending = ending
-        if not self._ladder.is_set:
-            self._ladder.set(first_signal, delay_s)
+        if not self._termination.is_set:
+            self._termination.set(first_signal, delay_s)
 
     def _end_ranks(self, number: int) -> None:
         self._suspects = frozenset()  # From here on a rank's end is our doing.
@@ -356,12 +356,12 @@ class JobLoop:
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
         while console.sink.waiting:
-            ready = poll([wakeup], [console.sink.fd], 0 if self._ladder.hurried else None)
+            ready = poll([wakeup], [console.sink.fd], 0 if self._termination.hurried else None)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
             if console.sink.fd in ready:
                 self._pump_sinks({console.sink.fd})
-            elif self._ladder.hurried:
+            elif self._termination.hurried:
                 return
 
     def _note(self, text: str) -> None:

@@ -13,7 +13,7 @@ from launch.supervise.streams import Console
 _POLL_S = 0.1
 
 
-class ReceiptDesk:
+class ReceiptDisplay:
     """Shows what a watch has collected. Use one a job.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from launch.model.plan import LaunchPlan
 from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
 from launch.receipts.file import END
-from launch.receipts.judge import RankReceipt, judge_all, read_receipts, to_json
+from launch.receipts.judge import RankReceipt, judge_ranks, read_receipts, to_json
 from launch.supervise.children import Children
 from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
 from launch.system.exit_status import describe_rank, describe_status
@@ -47,7 +47,7 @@ class ReceiptWatch:
             stages[number].setdefault(END, {"how": describe_status(status)})
         ranks = tuple(self._children.take_in(rank, stages.get(rank.rank, {})) for rank in ranks)
         world_size = None if self._children.elastic else self._plan.world_size
-        self.receipts = judge_all(ranks, stages, self._options.numa, world_size)
+        self.receipts = judge_ranks(ranks, stages, self._options.numa, world_size)
         self.settled = self._children.is_over(statuses) or all(
             "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
         )

@@ -33,7 +33,7 @@ class Slot:
     cross_size: int
 
 
-def plan_slots(ranks: Sequence[RankPlan]) -> tuple[Slot, ...]:
+def number_slots(ranks: Sequence[RankPlan]) -> tuple[Slot, ...]:
     """Number the ranks of a job as Horovod does: the cross rank counts hosts that have this local rank."""
     local_size: dict[str, int] = {}
     for rank in ranks:
@@ -114,7 +114,7 @@ class Rendezvous:
             warn: Says a line; called from the server's thread.
             wake: Called from there too, when a rank has ``arrived``.
         """
-        self.slots = plan_slots(plan.ranks)
+        self.slots = number_slots(plan.ranks)
         self._warn, self._wake = warn, wake
         self._socket = socket.socket()
         self._socket.bind((LOOPBACK, 0))

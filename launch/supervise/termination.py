@@ -8,7 +8,7 @@ _UNKILLABLE_AFTER_S = 10.0
 """How long after SIGKILL a process counts as stuck in the kernel."""
 
 
-def plan_ladder(first: int, grace_s: float) -> list[tuple[float, int]]:
+def plan_signals(first: int, grace_s: float) -> list[tuple[float, int]]:
     """The signals that end a job, with delays in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
     steps = [(0.0, first)]
     if first != signal.SIGTERM:
@@ -16,7 +16,7 @@ def plan_ladder(first: int, grace_s: float) -> list[tuple[float, int]]:
     return [*steps, (grace_s, signal.SIGKILL)]
 
 
-class Ladder:
+class Termination:
     """Sends the signals that are due. Use one a job.
 
     Attributes:
@@ -46,10 +46,10 @@ class Ladder:
     def set(self, first: int, delay_s: float = 0) -> None:
         """Begin to end the job with this signal, now or a little later."""
         now = time.monotonic() + delay_s
-        self._steps = [(now + delay, step) for delay, step in plan_ladder(first, self._grace_s)]
-        self.climb()
+        self._steps = [(now + delay, step) for delay, step in plan_signals(first, self._grace_s)]
+        self.advance()
 
-    def climb(self) -> None:
+    def advance(self) -> None:
         """Send the signals that are due."""
         while self._steps and self._steps[0][0] <= time.monotonic() and not self.given_up:
             _, number = self._steps.pop(0)
@@ -62,4 +62,4 @@ class Ladder:
         if not self.hurried:
             self.hurried = True
             self._steps = [(time.monotonic(), signal.SIGKILL)]
-            self.climb()
+            self.advance()

@@ -44,7 +44,7 @@ class BindingError(LmsrunError):
     exit_code = 1
 
 
-class Binding(NamedTuple):
+class FoundBinding(NamedTuple):
     """What the kernel says of a process. ``mem_policy`` is None when it cannot be read on this system."""
 
     cpus: IdSet
@@ -52,10 +52,10 @@ class Binding(NamedTuple):
     mem_nodes: IdSet
 
 
-def read_binding(sysfs: str = "/sys") -> Binding:
+def read_binding(sysfs: str = "/sys") -> FoundBinding:
     """Read the CPU mask and the memory policy of the calling thread back from the kernel."""
     policy, nodes = _read_mem_policy(sysfs)
-    return Binding(frozenset(os.sched_getaffinity(0)), policy, nodes)
+    return FoundBinding(frozenset(os.sched_getaffinity(0)), policy, nodes)
 
 
 def apply_cpus(cpus: IdSet) -> None:

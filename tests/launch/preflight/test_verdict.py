@@ -9,7 +9,7 @@ from launch.model.errors import PlanError
 from launch.plan_host.gpu_choice import choose_gpus
 from launch.preflight.occupancy import GpuUse, Occupancy
 from launch.preflight.report import HostReport
-from launch.preflight.verdict import Demand, Verdict, describe_machine, judge, render_table
+from launch.preflight.verdict import Demand, Verdict, describe_machine, judge_hosts, render_table
 
 VERSIONS: dict[str, str | None] = {
     "Python": "3.11",
@@ -24,7 +24,7 @@ DEMAND = Demand(lambda model: choose_gpus(model, "auto", {}).gpus, {"a": 8, "b":
 
 
 def verdict(*reports: HostReport, demand: Demand = DEMAND) -> Verdict:
-    return judge(reports, VERSIONS, "this host", demand)
+    return judge_hosts(reports, VERSIONS, "this host", demand)
 
 
 def test_alike_idle_hosts_have_nothing_to_say() -> None:

@@ -23,7 +23,7 @@ from launch.rank.shim import (
     resolve_program,
     verify,
 )
-from launch.system.numa_policy import Binding
+from launch.system.numa_policy import FoundBinding
 from launch.system.program_path import find_program
 
 EXPECT: dict[str, Any] = {
@@ -278,9 +278,9 @@ def test_verification_compares_everything_that_was_planned() -> None:
     expected = parse_expectation(
         json.dumps({**EXPECT, "cpus": "0-3", "mem_policy": "bind", "mem_nodes": "0,8"})
     )
-    right = Binding(frozenset(range(4)), "bind", frozenset({0, 8}))
+    right = FoundBinding(frozenset(range(4)), "bind", frozenset({0, 8}))
     assert verify(expected, right) == (True, [])
-    verified, reasons = verify(expected, Binding(frozenset(range(8)), "bind", frozenset({0})))
+    verified, reasons = verify(expected, FoundBinding(frozenset(range(8)), "bind", frozenset({0})))
     assert not verified
     assert reasons == ["CPUs 0-7 at start, planned 0-3", "memory policy bind 0 at start, planned bind 0,8"]
     assert verify(parse_expectation(json.dumps(EXPECT)), right) == (False, [])

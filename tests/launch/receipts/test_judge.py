@@ -15,8 +15,8 @@ from launch.receipts.file import write_receipt
 from launch.receipts.judge import (
     MAX_RECEIPT_BYTES,
     from_json,
-    judge,
-    judge_all,
+    judge_rank,
+    judge_ranks,
     read_first_failure,
     read_receipts,
     to_json,
@@ -42,7 +42,7 @@ LMS_ON = {"lms": {"requested": "auto", "active": True, "mode": "graph", "why": "
 
 
 def test_a_rank_where_the_plan_put_it_is_verified() -> None:
-    receipt = judge(PLAN, {"start": START, "init": INIT, "framework": LMS_ON}, "auto")
+    receipt = judge_rank(PLAN, {"start": START, "init": INIT, "framework": LMS_ON}, "auto")
     assert (receipt.verified, receipt.reasons, receipt.host, receipt.lms) == (True, (), "ac922", "graph")
     table = render_receipts([receipt])
     assert "0004:05:00.0 Tesla V100" in table
@@ -65,7 +65,7 @@ def test_a_rank_where_the_plan_put_it_is_verified() -> None:
     ],
 )
 def test_what_differs_is_not_verified_and_said(stages: dict[str, Any], reason: str) -> None:
-    receipt = judge(PLAN, stages, "auto")
+    receipt = judge_rank(PLAN, stages, "auto")
     assert receipt.verified is False
     assert reason in receipt.reasons
     assert f"NO: {reason}" in render_receipts([receipt])
@@ -73,9 +73,9 @@ def test_what_differs_is_not_verified_and_said(stages: dict[str, Any], reason: s
 
 def test_a_rank_that_nothing_binds_is_not_verified_and_off_is_neither() -> None:
     unbound = RankPlan(0, 0, "h", None, None, frozenset(), "none", frozenset(), None, {}, ("true",))
-    assert judge(unbound, {"start": START}, "auto").verified is False
-    assert judge(PLAN, {"start": START}, "off").verified is None
-    assert "NO" not in render_receipts([judge(PLAN, {"start": START}, "off")])
+    assert judge_rank(unbound, {"start": START}, "auto").verified is False
+    assert judge_rank(PLAN, {"start": START}, "off").verified is None
+    assert "NO" not in render_receipts([judge_rank(PLAN, {"start": START}, "off")])
 
 
 def test_receipts_arrive_whole_and_hostile_files_are_left_out(tmp_path: Path) -> None:
@@ -108,18 +108,18 @@ def test_the_first_failure_is_that_of_a_rank_that_can_be(tmp_path: Path) -> None
 
 
 def test_text_of_a_receipt_cannot_drive_the_terminal() -> None:
-    receipt = judge(PLAN, {"start": {**START, "host": "a\x1b[2Jb\n" + "c" * 1000}}, "auto")
+    receipt = judge_rank(PLAN, {"start": {**START, "host": "a\x1b[2Jb\n" + "c" * 1000}}, "auto")
     assert receipt.host.startswith("a?[2Jb?")
     assert len(receipt.host) <= 300
 
 
 def test_lms_that_was_asked_for_and_is_not_active_says_why() -> None:
     framework = {"lms": {"requested": "auto", "active": False, "mode": "off", "why": "no engine"}}
-    assert judge(PLAN, {"start": START, "framework": framework}, "auto").lms == "not active: no engine"
+    assert judge_rank(PLAN, {"start": START, "framework": framework}, "auto").lms == "not active: no engine"
 
 
 def test_json_round_trip() -> None:
-    receipts = judge_all([PLAN], {0: {"start": START}}, "auto")
+    receipts = judge_ranks([PLAN], {0: {"start": START}}, "auto")
     assert from_json(json.loads(json.dumps(to_json("id", receipts)))) == receipts
     for damaged in ({}, [], {"schema": "lmsrun.receipts/1", "ranks": [{}]}):
         with pytest.raises(ValueError, match="document"):
@@ -136,7 +136,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*START, "lms", "visible_gpus"]), JSON), JSON)
 def test_any_receipt_can_be_judged_and_shown(fields: dict[str, Any], lms: Any) -> None:
     stages = {"start": fields, "framework": {**fields, "lms": lms}, "init": fields}
-    assert render_receipts([judge(PLAN, stages, "auto")]).count("\n") == 2
+    assert render_receipts([judge_rank(PLAN, stages, "auto")]).count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,6 @@ def test_ranks_that_have_not_found_each_other(
     numa: str, counted: object, verified: bool | None, reasons: tuple[str, ...]
 ) -> None:
     stages = {"start": START, "init": {**INIT, "hvd_size": counted}}
-    receipt = judge(PLAN, stages, numa, world_size=2)
+    receipt = judge_rank(PLAN, stages, numa, world_size=2)
     assert (receipt.verified, receipt.reasons) == (verified, reasons)
-    assert judge(PLAN, stages, "auto").verified, "an elastic job's ranks come and go"
+    assert judge_rank(PLAN, stages, "auto").verified, "an elastic job's ranks come and go"

@@ -9,7 +9,7 @@ from launch.discover.tree import DirTree
 from launch.model.plan import RankPlan
 from launch.model.topology import Gpu
 from launch.supervise.oom_kills import MemoryCounters, explain_memory, read_memory_counters
-from launch.supervise.termination import plan_ladder
+from launch.supervise.termination import plan_signals
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of, explain_crash
 
 RANK = RankPlan(
@@ -127,5 +127,5 @@ def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_the_ladder_climbs_to_sigkill_within_the_grace_period() -> None:
-    assert plan_ladder(signal.SIGTERM, 10) == [(0, signal.SIGTERM), (10, signal.SIGKILL)]
-    assert plan_ladder(signal.SIGINT, 10) == [(0, signal.SIGINT), (5, signal.SIGTERM), (10, signal.SIGKILL)]
+    assert plan_signals(signal.SIGTERM, 10) == [(0, signal.SIGTERM), (10, signal.SIGKILL)]
+    assert plan_signals(signal.SIGINT, 10) == [(0, signal.SIGINT), (5, signal.SIGTERM), (10, signal.SIGKILL)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launch.model.idset import parse_ids
-from launch.system.numa_policy import Binding, apply_mem_policy, describe_policy, read_binding
 from launch.system.numa_policy import BindingError as Refusal
+from launch.system.numa_policy import FoundBinding, apply_mem_policy, describe_policy, read_binding
 
 ROOT = Path(__file__).resolve().parents[3]
 CHILD = """
@@ -93,7 +93,7 @@ def test_nodes_that_do_not_exist_are_refused_before_libnuma_sees_them(tmp_path: 
 
 def test_reading_needs_no_library() -> None:
     found = read_binding()
-    assert isinstance(found, Binding)
+    assert isinstance(found, FoundBinding)
     assert found.cpus == os.sched_getaffinity(0)
     assert found.mem_policy is not None
 
