@@ -23,7 +23,7 @@ from launch.cluster.job import (
     withheld_names,
 )
 from launch.cluster.planner import plan_shares
-from launch.installed.mpi_flavour import MpiFlavour, parse_mpi_version
+from launch.installed.mpi_flavour import MpiFlavour
 from launch.model.errors import UsageError
 from launch.model.plan import RankPlan
 from launch.plan_host.planner import HostRequest
@@ -116,36 +116,6 @@ def test_root_is_asked_for_consent_where_the_mpi_does() -> None:
         else:
             with pytest.raises(UsageError, match="--allow-run-as-root"):
                 refuse_root(flavour, EVEN, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "flavour"),
-    [
-        (
-            "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n",
-            ("openmpi", (4, 1, 4)),
-        ),
-        (
-            "mpirun (Open MPI) 5.0.3\n\nReport bugs to https://www.open-mpi.org/community/help/\n",
-            ("openmpi", (5, 0, 3)),
-        ),
-        ("prterun (PRRTE) 3.0.2\n", ("openmpi", (3, 0, 2))),
-        ("mpirun (IBM Spectrum MPI) 10.3.1.02rtm0\n", ("spectrum", (10, 3, 1, 2))),
-        ("HYDRA build details:\n    Version:                                 4.0.2\n", ("mpich", (4, 0, 2))),
-        (
-            "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 20230619 (id: c2e19c2f3e)\n",
-            ("intel", (2021, 10)),
-        ),
-    ],
-)
-def test_flavours_by_what_they_print(text: str, flavour: tuple[str, tuple[int, ...]]) -> None:
-    found = parse_mpi_version(text)
-    assert found is not None and (found.family, found.version) == flavour
-
-
-def test_an_unknown_mpi_is_not_guessed() -> None:
-    assert parse_mpi_version("") is None
-    assert parse_mpi_version("mpirun: command not found") is None
 
 
 def test_srun_takes_pmix_where_it_is_built() -> None:

@@ -2,22 +2,18 @@
 
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from machines import SPECS, machine
 
-from launch.backends.choice import Surroundings, choose_launcher
 from launch.backends.jsrun import render_erf
 from launch.backends.mpirun import build_mpirun
-from launch.cluster.allocation import Allocation
-from launch.cluster.batch_script import BatchJob, job_name, nodes_for, render_script
 from launch.cluster.hosts import Host, HostShare, share_ranks
 from launch.cluster.planner import build_job, plan_shares
 from launch.installed.mpi_flavour import MpiFlavour
 from launch.model.cluster_settings import ClusterSettings, has_allocation, settings_env
-from launch.model.errors import PlanError, UsageError
+from launch.model.errors import PlanError
 from launch.model.settings import PlanSettings
 from launch.plan_host.planner import HostRequest
 
@@ -71,73 +67,8 @@ def test_ranks_elsewhere_get_the_options_as_variables() -> None:
     assert job.tag_output
 
 
-def around(**more: object) -> Surroundings:
-    plain = Surroundings(2, False, None, {"mpirun": "/usr/bin/mpirun", "horovodrun": "/bin/horovodrun"})
-    return replace(plain, **more)  # type: ignore[arg-type]
-
-
-SLURM = Allocation("slurm", "7", (Host("a"), Host("b")), (None, None))
-CSM = Allocation("lsf", "7", (Host("a"), Host("b")), (None, None), csm=True)
-
-
-@pytest.mark.parametrize(
-    ("asked", "there", "name"),
-    [
-        ("auto", around(only_here=True, hosts=1), "local"),
-        ("auto", around(), "mpirun"),
-        ("auto", around(found={"horovodrun": "/bin/horovodrun"}), "horovodrun"),
-        ("auto", around(allocation=SLURM), "mpirun"),
-        ("auto", around(allocation=SLURM, found={"srun": "/bin/srun", "mpirun": "/bin/mpirun"}), "srun"),
-        ("auto", around(allocation=CSM, found={"jsrun": "/bin/jsrun"}), "jsrun"),
-        ("auto", around(elastic=True), "horovodrun"),
-        ("srun", around(), "srun"),
-        ("mpirun", around(only_here=True), "mpirun"),
-    ],
-)
-def test_the_launcher_is_chosen_and_explained(asked: str, there: Surroundings, name: str) -> None:
-    choice = choose_launcher(asked, there)
-    assert choice.name == name and choice.why
-
-
-@pytest.mark.parametrize(
-    ("asked", "there", "said"),
-    [
-        ("local", around(), "this host only, but 2 hosts"),
-        ("auto", around(found={}), "2 hosts: needed srun, mpirun or horovodrun"),
-        ("auto", replace(around(found={}), hosts=1), "1 host: needed srun"),
-        ("local", replace(around(), hosts=1), "this host only, but 1 other host is asked for"),
-        ("auto", around(allocation=CSM), "needs jsrun"),
-        ("mpirun", around(elastic=True), "cannot run an elastic job"),
-        ("auto", around(elastic=True, found={}), "needs horovodrun"),
-    ],
-)
-def test_a_launcher_that_cannot_be(asked: str, there: Surroundings, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        choose_launcher(asked, there)
-
-
 def test_an_allocation_is_noticed_cheaply() -> None:
     assert has_allocation({"SLURM_JOB_NODELIST": "a"}) and not has_allocation({"PATH": "/bin"})
-
-
-def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
-    job = BatchJob(
-        "train", 2, 6, 6, 44, ("lmsrun", "run", "-np", "12", "--", "train.py", "a b", "$(id)", "x'y")
-    )
-    texts = [
-        render_script(system, each)
-        for system in ("slurm", "lsf", "pbs")
-        for each in (job, replace(job, gpus_per_node=0))
-    ]
-    golden("batch-scripts.txt", "\n".join(texts))
-
-
-def test_a_batch_job_has_a_harmless_name_and_whole_nodes() -> None:
-    assert job_name(["/a/b/train model;$(id).py"]) == "train-model-id"
-    assert job_name(["'"]) == "lmsrun"
-    assert nodes_for(12, 6) == 2
-    with pytest.raises(UsageError, match="try -np 12"):
-        nodes_for(13, 6)
 
 
 def test_summit_is_planned_in_two_seconds_and_500_mb() -> None:
