@@ -17,12 +17,12 @@ from machines import SPECS, machine  # noqa: E402 - the tests' synthetic machine
 
 from launch.backends.jsrun import render_erf  # noqa: E402
 from launch.backends.mpirun import build_mpirun  # noqa: E402
-from launch.cluster_plan import build_job, plan_shares  # noqa: E402
-from launch.cluster_settings import ClusterSettings  # noqa: E402
-from launch.hostlist import parse_hostlist  # noqa: E402
-from launch.hosts import Host, share_ranks  # noqa: E402
-from launch.mpi_flavour import MpiFlavour  # noqa: E402
-from launch.planner import HostRequest  # noqa: E402
+from launch.cluster.hosts import Host, share_ranks  # noqa: E402
+from launch.cluster.planner import build_job, plan_shares  # noqa: E402
+from launch.cluster.slurm_lists import parse_hostlist  # noqa: E402
+from launch.installed.mpi_flavour import MpiFlavour  # noqa: E402
+from launch.model.cluster_settings import ClusterSettings  # noqa: E402
+from launch.plan_host.planner import HostRequest  # noqa: E402
 
 GPUS = 6
 

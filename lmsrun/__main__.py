@@ -50,7 +50,7 @@ def main() -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
             setattr(sys, name, open(fd, "w"))  # noqa: SIM115 - for the rest of the process
     if sys.argv[1:2] == ["worker"] and os.environ.get("LMSRUN_EXPECT"):
-        from launch.worker import main as work  # The short way: a rank needs nothing of the command line.
+        from launch.rank.shim import main as work  # The short way: a rank needs nothing of the command line.
 
         work(sys.argv[2:], os.environ)
     from lmsrun.cli import INTERRUPTED

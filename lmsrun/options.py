@@ -1,6 +1,6 @@
 """Every option of the command line, declared once: default < file < environment < command line.
 
-Parser, TOML file, environment, help and docs derive from the declarations here and in ``launch.settings``.
+Parser, TOML file, environment, help and docs follow from what stands here and in ``launch.model.settings``.
 """
 
 import importlib
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.cluster_settings import ClusterSettings
-from launch.errors import UsageError
-from launch.settings import (
+from launch.model.cluster_settings import ClusterSettings
+from launch.model.errors import UsageError
+from launch.model.settings import (
     ENV_PREFIX,
     JOB,
     Option,
@@ -47,9 +47,20 @@ FOREIGN_VARIABLES = frozenset(
     }
 )
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
+_INSTALLERS = frozenset(
+    {"ROOT", "HOME", "DIR", "BASE", "PREFIX", "PATH", "BIN", "LIB", "INC", "INCLUDE", "VERSION"}
+)
+"""What environment modules and Spack set behind the name of a package, on purpose and for others to read."""
+_MISSPELT = 0.7
+"""How like an option's the name of a variable is, from 0 to 1, that somebody has misspelt."""
 _SENT = f"{ENV_PREFIX}SENT_"
 """Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
 
+COMMANDS = {
+    name: f"lmsrun.commands.{name.replace('-', '_')}"
+    for name in ("run", "plan", "topo", "check", "worker", "ddlrun", "probe-host", "plan-rank")
+}
+"""The subcommands, each with its module; the last two are for lmsrun itself."""
 OUTPUT = "Output"
 MAX_RANKS = 10**6
 """More is a typing error, and would only fill memory with its plan."""
@@ -112,7 +123,11 @@ class LaunchOptions(ClusterSettings):
         metavar="S",
     )
     output_dir: str | None = option(
-        None, "output-dir", "write one file a rank and stream there, and receipts.json", OUTPUT, metavar="DIR"
+        None,
+        "output-dir",
+        "write one file a rank and stream into a new folder there, and receipts.json",
+        OUTPUT,
+        metavar="DIR",
     )
     tag_output: bool | None = switch(
         None, "tag-output", "put the rank in front of each line (on with several ranks)", OUTPUT
@@ -180,6 +195,12 @@ class Request:
     """Field name to where its value came from, for those that are not defaults."""
     lms_table: Mapping[str, Any]
     """The ``[lms]`` table of the TOML file."""
+    warnings: tuple[str, ...] = ()
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a subcommand."""
+    return importlib.import_module(COMMANDS[name])
 
 
 def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Request:
@@ -193,7 +214,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     Raises:
         UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
     """
-    check_variables(environ)
+    warnings = check_variables(environ)
     from_env = read_environ(LaunchOptions, environ)
     path = parsed.values.get("config", from_env.get("config"))
     source, table = read_file(Path(path) if path else None, folder)
@@ -207,7 +228,11 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     }
     refuse_contradictions(levels, origins)
     return Request(
-        LaunchOptions(**{**from_file, **from_env, **parsed.values}), parsed.program, origins, lms_table
+        LaunchOptions(**{**from_file, **from_env, **parsed.values}),
+        parsed.program,
+        origins,
+        lms_table,
+        warnings,
     )
 
 
@@ -272,26 +297,42 @@ def _spellings(command: str) -> dict[str, tuple[str, bool]]:
     return known
 
 
-def check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse ``LMSRUN_*`` variables that are no option: a misspelt one would silently do nothing.
+def check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse ``LMSRUN_*`` variables that are nearly an option: a misspelt one would silently do nothing.
 
-    Those that Kubernetes sets in every pod of a namespace with a Service of such a name are no mistake.
+    What environment modules set for a package of our name, and Kubernetes for a Service of such a name in
+    every pod of its namespace, is no mistake.
+
+    Returns:
+        A warning for every other variable that is not read.
 
     Raises:
         UsageError: Naming the nearest variable that exists.
     """
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
+    unread = []
     for name in sorted(environ):
-        if name.startswith(_SENT) or KUBERNETES_SERVICE.search(name):
+        word = name.removeprefix(ENV_PREFIX)
+        if word in (name, *_INSTALLERS) or name in known or name.startswith(_SENT):
             continue
-        if name.startswith(ENV_PREFIX) and name not in known:
-            word = name.removeprefix(ENV_PREFIX).lower()
-            hint = (
-                f"; did you mean {_BY_SHORT_FLAG[word].env_name}?"
-                if word in _BY_SHORT_FLAG
-                else nearest(name, known)
-            )
-            raise UsageError(f"unknown variable {name}{hint}; unset it")
+        if KUBERNETES_SERVICE.search(name):
+            continue
+        short = _BY_SHORT_FLAG.get(word.lower())
+        near = short.env_name if short else _misspelt(word)
+        if near:
+            raise UsageError(f"unknown variable {name}; did you mean {near}?; unset it")
+        unread.append(f"{name} is no option of lmsrun, and is not read")
+    return tuple(unread)
+
+
+def _misspelt(word: str) -> str | None:
+    """The variable of which a name without our prefix is a misspelling."""
+    from difflib import get_close_matches  # Only a variable that is no option pays for it.
+
+    names = (declared.env_name for declared in OPTIONS.values())
+    known = {name.removeprefix(ENV_PREFIX).replace("_", ""): name for name in sorted(names)}
+    near = get_close_matches(word.replace("_", ""), known, 1, cutoff=_MISSPELT)
+    return known[near[0]] if near else None
 
 
 def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launch.receipts import RankReceipt
+from launch.receipts.judge import RankReceipt
 
 _HEADS = ("rank", "host", "GPU", "NUMA node", "CPUs", "memory", "host limit", "LMS", "verified")
 

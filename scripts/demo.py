@@ -15,11 +15,11 @@ def main() -> int:
     job = ["run", "-np", "2", "--oversubscribe", "--output-dir", str(OUTPUT), "examples/train_digits.py"]
     code = subprocess.run([sys.executable, "-m", "lmsrun", *job], cwd=ROOT, check=False).returncode
     if code == 0:
-        from launch.receipts import from_json
+        from launch.receipts.judge import from_json
         from lmsrun.render_receipts import render_receipts
 
-        document = json.loads((OUTPUT / "receipts.json").read_text(encoding="utf-8"))
-        print(f"\n{render_receipts(from_json(document))}\n\nreceipts: {OUTPUT / 'receipts.json'}")
+        document = json.loads((OUTPUT / "latest" / "receipts.json").read_text(encoding="utf-8"))
+        print(f"\n{render_receipts(from_json(document))}\n\nreceipts: {OUTPUT / 'latest' / 'receipts.json'}")
     return code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LMSRUN = (sys.executable, str(ROOT / "lmsrun" / "__main__.py"))
-STUB = ROOT / "tests" / "launch" / "stub_rank.py"
+STUB = ROOT / "tests" / "launch" / "supervise" / "stub_rank.py"
 _MARK = "JOB_TEST_MARK"  # Not LMSRUN_*: an unknown one of those is an error.
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from launch.discover import read_tree
 from launch.discover.tree import MemoryTree
-from launch.idset import IdSet, format_ids, parse_ids
-from launch.topology import Machine
+from launch.model.idset import IdSet, format_ids, parse_ids
+from launch.model.topology import Machine
 
 GIB = 1 << 30
 

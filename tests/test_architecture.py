@@ -4,6 +4,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_imports_go_one_way(path: Path) -> None:
 GROUND = {"config", "errors", "process_state", "user_paths"}
 """Modules of ``lms`` that any of its folders may import; they need no TensorFlow."""
 
-FOLDERS = {
+LMS = {
     "ir": set(),
     "schedule": {"ir"},
     "simulate": {"ir"},
@@ -76,40 +77,64 @@ FOLDERS = {
     "compat": {"callbacks", "enable", "engine", "intercept", "ir", "report", "tf_names"},
     "bootstrap": set(),
 }
-"""The folders of ``lms``, each with those that it may import: one way, so without a circle."""
 
-WITHOUT_TENSORFLOW = {"ir", "schedule", "simulate", "planner"}
+LAUNCH = {
+    "model": set(),
+    "system": {"model"},
+    "discover": {"model"},
+    "receipts": {"model"},
+    "plan_host": {"model"},
+    "installed": {"model", "plan_host", "system"},
+    "cluster": {"model", "plan_host"},
+    "backends": {"cluster", "installed", "model", "plan_host", "system"},
+    "supervise": {"cluster", "discover", "model", "receipts", "system"},
+    "rank": {"cluster", "discover", "installed", "model", "plan_host", "receipts", "supervise", "system"},
+    "preflight": {"discover", "model", "plan_host", "rank", "receipts", "system"},
+}
+
+LMSRUN = {
+    "commands": {
+        *("check", "cluster_run", "file_checks", "help_text", "options", "place", "preflight"),
+        *("render", "render_receipts", "render_topology", "resolve"),
+    },
+}
+
+HOUSE = {"lms": LMS, "launch": LAUNCH, "lmsrun": LMSRUN}
+"""The folders of each package, each with those that it may import: one way, so without a circle."""
+
+WITHOUT_TENSORFLOW = {"lms/ir", "lms/schedule", "lms/simulate", "lms/planner"}
+WITHOUT_MACHINE = {"launch/model", "launch/plan_host"}
+MACHINE = {"os", "subprocess", "socket", "ctypes", "psutil", "time", "random", "shutil", "signal"}
 MOST_MODULES = 12
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS))
-def test_each_folder_of_lms_imports_what_stands_below_it(folder: str) -> None:
-    modules = sorted((ROOT / "lms" / folder).rglob("*.py"))
-    for path in modules:
-        found = [(module.split("."), at_once) for module, at_once in imports(path)]
-        mine = {parts[1] for parts, at_once in found if at_once and parts[0] == "lms" and len(parts) > 1}
-        files = {path.stem for path in (ROOT / "lms").glob("*.py")} | {
-            path.name for path in (ROOT / "lms").iterdir()
-        }
-        others = mine & files - {folder} - GROUND - FOLDERS[folder]
-        assert not others, f"{path}: {others}"
-        if folder in WITHOUT_TENSORFLOW:
-            assert not {parts[0] for parts, _ in found} & {*TENSORFLOW, "numpy"}, path
-    held = [path for path in modules if path.name != "__init__.py" and path.parent.name == folder]
+@pytest.mark.parametrize("path", [f"{package}/{folder}" for package in HOUSE for folder in HOUSE[package]])
+def test_each_folder_imports_what_stands_below_it(path: str) -> None:
+    package, _, folder = path.partition("/")
+    names = {entry.stem for entry in (ROOT / package).iterdir()}
+    below = {folder} | HOUSE[package][folder] | (GROUND if package == "lms" else set())
+    for module in sorted((ROOT / path).rglob("*.py")):
+        found = [name.split(".") for name, _ in imports(module)]
+        mine = {parts[1] for parts in found if parts[0] == package and len(parts) > 1}
+        assert not mine & names - below, f"{module}: {mine & names - below}"
+        others = {parts[0] for parts in found}
+        if path in WITHOUT_TENSORFLOW:
+            assert not others & {*TENSORFLOW, "numpy"}, module
+        if path in WITHOUT_MACHINE:
+            assert not others & MACHINE, module
+
+
+@pytest.mark.parametrize("package", HOUSE)
+def test_the_table_holds_every_folder_and_no_circle(package: str) -> None:
+    folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    assert folders == set(HOUSE[package])
+    TopologicalSorter(HOUSE[package]).prepare()
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=str)
+def test_no_folder_is_a_corridor(folder: Path) -> None:
+    held = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
     assert len(held) <= MOST_MODULES, f"{folder} holds {len(held)} modules"
-
-
-def test_every_folder_of_lms_is_in_the_table() -> None:
-    folders = {path.parent.name for path in (ROOT / "lms").glob("*/__init__.py")}
-    assert folders == set(FOLDERS)
-
-
-@pytest.mark.parametrize(
-    "name", ["idset", "topology", "plan", "errors", "placement", "binding", "hostmem", "planner"]
-)
-def test_planners_touch_no_machine(name: str) -> None:
-    touching = {"os", "subprocess", "socket", "ctypes", "psutil", "time", "random", "shutil", "signal"}
-    assert not {room(module) for module, _ in imports(ROOT / "launch" / f"{name}.py")} & touching
 
 
 def test_the_launcher_needs_little_beyond_the_standard_library() -> None:

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.cluster_job import ClusterJob, Command
-from launch.errors import UsageError
+from launch.backends.backend import Backend, Order
+from launch.backends.mpirun import render_rankfile
+from launch.cluster.job import ClusterJob, Command
+from launch.model.errors import UsageError
+from launch.model.plan import RankPlan
 
 Meaning = Literal[
     "hosts", "hostfile", "rankfile", "accelerators", "mpiarg", "env", "verbose", "tcp", "own", "none"
@@ -163,3 +166,20 @@ def describe_flags() -> list[tuple[str, str]]:
         )
         for flag in _FLAGS
     ]
+
+
+class Ddlrun(Backend):
+    """IBM's launcher; below it stands an mpirun."""
+
+    name = "ddlrun"
+
+    def build(self, order: Order) -> Command:
+        """See ``Backend``."""
+        return build_ddlrun(order.job, order.extra, order.program)
+
+    def render_rankfile(self, ranks: Sequence[RankPlan]) -> str:
+        """See ``Backend``."""
+        return render_rankfile(ranks)
+
+
+BACKEND = Ddlrun()

@@ -8,10 +8,11 @@ documentation.
 
 from collections.abc import Iterable, Sequence
 
-from launch.cluster_job import ClusterJob, Command
-from launch.errors import UsageError
-from launch.idset import format_ids
-from launch.plan import RankPlan
+from launch.backends.backend import Backend, Needed, Order
+from launch.cluster.job import ClusterJob, Command
+from launch.model.errors import UsageError
+from launch.model.idset import format_ids
+from launch.model.plan import RankPlan
 
 # Two ranks of a host overlap on purpose where the ERF gives each the whole host or they share a NUMA node's
 # threads.
@@ -86,3 +87,25 @@ def _resource_sets(
         *("--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS"),
         *("--bind", "none", "--launch_distribution", "packed"),
     ), {}
+
+
+class Jsrun(Backend):
+    """The launcher of LSF with CSM."""
+
+    name = "jsrun"
+    needs = Needed(
+        "lsf", "an LSF allocation", "try bsub (--print-script lsf writes a script), or --launcher auto"
+    )
+
+    def build(self, order: Order) -> Command:
+        """See ``Backend``."""
+        return build_jsrun(order.job, order.ranks, order.files_dir, order.extra, order.program)
+
+    build_probe = build
+
+    def render_rankfile(self, ranks: Sequence[RankPlan]) -> str:
+        """See ``Backend``."""
+        return render_erf(ranks)
+
+
+BACKEND = Jsrun()

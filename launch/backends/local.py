@@ -1,12 +1,18 @@
 """The launcher of one host: every rank is a process that lmsrun itself starts."""
 
-from collections.abc import Sequence
-
-from launch.plan import RankPlan
+from launch.model.plan import LaunchPlan
+from launch.model.topology import Machine
+from launch.plan_host.planner import HostRequest, plan_host
 
 NAME = "local"
 
 
-def build_commands(ranks: Sequence[RankPlan]) -> tuple[tuple[str, ...], ...]:
-    """One command a rank: its binding, the shim, the program."""
-    return tuple(rank.argv for rank in ranks)
+def plan_local_job(machine: Machine, request: HostRequest) -> LaunchPlan:
+    """Plan a job on one host, started by lmsrun itself: one command per rank, its binding, shim and program.
+
+    Raises:
+        PlanError: If the request cannot be placed on the machine.
+    """
+    host = plan_host(machine, request)
+    commands = tuple(rank.argv for rank in host.ranks)
+    return LaunchPlan(request.world_size, NAME, host.ranks, commands, host.warnings, frozenset(request.given))

@@ -5,15 +5,20 @@ and Open MPI would bind to single cores below three ranks), and variables forwar
 stands in an argv.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from launch.cluster_job import ClusterJob, Command, refuse_ipv6
-from launch.errors import UsageError
-from launch.idset import format_ids
-from launch.mpi_flavour import MpiFamily, MpiFlavour
-from launch.plan import RankPlan
+from launch.backends.backend import Backend, Order
+from launch.cluster.job import ClusterJob, Command, refuse_ipv6
+from launch.installed.horovod_build import read_horovod_mpi, speaks_with
+from launch.installed.mpi_flavour import MpiFamily, MpiFlavour, read_mpi_flavour
+from launch.model.cluster_settings import ClusterSettings
+from launch.model.errors import UsageError
+from launch.model.idset import format_ids
+from launch.model.plan import RankPlan
 
 
 class Dialect(Protocol):
@@ -169,3 +174,51 @@ def _slots(rank: RankPlan) -> str:
     if not rank.cpus:
         raise UsageError(f"rank {rank.rank} has no CPUs to name in a rank file; plan with --numa auto")
     return format_ids(rank.cpus)
+
+
+class Mpirun(Backend):
+    """The mpirun of whichever MPI it turns out to be."""
+
+    name = "mpirun"
+    takes_ssh = True
+
+    def executables(self, settings: ClusterSettings) -> tuple[str, ...]:
+        """Take its name from the options."""
+        return (settings.mpirun,)
+
+    def build(self, order: Order) -> Command:
+        """See ``Backend``; over our own rendezvous where Horovod is linked with another MPI."""
+        # A plan for elsewhere is shown in the dialect of Open MPI 4, the most common.
+        flavour = (
+            read_mpi_flavour(order.program, order.environ) if order.is_here else MpiFlavour("openmpi", (4,))
+        )
+        if not order.dry:
+            refuse_root(flavour, order.job, os.geteuid())
+        command = build_mpirun(order.program, flavour, order.job, order.files_dir, order.extra)
+        if speaks_with(read_horovod_mpi(), flavour.family):
+            return command
+        if not order.only_here:
+            raise UsageError(
+                f"Horovod here is linked with another MPI than {flavour.title}; try the mpirun of that one "
+                "(--mpirun PATH), or --launcher horovodrun"
+            )
+        return replace(command, gloo=True)
+
+    def connects_probe(self) -> bool:
+        """Look whether Python here can speak MPI."""
+        return importlib.util.find_spec("mpi4py") is not None
+
+    def build_probe(self, order: Order) -> Command | None:
+        """See ``Backend``; what is only to be shown to root needs no consent, but mpirun is not started."""
+        if order.dry and os.geteuid() == 0 and not order.job.allow_root:
+            return None
+        flavour = read_mpi_flavour(order.program, order.environ)
+        refuse_root(flavour, order.job, os.geteuid())
+        return build_mpirun(order.program, flavour, order.job, order.files_dir, order.extra)
+
+    def render_rankfile(self, ranks: Sequence[RankPlan]) -> str:
+        """See ``Backend``."""
+        return render_rankfile(ranks)
+
+
+BACKEND = Mpirun()

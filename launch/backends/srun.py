@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from launch.cluster_job import ClusterJob, Command
-from launch.probe import read_answer
+from launch.backends.backend import Backend, Needed, Order
+from launch.cluster.job import ClusterJob, Command
+from launch.system.run_query import read_answer
 
 _WANTED = ("pmix", "pmix_v5", "pmix_v4", "pmix_v3", "pmix_v2", "pmi2", "none")
 
@@ -79,3 +80,26 @@ def _placement(job: ClusterJob) -> tuple[str, ...]:
         return ("--distribution=arbitrary",)
     hosts = ",".join(share.host for share in job.shares)
     return (f"--ntasks-per-node={job.even_ranks}", "--distribution=block", f"--nodelist={hosts}")
+
+
+class Srun(Backend):
+    """Slurm's own launcher."""
+
+    name = "srun"
+    needs = Needed(
+        "slurm",
+        "a Slurm allocation",
+        "try salloc or sbatch (--print-script slurm writes a script), or --launcher auto",
+    )
+
+    def build(self, order: Order) -> Command:
+        """See ``Backend``."""
+        mpi = choose_mpi(read_mpi_plugins(order.program, order.environ)) if order.is_here else None
+        return build_srun(order.job, order.files_dir, mpi, order.extra, order.program)
+
+    def build_probe(self, order: Order) -> Command:
+        """See ``Backend``."""
+        return build_srun(order.job, order.files_dir, "none", order.extra, order.program)
+
+
+BACKEND = Srun()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launch.discover.tree import Tree
-from launch.idset import IdSet, parse_ids
-from launch.topology import Limits
+from launch.model.idset import IdSet
+from launch.model.topology import Limits
 
 NO_LIMIT_BYTES = 1 << 62
 """cgroup v1 writes "no limit" as the largest multiple of the page size below 2^63."""
@@ -89,7 +89,7 @@ def _read_cpuset_ids(tree: Tree, what: str) -> IdSet | None:
         for name in (f"cpuset.{what}.effective", f"cpuset.{what}"):
             try:
                 if text := tree.read(f"{folder}/{name}"):
-                    return parse_ids(text)
+                    return tree.parser.ids(text)
             except ValueError:
                 continue
     return None

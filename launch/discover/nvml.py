@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from launch.discover.gpus import GpuFacts, parse_pci_address
-from launch.idset import IdSet
+from launch.model.idset import IdSet
 
 
 def import_nvml() -> ModuleType | None:

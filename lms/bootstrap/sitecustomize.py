@@ -454,7 +454,7 @@ def write_receipt(stage: str, content: "dict[str, Any]", environ: "Mapping[str, 
         pass
 
 
-_PART_CHARS = 640  # as launch/receipt_file.py has it: what a launcher carries in one piece
+_PART_CHARS = 640  # as launch/receipts/file.py has it: what a launcher carries in one piece
 
 
 def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:

@@ -14,7 +14,7 @@ CSM = {
     "LSB_MCPU_HOSTS": "batch2 1 h41n01 42 h41n02 42",
     "CSM_ALLOCATION_ID": "77",
     "PATH": f"{HERE.parent / 'fakes' / 'jsm'}:{os.environ['PATH']}",
-    "ERF_PARSER": str(HERE.parent / "launch"),
+    "ERF_PARSER": str(HERE.parent / "launch" / "backends"),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launch.receipt_file import MAX_LINE_BYTES, PART_CHARS
-from launch.receipt_lines import ReceiptSieve
+from launch.receipts.file import MAX_LINE_BYTES, PART_CHARS
+from launch.receipts.lines import ReceiptSieve
 from lms.bootstrap import sitecustomize as bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import machines
 import pytest
 
 from launch.discover.saved import to_json
-from launch.planner import SHIM
+from launch.model.plan import SHIM
 from lmsrun import __version__
 from lmsrun.cli import main
 
@@ -284,7 +284,7 @@ def test_an_output_that_cannot_be_written(here: Path, where: str, code: int, sai
         ("lmsrun.options", {}),
         ("launch.discover", {}),
         ("the end", {}),
-        ("launch.worker", {"LMSRUN_EXPECT": "{}"}),
+        ("launch.rank.shim", {"LMSRUN_EXPECT": "{}"}),
     ],
 )
 def test_ctrl_c_at_any_moment_is_no_traceback(here: Path, moment: str, environ: dict[str, str]) -> None:

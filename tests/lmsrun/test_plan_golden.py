@@ -10,7 +10,7 @@ import machines
 import pytest
 
 from launch.discover.saved import to_json
-from launch.planner import SHIM
+from launch.model.plan import SHIM
 from lmsrun.cli import main
 
 Golden = Callable[[str, str], None]

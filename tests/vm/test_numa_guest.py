@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from numa_guest import Step, run_in_guest
 
-from launch.idset import format_ids, parse_ids
+from launch.model.idset import format_ids, parse_ids
 
 pytestmark = pytest.mark.vm
 

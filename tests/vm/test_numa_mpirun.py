@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from numa_guest import CACHE, REPOSITORY, RIG, boot
 
-from launch.idset import parse_ids
+from launch.model.idset import parse_ids
 
 pytestmark = [pytest.mark.vm, pytest.mark.cluster]
 

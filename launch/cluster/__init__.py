@@ -1,0 +1,1 @@
+"""Hosts, allocations, and the plan of a job over several hosts."""

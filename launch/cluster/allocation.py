@@ -1,0 +1,202 @@
+"""What a batch system gave this job: hosts, slots and GPUs from Slurm, LSF, PBS or a Kubernetes MPIJob."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from launch.cluster.hosts import MAX_SLOTS, Host, parse_hostfile, parse_nodefile, refuse_twice
+from launch.cluster.slurm_lists import expand_counts, parse_counts, parse_hostlist
+from launch.model.errors import UsageError
+
+BatchSystem = Literal["slurm", "lsf", "pbs", "mpijob"]
+
+MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
+_MAX_FILE_BYTES = 8 << 20
+_GPU_COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_.-]+:)?(\d{1,4})(?:\(.*\))?")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The hosts of a batch job; slots are GPUs where it says how many, else the tasks that were asked for."""
+
+    system: BatchSystem
+    job_id: str
+    hosts: tuple[Host, ...]
+    gpus_per_host: tuple[int | None, ...]
+    """Beside ``hosts``; None is unknown."""
+    csm: bool = False
+    """LSF with IBM's Cluster System Management: ranks are started by jsrun, from a launch node without
+    GPUs.
+    """
+
+    @property
+    def title(self) -> str:
+        """For messages: ``Slurm job 12``."""
+        names = {"slurm": "Slurm job", "lsf": "LSF job", "pbs": "PBS job", "mpijob": "Kubernetes MPIJob"}
+        return f"{names[self.system]} {self.job_id}".rstrip()
+
+
+def read_allocation(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation | None:
+    """The allocation that this process runs in, or None.
+
+    Args:
+        environ: The environment.
+        root: Where absolute paths of host files start.
+
+    Raises:
+        UsageError: If a batch system's variables or files contradict themselves or cannot be read.
+    """
+    for variable, parse in _SYSTEMS.items():
+        if environ.get(variable):
+            return parse(environ, root)
+    return None
+
+
+def refuse_inside_step(environ: Mapping[str, str]) -> None:
+    """Refuse to start a job from one task of a parallel step.
+
+    Raises:
+        UsageError: If Slurm started several copies of this launcher.
+    """
+    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS") or 1
+    if "SLURM_PROCID" in environ and tasks > 1:
+        raise UsageError(
+            f"this is task {environ['SLURM_PROCID']} of {tasks} that srun started; "
+            "try 'srun lmsrun worker -- PROGRAM', or lmsrun without srun"
+        )
+
+
+def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
+    """From the variables that salloc and sbatch set. See ``read_allocation``."""
+    del root
+    names = parse_hostlist(environ["SLURM_JOB_NODELIST"])
+    gpus = _slurm_gpus(environ)
+    slots = (gpus,) * len(names) if gpus else _slurm_tasks(environ, len(names))
+    hosts = refuse_twice(
+        (Host(name, count) for name, count in zip(names, slots, strict=True)), "SLURM_JOB_NODELIST"
+    )
+    return Allocation("slurm", environ.get("SLURM_JOB_ID", ""), hosts, (gpus,) * len(hosts))
+
+
+def parse_lsf(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
+    """From the variables that bsub sets. See ``read_allocation``.
+
+    Under CSM the first host is the launch node: it has one slot and runs no rank, and the slots of the others
+    count cores, which says nothing about ranks.
+    """
+    del root
+    hosts = _lsf_hosts(environ)
+    csm = bool(environ.get("CSM_ALLOCATION_ID"))
+    if csm and len(hosts) > 1 and hosts[0].slots == 1:
+        hosts = hosts[1:]
+    if csm:
+        hosts = tuple(replace(host, slots=None) for host in hosts)
+    return Allocation("lsf", environ.get("LSB_JOBID", ""), hosts, (None,) * len(hosts), csm)
+
+
+def parse_pbs(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
+    """From PBS Pro's or Torque's node file, and Torque's GPU file. See ``read_allocation``."""
+    path = environ["PBS_NODEFILE"]
+    hosts = parse_nodefile(_read(root, path), f"PBS_NODEFILE ({path})")
+    gpus: dict[str, int] = {}
+    for line in _read(root, environ["PBS_GPUFILE"]).split() if environ.get("PBS_GPUFILE") else ():
+        name = re.sub(r"-gpu\d+$", "", line)
+        gpus[name] = gpus.get(name, 0) + 1
+    counts = tuple(gpus.get(host.name) for host in hosts)
+    hosts = tuple(Host(host.name, count or host.slots) for host, count in zip(hosts, counts, strict=True))
+    return Allocation("pbs", environ.get("PBS_JOBID", ""), hosts, counts)
+
+
+def parse_mpijob(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
+    """From the hostfile that Kubernetes' MPI operator mounts in the launcher. See ``read_allocation``."""
+    named = (environ.get(name) for name in _MPIJOB_VARIABLES)
+    path = next((path for path in named if path), MPIJOB_HOSTFILE)
+    hosts = parse_hostfile(_read(root, path), path)
+    return Allocation("mpijob", "", hosts, (None,) * len(hosts))
+
+
+_MPIJOB_VARIABLES = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "I_MPI_HYDRA_HOST_FILE",
+    "HYDRA_HOST_FILE",
+)
+
+
+def _parse_kubernetes(environ: Mapping[str, str], root: Path) -> Allocation | None:
+    """Any pod has the variable; only an MPIJob's launcher has the file."""
+    return parse_mpijob(environ, root) if (root / MPIJOB_HOSTFILE.lstrip("/")).is_file() else None
+
+
+_SYSTEMS: Mapping[str, Callable[[Mapping[str, str], Path], Allocation | None]] = {
+    "SLURM_JOB_NODELIST": parse_slurm,
+    "LSB_JOBID": parse_lsf,
+    "PBS_NODEFILE": parse_pbs,
+    "KUBERNETES_SERVICE_HOST": _parse_kubernetes,
+}
+
+
+def _slurm_gpus(environ: Mapping[str, str]) -> int | None:
+    for variable in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        text = environ.get(variable, "")
+        counts = [_GPU_COUNT.fullmatch(part) for part in text.split(",")] if text else []
+        if text and not all(counts):
+            raise UsageError(f"{variable} is {text!r}; needed a number of GPUs such as '4' or 'v100:4'")
+        if counts:
+            return sum(int(count[1]) for count in counts if count) or None
+    return None
+
+
+def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:
+    """Tasks where the user asked for tasks; without -n Slurm counts CPUs, which says nothing of ranks."""
+    asked = [
+        _slurm_number(environ, name) for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE")
+    ]
+    text = environ.get("SLURM_TASKS_PER_NODE")
+    if text and any(asked):
+        return parse_counts(text, hosts, "SLURM_TASKS_PER_NODE")
+    if text:  # Counts nothing for us; but a damaged environment is told of.
+        expand_counts(text, "SLURM_TASKS_PER_NODE", 1)
+    return (None,) * hosts
+
+
+def _slurm_number(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "").strip()
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"{variable} is {text[:200]!r}; needed a whole number")
+    return int(text) if text else None
+
+
+def _lsf_hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    if words:
+        pairs = zip(words[::2], words[1::2], strict=False)
+        if len(words) % 2 or not all(count.isascii() and count.isdigit() for count in words[1::2]):
+            raise UsageError(
+                f"LSB_MCPU_HOSTS is {' '.join(words)[:200]!r}; needed 'HOST SLOTS HOST SLOTS ...'"
+            )
+        text = "\n".join(
+            f"{name} slots={int(count) if len(count) < 6 else MAX_SLOTS + 1}" for name, count in pairs
+        )
+        return parse_hostfile(text, "LSB_MCPU_HOSTS")
+    names = environ.get("LSB_HOSTS", "").split()
+    if names:
+        return parse_nodefile("\n".join(names), "LSB_HOSTS")
+    raise UsageError(
+        "LSB_JOBID is set without LSB_MCPU_HOSTS or LSB_HOSTS; try unsetting it, or give --hosts"
+    )
+
+
+def _read(root: Path, path: str) -> str:
+    place = root / path.lstrip("/") if path.startswith("/") else Path(path)
+    try:
+        with place.open(encoding="utf-8-sig") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"cannot read the host file {path!r}: {reason}") from error
+    if len(text) > _MAX_FILE_BYTES:
+        raise UsageError(f"the host file {path!r} is larger than {_MAX_FILE_BYTES >> 20} MiB")
+    return text

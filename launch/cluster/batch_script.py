@@ -1,0 +1,102 @@
+"""Batch scripts for Slurm, LSF and PBS: the allocation that a plan needs, and the command that runs in it."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launch.model.errors import UsageError
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a batch system is asked for. ``gpus_per_node`` 0 asks for none."""
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    cores_per_node: int
+    """All of a node's: the ranks share them, and some systems confine a job to what it asked for."""
+    argv: tuple[str, ...]
+    """The lmsrun command line that finds the allocation again by itself."""
+    walltime: str = "01:00:00"
+
+
+def render_script(system: str, job: BatchJob) -> str:
+    """A complete script, to be handed in as it is or edited.
+
+    Args:
+        system: ``slurm``, ``lsf`` or ``pbs``.
+        job: What to ask for and to run.
+    """
+    lines = [*_DIRECTIVES[system](job), "", "set -eu", f'cd "${{{_FOLDERS[system]}:-$PWD}}"', _line(job.argv)]
+    return "#!/bin/bash\n" + "\n".join(lines) + "\n"
+
+
+def job_name(program: Sequence[str]) -> str:
+    """A name that every batch system takes, from the program's own."""
+    last = program[0].rpartition("/")[2].removesuffix(".py")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-")[:15] or "lmsrun"
+
+
+def nodes_for(ranks: int, ranks_per_node: int) -> int:
+    """How many nodes take so many ranks, all with the same number.
+
+    Raises:
+        UsageError: If they do not divide, for batch systems ask for equal nodes.
+    """
+    if ranks % ranks_per_node:
+        fitting = ranks - ranks % ranks_per_node
+        raise UsageError(f"{ranks} ranks do not fill nodes of {ranks_per_node} evenly; try -np {fitting}")
+    return ranks // ranks_per_node
+
+
+def _slurm(job: BatchJob) -> list[str]:
+    gpus = [f"#SBATCH --gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []
+    return [
+        f"#SBATCH --job-name={job.name}",
+        f"#SBATCH --nodes={job.nodes}",
+        f"#SBATCH --ntasks-per-node={job.ranks_per_node}",
+        *gpus,
+        "#SBATCH --exclusive",
+        "#SBATCH --output=%x-%j.out",
+        f"#SBATCH --time={job.walltime}",
+        "# The whole node's memory and cores: lmsrun shares them out.",
+        "#SBATCH --mem=0",
+    ]
+
+
+def _lsf(job: BatchJob) -> list[str]:
+    gpus = [f'#BSUB -gpu "num={job.gpus_per_node}:mode=shared"'] if job.gpus_per_node else []
+    return [
+        f"#BSUB -J {job.name}",
+        f"#BSUB -n {job.nodes * job.ranks_per_node}",
+        f'#BSUB -R "span[ptile={job.ranks_per_node}]"',
+        *gpus,
+        "#BSUB -x",
+        "#BSUB -o %J.out",
+        f"#BSUB -W {job.walltime.rpartition(':')[0]}",
+        "# Under CSM (Summit, Sierra) replace -n, -R and -gpu by: -nnodes N -alloc_flags smt4",
+    ]
+
+
+def _pbs(job: BatchJob) -> list[str]:
+    gpus = f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
+    ranks = job.ranks_per_node
+    cores = max(ranks, job.cores_per_node)
+    return [
+        f"#PBS -N {job.name}",
+        f"#PBS -l select={job.nodes}:ncpus={cores}:mpiprocs={ranks}{gpus}",
+        "#PBS -l place=scatter:excl",
+        f"#PBS -l walltime={job.walltime}",
+        "#PBS -j oe",
+    ]
+
+
+_DIRECTIVES: Mapping[str, Callable[[BatchJob], list[str]]] = {"slurm": _slurm, "lsf": _lsf, "pbs": _pbs}
+_FOLDERS = {"slurm": "SLURM_SUBMIT_DIR", "lsf": "LS_SUBCWD", "pbs": "PBS_O_WORKDIR"}
+
+
+def _line(argv: Sequence[str]) -> str:
+    return "exec " + shlex.join(argv)

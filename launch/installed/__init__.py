@@ -1,0 +1,1 @@
+"""Probes of what is installed: binding tools, MPI, Horovod."""

@@ -1,0 +1,1 @@
+"""Frozen values and the options that shape a plan; imports nothing of the other folders."""

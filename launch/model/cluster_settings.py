@@ -1,0 +1,146 @@
+"""The options of a job that another launcher starts, or that runs on more than this machine."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from launch.model.settings import PlanSettings, choice, option, real_number, switch, whole_number
+
+CLUSTER = "Hosts and launchers"
+LAUNCHERS = ("auto", "local", "mpirun", "srun", "jsrun", "ddlrun", "horovodrun")
+SCRIPTS = ("slurm", "lsf", "pbs")
+_OWN_WAY = frozenset({"lms", "lms_config"})
+"""Reach a rank as ``LMS_*`` variables, not under their own names."""
+
+
+def parse_words(text: str) -> str:
+    """A text that is cut into words as a shell would, without running one."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"words as a shell would take them ({error})") from None
+    return text
+
+
+@dataclass(frozen=True)
+class ClusterSettings(PlanSettings):
+    """Where a job runs and what starts it there. Times are seconds."""
+
+    launcher: str = choice(
+        "auto",
+        "launcher",
+        "what starts the ranks; auto: by allocation, hosts and what is here",
+        CLUSTER,
+        LAUNCHERS,
+    )
+    hosts: str | None = option(
+        None, "hosts", "hosts and their slots", CLUSTER, metavar="A:4,B:4", flags=("-H",)
+    )
+    hostfile: str | None = option(
+        None,
+        "hostfile",
+        "file of hosts, in the syntax of Open MPI, MPICH or Horovod",
+        CLUSTER,
+        metavar="FILE",
+    )
+    mpirun: str = option("mpirun", "mpirun", "the mpirun to use", CLUSTER, metavar="PATH")
+    mpi_args: str | None = option(
+        None,
+        "mpi-args",
+        "further words for mpirun, srun, jsrun or horovodrun",
+        CLUSTER,
+        parse=parse_words,
+        metavar="WORDS",
+    )
+    allow_run_as_root: bool = switch(
+        False, "allow-run-as-root", "consent that Open MPI starts ranks as root", CLUSTER
+    )
+    host_probe: bool | None = switch(
+        None, "host-probe", "ask every host what it is like before the job (on with several hosts)", CLUSTER
+    )
+    probe_timeout: float = option(
+        20.0,
+        "probe-timeout",
+        "how long the hosts may take to answer, in seconds",
+        CLUSTER,
+        parse=real_number(1, 3600),
+        metavar="S",
+    )
+    controller: str = choice(
+        "gloo", "controller", "what horovodrun connects ranks with", CLUSTER, ("gloo", "mpi")
+    )
+    timeline: str | None = option(None, "timeline", "horovodrun's timeline file", CLUSTER, metavar="FILE")
+    min_np: int | None = option(
+        None, "min-np", "elastic: fewest ranks (horovodrun)", CLUSTER, parse=whole_number(1), metavar="N"
+    )
+    max_np: int | None = option(
+        None, "max-np", "elastic: most ranks (horovodrun)", CLUSTER, parse=whole_number(1), metavar="N"
+    )
+    host_discovery_script: str | None = option(
+        None, "host-discovery-script", "elastic: prints the hosts of the moment", CLUSTER, metavar="FILE"
+    )
+    rankfile_out: str | None = option(
+        None,
+        "rankfile-out",
+        "write the plan as a rankfile (mpirun) or an ERF (jsrun)",
+        CLUSTER,
+        metavar="FILE",
+        in_file=False,
+    )
+    print_script: str | None = option(
+        None,
+        "print-script",
+        "print a complete batch script instead of running",
+        CLUSTER,
+        parse=lambda text: _script(text),
+        metavar="|".join(SCRIPTS),
+        in_file=False,
+    )
+
+
+_READERS: Mapping[str, tuple[str, ...]] = {
+    "mpirun": ("mpirun",),
+    "mpi_args": ("mpirun", "srun", "jsrun", "ddlrun", "horovodrun"),
+    "controller": ("horovodrun",),
+    "timeline": ("horovodrun",),
+    "rankfile_out": ("mpirun", "jsrun", "ddlrun"),
+}
+"""The launchers that can do something with an option, where not all of them can."""
+
+
+def find_unread(given: Iterable[str], launcher: str) -> dict[str, tuple[str, ...]]:
+    """Which of the fields that were given mean nothing to a launcher, and to which they do."""
+    return {
+        field: _READERS[field] for field in given if field in _READERS and launcher not in _READERS[field]
+    }
+
+
+def settings_env(settings: PlanSettings) -> dict[str, str]:
+    """The plan's options as ``LMSRUN_*`` variables, for ranks that plan for themselves; without defaults.
+
+    ``PlanSettings.from_env`` gives the same settings back, except for those that travel as ``LMS_*``.
+    """
+    env = {}
+    for declared in fields(PlanSettings):
+        value = getattr(settings, declared.name)
+        if value != declared.default and value is not None and declared.name not in _OWN_WAY:
+            env[declared.metadata["option"].env_name] = _to_text(value)
+    return env
+
+
+def has_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether a batch system's variables are there at all; cheap enough for every start."""
+    return any(
+        environ.get(name)
+        for name in ("SLURM_JOB_NODELIST", "LSB_JOBID", "PBS_NODEFILE", "KUBERNETES_SERVICE_HOST")
+    )
+
+
+def _to_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _script(text: str) -> str:
+    if text not in SCRIPTS:
+        raise ValueError(f"one of {', '.join(SCRIPTS)}")
+    return text

@@ -1,0 +1,40 @@
+"""The one LMS configuration of a job, from all of its sources."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launch.model.errors import UsageError
+from launch.model.settings import PlanSettings
+from lms.config import ConfigError, LMSConfig
+
+
+def read_lms_config(
+    settings: PlanSettings, environ: Mapping[str, str], table: Mapping[str, Any] | None = None
+) -> LMSConfig:
+    """On by default < ``[lms]`` of the options' file < ``--lms-config`` < ``LMS_*`` < ``--[no-]lms``.
+
+    Args:
+        settings: The job's.
+        environ: Where ``LMS_*`` variables are looked for.
+        table: The ``[lms]`` table of the options' file.
+
+    Raises:
+        UsageError: If a source cannot be read, or holds what LMS cannot be told.
+    """
+    try:
+        config = _read_table(table or {})
+        if settings.lms_config:
+            config = LMSConfig.from_toml(Path(settings.lms_config), config)
+        config = LMSConfig.from_env(environ, config)
+    except ConfigError as error:
+        raise UsageError(f"LMS: {error}") from None
+    return config if settings.lms is None else replace(config, enabled=settings.lms)
+
+
+def _read_table(table: Mapping[str, Any]) -> LMSConfig:
+    try:
+        return LMSConfig.from_mapping(table, LMSConfig(enabled=True))
+    except ConfigError as error:
+        raise ConfigError(f"[lms] of the options' file: {error}") from None

@@ -1,0 +1,1 @@
+"""Machine and settings to the plan of one host; pure, touches no machine."""

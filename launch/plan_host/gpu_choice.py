@@ -1,0 +1,145 @@
+"""Which of a machine's GPUs the job gets: ``--gpus`` and the caller's own ``CUDA_VISIBLE_DEVICES``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launch.model.errors import PlanError
+from launch.model.topology import Gpu, Machine
+
+_VISIBLE = {"amd": "HIP_VISIBLE_DEVICES"}
+"""By vendor; CUDA's variable otherwise."""
+_BELOW_HIP = "ROCR_VISIBLE_DEVICES"
+"""Hides AMD's GPUs before HIP counts them: HIP's indexes are places in this list."""
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The job's GPUs in PCI order. ``env`` makes exactly these visible, empty when that needs no variable."""
+
+    gpus: tuple[Gpu, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> str:
+        """What names the GPUs to CUDA under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: UUIDs if all have one."""
+        named = all(gpu.uuid for gpu in self.gpus)
+        return ",".join((gpu.uuid if named else None) or str(gpu.index) for gpu in self.gpus)
+
+
+def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> GpuChoice:
+    """Choose the job's GPUs.
+
+    All of them stay visible to every rank, for CUDA's peer access and for scripts that index by local rank;
+    ranks select theirs by local rank.
+
+    Args:
+        machine: Whose GPUs.
+        wanted: ``auto``, ``none`` or a list, as ``--gpus`` takes it.
+        environ: The caller's, for the devices that it hides already; empty for another machine.
+
+    Raises:
+        PlanError: If a wanted GPU does not exist, is hidden, or is named twice.
+    """
+    machine, below = _as_hip_counts(machine, environ.get(_BELOW_HIP))
+    variable = _VISIBLE.get((machine.gpus[0].vendor or "") if machine.gpus else "", "CUDA_VISIBLE_DEVICES")
+    if wanted == "none":
+        return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
+    visible, warnings = _visible(machine, environ.get(variable), variable)
+    chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), variable)
+    choice = GpuChoice(chosen, warnings=(*below, *warnings))
+    whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
+    return choice if whole or not chosen else replace(choice, env=((variable, choice.tokens),))
+
+
+def _as_hip_counts(machine: Machine, text: str | None) -> tuple[Machine, tuple[str, ...]]:
+    if text is None or not any(gpu.vendor == "amd" for gpu in machine.gpus):
+        return machine, ()
+    left, warnings = _visible(machine, text, _BELOW_HIP)
+    order = [find_gpu(machine, token.strip()) for token in text.split(",")]
+    renumbered = sorted(left, key=order.index)
+    counted = tuple(replace(gpu, index=index) for index, gpu in enumerate(renumbered))
+    return replace(machine, gpus=counted), warnings
+
+
+def _visible(machine: Machine, text: str | None, variable: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """CUDA's own reading: tokens up to the first one that names no device."""
+    if text is None or not machine.gpus:
+        return machine.gpus, ()
+    found: list[Gpu] = []
+    for token in text.split(","):
+        gpu = find_gpu(machine, token.strip())
+        if gpu is None or gpu in found:
+            break
+        found.append(gpu)
+    mixed = len({gpu.name for gpu in machine.gpus}) > 1 and any(
+        token.strip().isdigit() for token in text.split(",")
+    )
+    warnings = [f"{variable}={text!r} hides every GPU; unset it or use --gpus"] if not found else []
+    if mixed and found:
+        warnings.append(
+            f"{variable}={text!r} is read in PCI order, because these GPUs differ; UUIDs would be certain"
+        )
+    return _in_pci_order(found), tuple(warnings)
+
+
+def _listed(
+    machine: Machine, visible: Sequence[Gpu], tokens: Sequence[str], variable: str
+) -> tuple[Gpu, ...]:
+    chosen: list[Gpu] = []
+    for token in tokens:
+        gpu = find_gpu(machine, token)
+        if gpu is None:
+            raise PlanError(
+                f"--gpus names {token!r}, which is not here; this machine has {_some(machine.gpus)}"
+            )
+        if gpu not in visible and not token.startswith("MIG-"):
+            raise PlanError(
+                f"--gpus names {token!r}, which {variable} hides; unset it, or choose of {_some(visible)}"
+            )
+        if gpu in chosen:
+            raise PlanError(f"--gpus names GPU {gpu.index} twice")
+        chosen.append(gpu)
+    return _in_pci_order(chosen)
+
+
+def find_gpu(machine: Machine, token: str) -> Gpu | None:
+    """The GPU that an index in PCI order, a PCI address, or the start of a UUID names.
+
+    A MIG device of a known GPU becomes that GPU under the MIG device's own UUID, its memory unknown.
+    """
+    if token.isascii() and token.isdigit():
+        return next((gpu for gpu in machine.gpus if gpu.index == int(token[:9])), None)
+    if token.startswith("MIG-"):
+        return _mig(machine, token)
+    if token.startswith("GPU-"):
+        matches = [gpu for gpu in machine.gpus if gpu.uuid and gpu.uuid.startswith(token)]
+        return matches[0] if len(matches) == 1 else None
+    address = _short_address(token)
+    return next((gpu for gpu in machine.gpus if gpu.pci_bus_id == address), None)
+
+
+def _mig(machine: Machine, token: str) -> Gpu | None:
+    # MIG-GPU-<uuid of the GPU>/<instance>/<compute instance> names its GPU; the newer MIG-<uuid> does not.
+    parent = find_gpu(machine, token.removeprefix("MIG-").partition("/")[0])
+    if parent is None and len({gpu.numa_node for gpu in machine.gpus}) == 1:
+        parent = machine.gpus[0]
+    if parent is not None:
+        return replace(parent, uuid=token, memory_bytes=None)
+    return Gpu(len(machine.gpus), "", uuid=token, vendor="nvidia") if machine.gpus else None
+
+
+def _short_address(token: str) -> str:
+    """nvidia-smi writes eight digits of PCI domain, sysfs four."""
+    domain, colon, rest = token.lower().partition(":")
+    if not rest.count(":"):
+        return f"0000:{token.lower()}" if colon else token
+    return f"{domain[-4:]:0>4}:{rest}" if domain[:-4].strip("0") == "" else token
+
+
+def _in_pci_order(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _some(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.index} ({gpu.pci_bus_id or gpu.uuid})" for gpu in gpus) or "no GPU"

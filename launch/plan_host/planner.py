@@ -1,0 +1,154 @@
+"""Machine and options to plan: every decision of a launch, in one place and without effects."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from launch.model.errors import PlanError
+from launch.model.plan import SHIM, RankPlan
+from launch.model.settings import PlanSettings
+from launch.model.text import count_of
+from launch.model.topology import Machine
+from launch.plan_host.binding import Binding, BindingTools, bind_ranks, choose_ladder
+from launch.plan_host.gpu_choice import GpuChoice, choose_gpus
+from launch.plan_host.host_memory import RankMemory, plan_host_memory
+from launch.plan_host.placement import HostPlacement, Placement, count_slots, place_ranks
+from launch.plan_host.rank_env import (
+    HOST_LIMIT_VARIABLES,
+    build_expectation,
+    build_lms_env,
+    build_memory_env,
+    build_rank_env,
+    build_shared_env,
+    build_thread_env,
+)
+from lms.config import LMSConfig
+
+
+@dataclass(frozen=True)
+class HostRequest:
+    """The part of a job that one host runs: ranks ``first_rank .. first_rank + local_world_size - 1``.
+
+    ``environ`` is the user's environment, which the plan respects: threads, hidden devices, a memory limit.
+    ``given`` are the values of ``-x NAME=VALUE``; they win over what lmsrun would set.
+    """
+
+    program: tuple[str, ...]
+    local_world_size: int
+    world_size: int
+    first_rank: int = 0
+    host: str = "localhost"
+    settings: PlanSettings = PlanSettings()
+    lms: LMSConfig = LMSConfig()
+    tools: BindingTools = BindingTools()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
+    shim: tuple[str, ...] = (sys.executable, str(SHIM), "worker", "--")
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """The ranks of one host, and what a person should know of them."""
+
+    ranks: tuple[RankPlan, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def plan_slots(machine: Machine, settings: PlanSettings, environ: Mapping[str, str]) -> int:
+    """How many ranks the machine takes without oversubscription.
+
+    Raises:
+        PlanError: If a GPU that the settings name does not exist.
+    """
+    return count_slots(machine, choose_gpus(machine, settings.gpus, environ).gpus)
+
+
+def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
+    """Place, size and bind the ranks of one host.
+
+    Raises:
+        PlanError: If the request cannot be placed on the machine.
+    """
+    settings, limit_said = _effective_settings(request)
+    choice = choose_gpus(machine, settings.gpus, request.environ)
+    _check_slots(machine, choice, request, settings)
+    ladder = choose_ladder(settings, request.tools)
+    placed = place_ranks(machine, choice.gpus, request.local_world_size)
+    # Ranks that nothing binds may take memory anywhere, so they are sized against the whole host.
+    seats = placed.ranks if ladder.method != "none" else tuple(map(_unbound, placed.ranks))
+    memory = plan_host_memory(machine, seats, settings)
+    bindings, steps_down = bind_ranks(ladder, settings, seats, memory.ranks)
+    ranks = tuple(
+        _build_rank(request, settings, choice, seats, each)
+        for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
+    )
+    warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *limit_said)
+    return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down))
+
+
+def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, ...]]:
+    """The settings, with a host memory limit that the user gave elsewhere than on the command line."""
+    if request.settings.host_mem_limit_mb is not None:
+        return request.settings, ()
+    if request.lms.host_mem_limit_mb is not None:
+        return replace(request.settings, host_mem_limit_mb=request.lms.host_mem_limit_mb), ()
+    for name in HOST_LIMIT_VARIABLES:
+        text = request.given.get(name, request.environ.get(name, ""))
+        if text.isascii() and text.isdigit() and 0 < int(text[:12]):
+            said = f"the host memory limit of {text} MiB comes from {name}"
+            return replace(request.settings, host_mem_limit_mb=int(text[:12])), (said,)
+    return request.settings, ()
+
+
+def _check_slots(machine: Machine, choice: GpuChoice, request: HostRequest, settings: PlanSettings) -> None:
+    slots, ranks = count_slots(machine, choice.gpus), request.local_world_size
+    what = "GPU" if choice.gpus else "usable core"
+    if slots == 0:
+        raise PlanError(f"{request.host} has no CPU that this job may use; check its cpuset and affinity")
+    if ranks > slots and not settings.oversubscribe:
+        raise PlanError(
+            f"{ranks} ranks do not fit on {request.host} with {count_of(slots, what)}; "
+            f"try -np {slots}, or --oversubscribe"
+        )
+
+
+def _unbound(placement: Placement) -> Placement:
+    return replace(placement, cpus=frozenset())
+
+
+def _relevant(placed: HostPlacement, method: str) -> tuple[str, ...]:
+    return placed.warnings if method != "none" else ()
+
+
+def _build_rank(
+    request: HostRequest,
+    settings: PlanSettings,
+    choice: GpuChoice,
+    seats: tuple[Placement, ...],
+    decided: tuple[Placement, RankMemory, Binding],
+) -> RankPlan:
+    placement, memory, binding = decided
+    rank = request.first_rank + placement.local_rank
+    users = {**request.environ, **request.given}
+    env = {
+        **build_rank_env(rank, placement.local_rank, request.world_size, request.local_world_size),
+        **build_shared_env(settings, choice),
+        **build_lms_env(request.lms),
+        **build_memory_env(memory),
+        **build_thread_env(placement, seats, bool(binding.cpus), users),
+        "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),
+        **request.given,
+    }
+    return RankPlan(
+        rank=rank,
+        local_rank=placement.local_rank,
+        host=request.host,
+        gpu=placement.gpu,
+        numa_node=placement.numa_node,
+        cpus=binding.cpus,
+        mem_policy=binding.policy,
+        mem_nodes=binding.mem_nodes,
+        host_mem_limit_mb=memory.limit_mb,
+        env=env,
+        argv=(*binding.argv, *request.shim, *request.program),
+    )

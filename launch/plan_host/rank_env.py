@@ -1,0 +1,132 @@
+"""The variables that lmsrun adds to a rank's environment, as far as a plan knows them.
+
+Ports and the job's id come at the start, from the supervisor.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from launch.model.errors import UsageError
+from launch.model.idset import format_ids
+from launch.model.rank_variables import RESERVED
+from launch.model.settings import PlanSettings
+from launch.plan_host.binding import Binding
+from launch.plan_host.gpu_choice import GpuChoice
+from launch.plan_host.host_memory import RankMemory
+from launch.plan_host.placement import Placement
+from lms.config import LMSConfig
+
+HOST_LIMIT_VARIABLES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB")
+"""TensorFlow from 1.14 on, and before; both mean MiB."""
+
+
+def parse_forward(
+    items: Sequence[str], environ: Mapping[str, str], origin: str = "-x"
+) -> tuple[dict[str, str], tuple[str, ...], list[str]]:
+    """Sort ``-x`` items.
+
+    Args:
+        items: ``NAME`` (hand on the caller's value) or ``NAME=VALUE``.
+        environ: The caller's, to notice names that it does not have.
+        origin: How the user named the option, for messages.
+
+    Returns:
+        The values given, the names to hand on (their values stay out of every plan), and warnings.
+
+    Raises:
+        UsageError: If an item has no proper name, or names what lmsrun itself must set.
+    """
+    given: dict[str, str] = {}
+    names, warnings = [], []
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not name.isidentifier() or not name.isascii():
+            raise UsageError(f"{origin} names {name!r}; needed NAME or NAME=VALUE")
+        if name in RESERVED:
+            raise UsageError(f"{origin} {name}: lmsrun sets {name} for each rank itself; leave it out")
+        if equals:
+            given[name] = value
+        elif name in environ:
+            names.append(name)
+        else:
+            warnings.append(f"{origin} {name}: {name} is not set here, so ranks do not get it")
+    return given, tuple(names), warnings
+
+
+def build_lms_env(config: LMSConfig) -> dict[str, str]:
+    """The config as variables; ``LMS_ENABLED`` always stands there, so that an inherited one cannot win."""
+    return {"LMS_ENABLED": "0", **config.to_env()}
+
+
+def build_shared_env(settings: PlanSettings, choice: GpuChoice) -> dict[str, str]:
+    """What every rank of a host gets alike."""
+    env = dict(choice.env)
+    if choice.gpus:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # The very tokens of the visibility variable, where there is one: the worker looks its own up there.
+        env["LMSRUN_GPUS"] = choice.tokens
+    elif settings.gpus == "none":
+        env["LMSRUN_GPUS"] = ""
+    if settings.python:
+        env["LMSRUN_PYTHON"] = settings.python
+    return env
+
+
+def build_memory_env(memory: RankMemory) -> dict[str, str]:
+    """The host memory limit, under every name that some TensorFlow or our own worker reads."""
+    if memory.limit_mb is None:
+        return {}
+    return dict.fromkeys((*HOST_LIMIT_VARIABLES, "LMS_HOST_MEM_LIMIT_MB"), str(memory.limit_mb))
+
+
+def build_thread_env(
+    placement: Placement, placements: Sequence[Placement], bound: bool, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Thread counts that follow the rank's cores; what the user has set stays.
+
+    Args:
+        placement: The rank's.
+        placements: Of all ranks of the host, for Horovod's list of one CPU a local rank.
+        bound: Whether the ranks are bound; Horovod's background threads are pinned only then.
+        environ: The user's variables.
+    """
+    cores = placement.cores
+    env = {
+        "OMP_NUM_THREADS": str(cores),
+        "TF_NUM_INTRAOP_THREADS": str(cores),
+        # Two at least: a waiting collective or a copy must not keep the compute ops from starting.
+        "TF_NUM_INTEROP_THREADS": str(max(2, cores)),
+    }
+    if bound and all(other.cpus for other in placements):
+        # The last core of each run: libraries put their main thread on the first.
+        env["HOROVOD_THREAD_AFFINITY"] = ",".join(str(max(other.cpus)) for other in placements)
+    return {name: value for name, value in env.items() if name not in environ}
+
+
+def build_rank_env(rank: int, local_rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+    """Who the rank is, for programs without Horovod."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+    }
+
+
+def build_expectation(rank: int, host: str, placement: Placement, binding: Binding, numa: str) -> str:
+    """``LMSRUN_EXPECT``: what the shim verifies (and, with method libnuma, applies)."""
+    gpu = placement.gpu
+    return json.dumps(
+        {
+            "rank": rank,
+            "local_rank": placement.local_rank,
+            "host": host,
+            "gpu": (gpu.pci_bus_id or gpu.uuid) if gpu else None,
+            "numa_node": placement.numa_node,
+            "cpus": format_ids(binding.cpus),
+            "mem_policy": binding.policy,
+            "mem_nodes": format_ids(binding.mem_nodes),
+            "bind_method": binding.method,
+            "numa": numa,
+        }
+    )

@@ -1,0 +1,1 @@
+"""The shim of a rank: who am I, bind, verify, receipt, exec."""

@@ -1,0 +1,146 @@
+"""The two output files of a rank that another launcher started, written on the rank's own host.
+
+That launcher mixes what its ranks print before lmsrun sees it. So the shim, which stays as the program's
+parent, stands in between: every byte goes on to the launcher's stream and into the rank's file.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Mapping, Sequence
+
+from launch.model.errors import UsageError
+from launch.receipts.lines import ReceiptSieve
+from launch.system.output_file import open_output
+
+_STREAMS = {1: "stdout", 2: "stderr"}
+_CHUNK = 1 << 16
+
+
+class Tee:
+    """One stream of the program: a pipe from it, the launcher's stream, and a file.
+
+    Attributes:
+        source: The end of the pipe that we read.
+        error: Why the file ends early, if it does.
+    """
+
+    def __init__(self, fd: int, file_fd: int, name: str, sieve: ReceiptSieve) -> None:
+        self.source, self._sink = os.pipe()
+        self.name = name
+        self.error: OSError | None = None
+        self._fd, self._file_fd, self._sieve = fd, file_fd, sieve
+
+    def become_output(self) -> None:
+        """In the child: what it writes to this stream comes to us."""
+        os.dup2(self._sink, self._fd)
+
+    def start(self) -> None:
+        """In the parent: from now on only the program holds the pipe's other end."""
+        os.close(self._sink)
+
+    def pump(self, most: int = _CHUNK) -> int:
+        """Read once and pass it on; returns how many bytes, 0 at the end of the stream."""
+        data = os.read(self.source, most)
+        self._save(self._sieve.feed(data) if data else self._sieve.finish())
+        try:
+            _write(self._fd, data)
+        except OSError:
+            # Nobody reads any more: the program is to learn it as it would have without us.
+            data = b""
+        if not data:
+            os.close(self.source)
+        return len(data)
+
+    def drain(self) -> None:
+        """Pass on what the pipe holds now; what a daemon of the program writes later is not waited for."""
+        left = _count_waiting(self.source)
+        while left > 0 and (passed := self.pump(min(left, _CHUNK))):
+            left -= passed
+        self._save(self._sieve.finish())
+
+    def _save(self, data: bytes) -> None:
+        if self.error is not None:
+            return
+        try:
+            _write(self._file_fd, data)
+        except OSError as error:
+            self.error = error
+
+
+def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
+    """A tee a stream, whose files lie in ``folder``.
+
+    Raises:
+        UsageError: If the folder or a file cannot be written, or a file is none.
+    """
+    # In an elastic job a number may come back with another process.
+    late = os.O_APPEND if environ.get("HOROVOD_ELASTIC") else os.O_TRUNC
+    tees = []
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for fd, stream in _STREAMS.items():
+            path = os.path.join(folder, f"rank-{rank}.{stream}")
+            file_fd = open_output(path, late)
+            tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
+    except OSError as error:
+        host = os.uname().nodename
+        raise UsageError(
+            f"cannot write to the output folder {folder} on {host}: {error.strerror}; "
+            "choose another --output-dir"
+        ) from error
+    return tees
+
+
+def watch_children() -> int:
+    """Have the end of a child arrive as a byte; returns the descriptor to read. Call before the fork."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reading
+
+
+def carry(child: int, tees: Sequence[Tee], alarm: int) -> None:
+    """Pass output on until the child has ended, whose status stays to be waited for."""
+    open_tees = {tee.source: tee for tee in tees}
+    poller = select.poll()
+    for fd in (alarm, *open_tees):
+        poller.register(fd, select.POLLIN)
+    while not _has_ended(child):
+        for fd, _ in poller.poll():
+            if fd == alarm:
+                os.read(alarm, 512)
+            elif not open_tees[fd].pump():
+                poller.unregister(fd)
+                del open_tees[fd]
+    for tee in open_tees.values():
+        tee.drain()
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _count_waiting(pipe: int) -> int:
+    """How many bytes could be read at once (ioctl_pipe: FIONREAD)."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            # The launcher has made its end of the stream non-blocking, and with it ours.
+            _wait_for_room(fd)
+
+
+def _wait_for_room(fd: int) -> None:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    poller.poll()

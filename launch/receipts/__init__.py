@@ -1,0 +1,1 @@
+"""What a rank reports, and how it is judged."""

@@ -1,0 +1,215 @@
+"""What the supervisor starts: the ranks of this host themselves, or the launcher that starts them."""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from launch.model.plan import LaunchPlan, RankPlan
+from launch.receipts.judge import Failure, Stages, adopt_binding, read_first_failure, read_receipts
+from launch.supervise.job import JobFiles, JobOptions
+from launch.supervise.oom_kills import explain_memory, read_memory_counters
+from launch.supervise.rendezvous import Rendezvous, Slot, free_port, slot_env
+from launch.supervise.streams import Sieve
+from launch.system.exit_status import describe_rank, explain_crash
+
+if TYPE_CHECKING:
+    from launch.cluster.job import Command
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process to start. ``number`` is its rank; a launcher's is 0."""
+
+    number: int
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    is_shim: bool = False
+    """Whether it knows what to do about an interrupt that was held back for it."""
+
+
+class Children(Protocol):
+    """The processes of a job as far as the supervisor starts them, and what it can know of its ranks."""
+
+    names: Mapping[int, str]
+    """Number of a child -> name of its output files."""
+    mixed: bool
+    """Whether lines of several children meet on one console, and so are kept whole and tagged."""
+    elastic: bool
+    """Whether ranks come and go."""
+
+    def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
+        """Yield every child, ready to be started."""
+
+    def open_sieve(self, files: JobFiles) -> Sieve | None:
+        """Make what takes receipts out of a child's stream, where they travel there."""
+
+    def describe(self, number: int) -> str:
+        """Name a child for the last line of a job."""
+
+    def explain(self, number: int, status: int, files: JobFiles) -> str:
+        """Say what more is known of a failed child than its status, as the end of a sentence."""
+
+    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
+        """Tell the wait statuses of ranks that have ended from those of children."""
+
+    def is_over(self, statuses: Mapping[int, int]) -> bool:
+        """Say whether every rank is gone, whoever started it."""
+
+    def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
+        """Give the plan by which a rank's receipts are judged."""
+
+    def find_first_failure(self, files: JobFiles) -> Failure | None:
+        """Find the rank that failed first, where a child's own status does not tell."""
+
+
+class OwnRanks:
+    """Every rank is a child."""
+
+    elastic = False
+
+    def __init__(self, plan: LaunchPlan, options: JobOptions) -> None:
+        self._options = options
+        self._ranks = {rank.rank: rank for rank in plan.ranks}
+        self.names: Mapping[int, str] = {number: f"rank-{number}" for number in self._ranks}
+        self.mixed = plan.world_size > 1
+        self._memory = read_memory_counters()
+
+    def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
+        """See ``Children``."""
+        ports = (rendezvous.port, free_port())
+        for rank, slot in zip(self._ranks.values(), rendezvous.slots, strict=True):
+            environ = _rank_environ(rank, slot, ports, self._options, files)
+            yield Child(rank.rank, rank.argv, environ, is_shim="LMSRUN_EXPECT" in rank.env)
+
+    def open_sieve(self, files: JobFiles) -> None:
+        """Leave receipts to the folder."""
+
+    def describe(self, number: int) -> str:
+        """See ``Children``."""
+        return describe_rank(self._ranks[number])
+
+    def explain(self, number: int, status: int, files: JobFiles) -> str:
+        """See ``Children``."""
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            if memory := explain_memory(self._memory, read_memory_counters(), self._ranks[number]):
+                return memory
+        receipts = read_receipts(files.receipt_dir, [number])[number]
+        if "start" not in receipts:
+            return "; its program had not started, the lines above say why"
+        return explain_crash(status, self._options.environ, receipts.get("framework", {}))
+
+    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
+        """See ``Children``."""
+        return statuses
+
+    def is_over(self, statuses: Mapping[int, int]) -> bool:
+        """See ``Children``."""
+        return len(statuses) == len(self._ranks)
+
+    def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
+        """Keep the plan: it was carried out here."""
+        del stages
+        return rank
+
+    def find_first_failure(self, files: JobFiles) -> None:
+        """Leave it to the statuses, which tell."""
+
+
+class ForeignLauncher:
+    """The one child is a launcher, which starts the ranks; of them we know what their receipts say."""
+
+    mixed = False  # It tags lines itself.
+
+    def __init__(self, plan: LaunchPlan, options: JobOptions, command: "Command") -> None:
+        self._options, self._command = options, command
+        self._name, self._ranks = plan.launcher, plan.ranks
+        # It mixes its ranks' output before we see it; their own files are their shims' work.
+        self.names: Mapping[int, str] = {0: "launcher"}
+        self.elastic = command.elastic
+
+    def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
+        """See ``Children``."""
+        yield Child(
+            0, self._command.argv, _launcher_environ(self._command, self._options, files, rendezvous.port)
+        )
+
+    def open_sieve(self, files: JobFiles) -> Sieve:
+        """See ``Children``."""
+        from launch.receipts.lines import ReceiptSieve  # Only a launcher of other hosts pays for it.
+
+        return ReceiptSieve(files.job_id, files.receipt_dir)
+
+    def describe(self, number: int) -> str:
+        """See ``Children``."""
+        del number
+        return self._name
+
+    def explain(self, number: int, status: int, files: JobFiles) -> str:
+        """Leave it to the launcher, which has said what it knows."""
+        del number, status, files
+        return ""
+
+    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
+        """Tell of none: the launcher's status is no rank's."""
+        del statuses
+        return {}
+
+    def is_over(self, statuses: Mapping[int, int]) -> bool:
+        """See ``Children``."""
+        return bool(statuses)
+
+    def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
+        """Take the binding that the rank has decided on its own machine."""
+        return adopt_binding(rank, stages)
+
+    def find_first_failure(self, files: JobFiles) -> Failure | None:
+        """See ``Children``: the launcher's code may be that of a rank that it killed itself."""
+        failure = read_first_failure(files.receipt_dir)
+        # A rank that died of SIGTERM was ended by its launcher, whose own words say why.
+        if failure is None or failure.rank >= len(self._ranks) or failure.exit_code == 143:
+            return None
+        return failure
+
+
+def choose_children(plan: LaunchPlan, options: JobOptions) -> Children:
+    """Choose what a job's children are: its ranks, or the launcher that starts them."""
+    if options.command is None:
+        return OwnRanks(plan, options)
+    return ForeignLauncher(plan, options, options.command)
+
+
+def _rank_environ(
+    plan: RankPlan, slot: Slot, ports: tuple[int, int], options: JobOptions, files: JobFiles
+) -> dict[str, str]:
+    """The whole environment of one rank: inherited, then the launcher's, then the plan's (``-x`` wins).
+
+    Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
+    """
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **options.environ,
+        **({"LMSRUN_VERBOSE": "1"} if options.verbose else {}),
+        **slot_env(slot, *ports),
+        **plan.env,
+        "LMSRUN_JOB_ID": files.job_id,
+        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
+    }
+
+
+def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
+    """The environment of another launcher: without what must not leave this host, with what ranks need."""
+    inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
+    return {
+        # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
+        "LMSRUN_LINE_BUFFERED": "1",
+        # Free on this host at the moment, which often is the first of the job too.
+        "MASTER_PORT": str(free_port()),
+        **inherited,
+        **command.env,
+        "LMSRUN_JOB_ID": files.job_id,
+        "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
+        "LMSRUN_RECEIPT_LINES": "1",
+        **({"LMSRUN_RENDEZVOUS_PORT": str(port)} if command.gloo else {}),
+    }

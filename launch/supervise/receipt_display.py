@@ -1,0 +1,97 @@
+"""The receipts of a running job towards the user: looked at in time, one table, told moves, one file."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from launch.model.plan import LaunchPlan
+from launch.receipts.judge import RankReceipt
+from launch.supervise.children import Children
+from launch.supervise.job import JobFiles, JobOptions
+from launch.supervise.receipt_watch import ReceiptWatch
+from launch.supervise.streams import Console
+
+_POLL_S = 0.1
+
+
+class ReceiptDisplay:
+    """Shows what a watch has collected. Use one a job.
+
+    Attributes:
+        lost: Whether ``receipts.json`` could not be written.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: JobOptions,
+        children: Children,
+        files: JobFiles,
+        render: Callable[[Sequence[RankReceipt]], str],
+        console: Console,
+    ) -> None:
+        self._render, self._console = render, console
+        self._is_elastic = children.elastic
+        due = time.monotonic() + options.receipt_timeout_s
+        self._watch = ReceiptWatch(plan, options, children, files, due)
+        self._next_look = 0.0
+        self.lost = False
+
+    @property
+    def due(self) -> float | None:
+        """When to look next (``time.monotonic``); None: there is nothing to come."""
+        return self._next_look if self._watching else None
+
+    def look(self, statuses: Mapping[int, int], late: bool) -> str | None:
+        """Show the table, when there is something to show.
+
+        Args:
+            statuses: Wait statuses of the children that have ended.
+            late: Nothing more will come.
+
+        Returns:
+            Why ``--numa strict`` ends the job, if it does.
+        """
+        now = time.monotonic()
+        if not self._watching or (now < self._next_look and not late):
+            return None
+        # Each look opens three files a rank, so the ranks' output must not set the pace.
+        self._next_look = now + _POLL_S
+        if self._watch.over:
+            self._tell_moves()
+            return None
+        self._watch.look(statuses)
+        settled = self._watch.settled or late or now >= self._watch.due
+        refusal = self._watch.refusal(settled)
+        if settled:
+            self._show()
+            if self._is_elastic:
+                self._tell_moves()
+        return refusal
+
+    @property
+    def _watching(self) -> bool:
+        return not self._watch.over or self._is_elastic
+
+    def _show(self) -> None:
+        table = self._render(self._watch.receipts)
+        self._console.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
+        self._save()
+
+    def _tell_moves(self) -> None:
+        if lines := self._watch.look_for_moves():
+            for line in lines:
+                self._console.note(f"lmsrun: {line}")
+            self._save()
+
+    def conclude(self, exit_code: int, statuses: Mapping[int, int]) -> None:
+        """Write down how the job ended."""
+        if not self.lost:
+            self._save(exit_code, statuses)
+
+    def _save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
+        try:
+            self._watch.save(exit_code, statuses)
+        except OSError as error:
+            self.lost = True
+            self._console.note(f"lmsrun: error: cannot write {error.filename}: {error.strerror}")

@@ -1,0 +1,130 @@
+"""The receipts of a running job: collected as they come, shown once, saved."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+from launch.model.plan import LaunchPlan
+from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
+from launch.receipts.file import END
+from launch.receipts.judge import RankReceipt, judge_ranks, read_receipts, to_json
+from launch.supervise.children import Children
+from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
+from launch.system.exit_status import describe_rank, describe_status, exit_code_of
+
+
+class ReceiptWatch:
+    """Knows what has arrived and when that is all that will.
+
+    Attributes:
+        due: When to show what there is, although ranks are missing (``time.monotonic``).
+        receipts: What is known of each rank, in the plan's order.
+        settled: Whether every rank has been through ``hvd.init()`` or has ended.
+        over: Whether the receipts have been saved; after that only an elastic job's moves are watched.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, options: JobOptions, children: Children, files: JobFiles, due: float
+    ) -> None:
+        self._plan, self._options, self._children, self._files = plan, options, children, files
+        self.due = due
+        self.receipts: tuple[RankReceipt, ...] = ()
+        self.settled = False
+        self.over = False
+        self._started_s = time.time()
+        self._moves: list[Move] = []
+        self._read: set[str] = set()
+
+    def look(self, statuses: Mapping[int, int]) -> None:
+        """Read what has arrived.
+
+        Args:
+            statuses: Wait statuses of the children that have ended.
+        """
+        ranks = self._plan.ranks
+        stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
+        ended = self._children.rank_statuses(statuses)
+        for number, status in ended.items():
+            stages[number].setdefault(END, {"how": describe_status(status)})
+        ranks = tuple(self._children.take_in(rank, stages.get(rank.rank, {})) for rank in ranks)
+        world_size = None if self._children.elastic else self._plan.world_size
+        self.receipts = judge_ranks(ranks, stages, self._options.numa, world_size)
+        self.settled = self._children.is_over(statuses) or all(
+            "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
+        )
+
+    def refusal(self, settled: bool) -> str | None:
+        """Why ``--numa strict`` ends the job, if it does: a missing receipt counts once all is settled."""
+        if self._options.numa != "strict":
+            return None
+        for plan, receipt in zip(self._plan.ranks, self.receipts, strict=True):
+            if receipt.verified is False and (settled or "start" in receipt.stages):
+                return f"--numa strict: {describe_rank(plan)} is not verified: {'; '.join(receipt.reasons)}"
+        return None
+
+    def look_for_moves(self) -> list[str]:
+        """Read which ranks of an elastic job have moved or joined; returns what is to be said of it."""
+        arrived = read_moves(self._files.receipt_dir, self._read)
+        self._read.update(name for name, _ in arrived)
+        moves = [move for _, move in arrived if move is not None]
+        self._moves += moves
+        # In containers the first process of every host has the same number.
+        first = {(receipt.host, receipt.pid) for receipt in self.receipts}
+        return [
+            describe_move(move)
+            for move in moves
+            if (move.is_elsewhere if move.was_local else (move.host, move.pid) not in first)
+        ]
+
+    def save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
+
+        Args:
+            exit_code: The job's, when it is over.
+            statuses: Wait statuses of the children, then.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self.over = True
+        if self._files.output_dir is None:
+            return
+        path = self._files.output_dir / RECEIPTS
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
+        ended = self._children.rank_statuses(statuses)
+        document |= {
+            "command": list(self._options.command_line),
+            "host": os.uname().nodename,
+            "versions": _read_versions(),
+            "started": _moment(self._started_s),
+            "ended": None if exit_code is None else _moment(time.time()),
+            "exit_code": exit_code,
+            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(ended.items())},
+        }
+        try:
+            draft.write_text(json.dumps(document, indent=1) + "\n")
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            # A write that fails names no file.
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _read_versions() -> dict[str, str]:
+    """What is installed for this Python, which runs the ranks unless ``--python`` says otherwise."""
+    from importlib import metadata  # Only a job whose output is kept pays for it.
+
+    versions = {"python": platform.python_version()}
+    for name in ("lmsrun", "horovod", "tensorflow"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions

@@ -1,0 +1,148 @@
+"""Starts the ranks of one host, carries their output, and ends the job so that no process of it is left.
+
+Two processes share the work. The front is the command itself: it passes signals on, waits, and exits with the
+job's code. The supervisor, its child, owns the ranks. Each is a subreaper, and each notices the other's
+death: if the front is killed the supervisor kills the job, if the supervisor is killed its ranks die with it
+(PR_SET_PDEATHSIG) and the front sweeps up what they leave.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from launch.model.errors import JobError
+from launch.model.plan import LaunchPlan
+from launch.receipts.judge import RankReceipt
+from launch.supervise.children import Children, choose_children
+from launch.supervise.job import JobFiles, JobOptions, make_receipt_folder, open_job, restore_file_limit
+from launch.supervise.job_loop import JobLoop
+from launch.supervise.rank_process import fork_process
+from launch.system.exit_status import signal_name
+from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
+
+__all__ = ["JobOptions", "run_job"]
+
+RenderReceipts = Callable[[Sequence[RankReceipt]], str]
+
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
+_FRONT_SWEEP_S = 5.0
+
+
+def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceipts) -> int:
+    """Run a planned job on this host to its end.
+
+    Args:
+        plan: What to start, one command a rank.
+        options: How to supervise it.
+        render_receipts: Makes the table that is printed when the ranks have started.
+
+    Returns:
+        The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output
+        went away, 0 when all went well.
+
+    Raises:
+        UsageError: If the output folder cannot be written; nothing was started.
+        JobError: If the job could not be set up; nothing was started.
+    """
+    children = choose_children(plan, options)
+    files = open_job(children.names, options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A signal that was being ignored (nohup, a shell's background job) stays ignored.
+    passed = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed | {signal.SIGCHLD})
+    child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        # Not before: a Ctrl-C in between would leave it behind.
+        make_receipt_folder(files)
+        spare = frozenset(read_children(os.getpid()))
+        adopt_orphans()
+        front = os.getpid()
+        supervisor = fork_process()
+        if supervisor == 0:
+            _supervise(plan, options, children, files, render_receipts, front, passed)
+        for fd in files.output_fds.values():
+            os.close(fd)
+        return _wait_in_front(supervisor, passed, spare)
+    finally:
+        restore_file_limit(files)
+        _remove(files.receipt_dir)
+        signal.signal(signal.SIGCHLD, child_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _supervise(
+    plan: LaunchPlan,
+    options: JobOptions,
+    children: Children,
+    files: JobFiles,
+    render_receipts: RenderReceipts,
+    front: int,
+    passed: set[signal.Signals],
+) -> NoReturn:
+    """The supervisor's whole life."""
+    code = 1
+    try:
+        # Its own session: a terminal's Ctrl-C then comes once, through the front.
+        os.setsid()
+        die_with_parent(signal.SIGTERM, front)
+        adopt_orphans()
+        code = JobLoop(plan, options, children, files, render_receipts, front, passed).run()
+    except JobError as error:
+        os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
+        sweep(_FRONT_SWEEP_S)
+    except Exception as error:  # noqa: BLE001 - the last place that can say why
+        os.write(options.stderr_fd, f"lmsrun: internal error: {type(error).__name__}: {error}\n".encode())
+        if options.verbose:
+            sys.excepthook(*sys.exc_info())
+        sweep(_FRONT_SWEEP_S)
+    finally:
+        # The front does it too; this is for a front that was killed.
+        _remove(files.receipt_dir)
+        os._exit(code)
+
+
+def _wait_in_front(supervisor: int, passed: set[signal.Signals], spare: frozenset[int]) -> int:
+    """Pass signals on until the supervisor is gone, then make sure that nothing of the job is left."""
+    while True:
+        number = signal.sigwait(passed | {signal.SIGCHLD})
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(supervisor, os.WNOHANG)
+            if ended:
+                break
+            continue
+        os.kill(supervisor, number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    left = sweep(_FRONT_SWEEP_S, spare)
+    if left:
+        _say(f"processes {', '.join(map(str, left))} cannot be killed")
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _say(f"the supervisor was killed by {signal_name(-code)}; the job was ended")
+    return 128 - code if code < 0 else code
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # Not before a rank has started.
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"lmsrun: {text}\n".encode())
+    except OSError:
+        pass

@@ -1,0 +1,1 @@
+"""One primitive of Linux or POSIX per file."""

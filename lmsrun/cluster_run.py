@@ -1,0 +1,156 @@
+"""From a resolved job to what another launcher is told: the effects around ``launch.cluster.planner``."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
+
+from launch.backends.backend import Backend, Order
+from launch.cluster.batch_script import BatchJob, job_name, nodes_for
+from launch.cluster.hosts import count_slots, resolve_slots
+from launch.cluster.job import Command
+from launch.cluster.planner import build_job, plan_shares
+from launch.model.errors import JobError, UsageError
+from launch.model.plan import LaunchPlan
+from launch.model.topology import Machine
+from launch.plan_host.planner import plan_slots
+from lmsrun.options import LaunchOptions
+from lmsrun.place import Place, read_hosts
+from lmsrun.resolve import ResolvedJob, portable_environ
+
+
+def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Command]:
+    """Plan a job that another launcher starts.
+
+    Raises:
+        LmsrunError: If the request cannot be met.
+    """
+    options = resolved.options
+    shares = resolved.deal(place, options.oversubscribe or place.discovered)
+    # The slots were checked over all hosts: one of them may take more than its machine would by itself.
+    crowded = any(share.ranks > resolved.slots_of(share.host) for share in shares)
+    request = replace(
+        resolved.request,
+        world_size=sum(share.ranks for share in shares),
+        settings=replace(options, oversubscribe=options.oversubscribe or crowded),
+    )
+    planned = plan_shares(shares, resolved.machine_of, request)
+    job = build_job(
+        shares, options, request, resolved.environ, resolved.asked, place.only_here, options.tag_output
+    )
+    if options.output_dir:
+        job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
+    backend = place.backend
+    command = backend.build(
+        Order(
+            program=place.program or backend.executables(options)[0],
+            is_here=place.program is not None,
+            only_here=place.only_here,
+            settings=options,
+            job=job,
+            ranks=planned.ranks,
+            environ=resolved.environ,
+            dry=options.dry_run,
+            files_dir=new_files_dir(resolved.environ),
+        )
+    )
+    warnings = (*planned.warnings, *resolved.warnings)
+    plan = LaunchPlan(
+        request.world_size,
+        backend.name,
+        planned.ranks,
+        (command.argv,),
+        (*warnings, *command.warnings),
+        frozenset(request.given),
+    )
+    return plan, command
+
+
+def plan_script(
+    options: LaunchOptions,
+    program: Sequence[str],
+    machine: Machine,
+    environ: Mapping[str, str],
+    argv: Sequence[str],
+) -> BatchJob:
+    """What a batch system is to be asked for, so that ``lmsrun`` with ``argv`` finds the places in there.
+
+    Args:
+        options: The user's; hosts count, their names do not.
+        program: For the job's name.
+        machine: What a node of the cluster is like.
+        environ: The environment.
+        argv: What lmsrun is told in the job.
+
+    Raises:
+        UsageError: If the ranks do not fill whole nodes, or the hosts differ in slots.
+    """
+    slots = plan_slots(machine, options, portable_environ(environ))
+    hosts = resolve_slots(read_hosts(options, None), lambda name: slots)
+    sizes = {host.slots or slots for host in hosts}
+    if len(sizes) > 1:
+        raise UsageError(
+            f"hosts have {', '.join(map(str, sorted(sizes)))} slots; a batch script asks for equal nodes. "
+            "Give each host the same number"
+        )
+    ranks = options.num_proc or count_slots(hosts)
+    per_node = min(*sizes, ranks)
+    gpus = min(per_node, len(machine.gpus)) if options.gpus != "none" else 0
+    nodes, cores = nodes_for(ranks, per_node), len(machine.cores)
+    return BatchJob(job_name(program), nodes, per_node, gpus, cores, ("lmsrun", "run", *argv))
+
+
+def write_rankfile(path: str, backend: Backend, plan: LaunchPlan) -> str:
+    """Write the plan as the rank file of its launcher; returns what to say.
+
+    Raises:
+        UsageError: If it cannot be written.
+    """
+    text = backend.render_rankfile(plan.ranks)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another --rankfile-out") from None
+    return f"wrote {path}"
+
+
+@contextmanager
+def written_files(command: Command) -> Iterator[None]:
+    """Have what a command needs beside it, in a folder of this job's own, for as long as the job runs.
+
+    Raises:
+        JobError: If there is no place for it.
+    """
+    folders = {Path(path).parent for path in command.files}
+    try:
+        _write_files(command.files, folders)
+        yield
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_files(files: Mapping[str, str], folders: set[Path]) -> None:
+    """Only into folders that did not exist: one that is there may be somebody else's, or hold links."""
+    for folder in sorted(folders):
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            folders.remove(folder)
+            raise JobError(
+                f"cannot make {folder}: {error.strerror}; set TMPDIR to a folder for it"
+            ) from error
+    for path, text in files.items():
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"cannot write {path}: {error.strerror}; set TMPDIR to a folder for it") from error
+
+
+def new_files_dir(environ: Mapping[str, str]) -> str:
+    """A folder for ``written_files``: not there yet, under a name that nobody can guess."""
+    return f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"

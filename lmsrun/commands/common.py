@@ -1,0 +1,59 @@
+"""What several subcommands do before their own work."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.model.errors import UsageError
+from launch.model.text import printable
+from lmsrun.options import OPTIONS, Parsed, Request, read_request
+
+
+def say(text: str) -> None:
+    """Print one line for a person to stderr, whatever is in the text."""
+    print(f"lmsrun: {printable(text, instead=' ')}", file=sys.stderr, flush=True)
+
+
+def answer_wish(command: str, parsed: Parsed) -> bool:
+    """Print the version or the help, if that is what was asked for."""
+    if parsed.wish == "version":
+        from lmsrun import __version__
+
+        print(f"lmsrun {__version__}")
+    elif parsed.wish == "help":
+        from lmsrun.help_text import render_help
+
+        print(render_help(command))
+    return bool(parsed.wish)
+
+
+def refuse_program(command: str, parsed: Parsed) -> None:
+    """Refuse a program where none is started.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if parsed.program:
+        raise UsageError(f"lmsrun {command} takes no program, but found {parsed.program[0]!r}")
+
+
+def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
+    """Bring the command line together with the file of this folder and the environment.
+
+    Raises:
+        UsageError: If they cannot be met, or there is no folder.
+    """
+    try:
+        folder = Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
+    request = read_request(parsed, environ, folder)
+    for warning in request.warnings:
+        say(f"warning: {warning}")
+    if request.options.verbose:
+        for name, origin in request.origins.items():
+            value = getattr(request.options, name)
+            # The values of variables may be secrets.
+            shown = tuple(item.partition("=")[0] for item in value) if name == "forward" else value
+            say(f"{OPTIONS[name].name} = {shown} (from {origin})")
+    return request

@@ -1,0 +1,39 @@
+"""``lmsrun topo``: show a machine, or save it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch.discover import read_machine
+from launch.discover.saved import to_json
+from launch.model.errors import UsageError
+from lmsrun.commands.common import answer_wish, read_sources, refuse_program, say
+from lmsrun.options import parse_argv
+from lmsrun.render import render_json
+from lmsrun.render_topology import render_tree
+
+USAGE = "lmsrun topo [options]"
+ABOUT = "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs."
+EXAMPLES = (("lmsrun topo --save node.json", "for --topology node.json elsewhere"),)
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print or save the machine that a command line names."""
+    parsed = parse_argv("topo", argv)
+    if answer_wish("topo", parsed):
+        return 0
+    refuse_program("topo", parsed)
+    options = read_sources(parsed, environ).options
+    machine = read_machine(options.topology)
+    if options.save:
+        try:
+            Path(options.save).write_text(render_json(to_json(machine)) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {options.save}: {error.strerror}; choose another --save"
+            ) from None
+        say(f"wrote {options.save}; replay it with --topology {options.save}")
+    if options.json:
+        print(render_json(to_json(machine)))
+    elif not options.save:
+        print(render_tree(machine))
+    return 0

@@ -1,0 +1,119 @@
+"""Files and programs that options name: what would fail only late is said before anything is started."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch.model.errors import UsageError
+from launch.system.program_path import find_program
+from lms.config import nearest
+from lmsrun.options import COMMANDS, LaunchOptions, Request
+
+
+def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
+    """Look at what the options name; where nothing will be started, most of it may be for another machine.
+
+    Args:
+        request: The user's.
+        environ: Where ``PATH`` is.
+
+    Raises:
+        UsageError: Naming the option as it was written.
+    """
+    options, origins = request.options, request.origins
+    if "mpirun" in origins:
+        _check_mpirun(options, origins["mpirun"], environ)
+    if options.rankfile_out:
+        _check_can_be_written(options.rankfile_out, origins["rankfile_out"])
+    if options.dry_run:
+        return
+    if options.host_discovery_script:
+        _check_script(options.host_discovery_script, origins["host_discovery_script"], environ)
+    if options.output_dir:
+        from launch.supervise.job import check_output_folder
+
+        check_output_folder(Path(options.output_dir))
+
+
+def check_timeline(request: Request) -> None:
+    """Look whether the first rank, on this host, can write Horovod's timeline.
+
+    Raises:
+        UsageError: Naming the option as it was written.
+    """
+    if request.options.timeline:
+        _check_can_be_written(request.options.timeline, request.origins["timeline"])
+
+
+def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
+    """Look at the program: one that is not there must not cost a job; a plan may be for another machine.
+
+    Raises:
+        UsageError: Saying what is wrong with it.
+    """
+    if not program:
+        raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
+    name = program[0]
+    if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
+        return
+    if name in COMMANDS:
+        raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
+    raise UsageError(f"program {name!r} {_why_not(name)}")
+
+
+def check_python(python: str | None, environ: Mapping[str, str]) -> None:
+    """Look at the interpreter that ``--python`` names.
+
+    Raises:
+        UsageError: If it is not here.
+    """
+    if python and find_program(python, environ.get("PATH")) is None:
+        raise UsageError(f"--python {python} is not there, or cannot be executed; needed an interpreter")
+
+
+def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str]) -> None:
+    """One that is not here must not make ``auto`` take another launcher in silence."""
+    if find_program(options.mpirun, environ.get("PATH", os.defpath)):
+        return
+    if options.launcher == "auto":
+        raise UsageError(
+            f"{origin} {options.mpirun} is not there, or cannot be executed; "
+            "check its path, or plan for elsewhere with lmsrun plan --launcher mpirun"
+        )
+    if options.launcher == "mpirun" and not options.dry_run:
+        raise UsageError(f"{origin} {options.mpirun} is not there, or cannot be executed; check its path")
+
+
+def _check_can_be_written(path: str, origin: str) -> None:
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise UsageError(f"{origin} {path} is a folder; needed the name of a file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"{origin} {path}: there is no folder {folder}; make it, or choose another file")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"{origin} {path} cannot be written; choose another file")
+
+
+def _check_script(path: str, origin: str, environ: Mapping[str, str]) -> None:
+    """Horovod hands it to a shell only once the job is to start."""
+    if find_program(path, environ.get("PATH", os.defpath)):
+        return
+    needed = "needed an executable file that prints the hosts"
+    if not os.path.isfile(path):
+        raise UsageError(f"{origin} {path} is not there; {needed} (put a command with arguments into one)")
+    if not os.access(path, os.X_OK):
+        raise UsageError(f"{origin} {path} cannot be executed; {needed}; try chmod +x")
+    raise UsageError(f"{origin} {path} is not in PATH; try ./{path}")
+
+
+def _why_not(program: str) -> str:
+    """What is wrong with a program that cannot be started, and what to do."""
+    if os.path.isdir(program):
+        return "is a folder; needed a program, or a script whose name ends in .py"
+    if os.path.isfile(program) and os.access(program, os.X_OK):
+        return f"is not in PATH; try ./{program}"
+    if os.path.isfile(program):
+        return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
+    is_python = program.endswith(".py")
+    here = [entry.name for entry in Path.cwd().glob("*.py") if entry.is_file()] if is_python else COMMANDS
+    return f"is not there, or cannot be executed{nearest(program, frozenset(here)) or '; check its path'}"

@@ -1,0 +1,140 @@
+"""What is decided of a job before anything starts: one frozen value, made once.
+
+Only what a job on this host needs is imported at once: the time to the first rank is a promise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from launch.discover import read_machine
+from launch.installed.binding_tools import assume_tools, choose_tools
+from launch.model.cluster_settings import find_unread, has_allocation
+from launch.model.errors import UsageError
+from launch.model.lms_settings import read_lms_config
+from launch.model.topology import Machine
+from launch.plan_host.planner import HostRequest, plan_slots
+from launch.plan_host.rank_env import parse_forward
+from lms.config import doubtful_variables
+from lmsrun.file_checks import check_named_files, check_program, check_timeline
+from lmsrun.options import LaunchOptions, Request
+
+if TYPE_CHECKING:
+    from launch.cluster.hosts import HostShare
+    from lmsrun.place import Place
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """A job as it will be planned; ``answered`` replaces it when its hosts have told what they are like."""
+
+    options: LaunchOptions
+    environ: Mapping[str, str]
+    """The user's whole environment, which a launcher inherits."""
+    place: "Place | None"
+    """None: on this host, started by lmsrun itself."""
+    machine: Machine
+    """This host, or what ``--topology`` names."""
+    request: HostRequest
+    """What all hosts share."""
+    asked: tuple[str, ...] = ()
+    """Names of variables to hand on (``-x NAME``)."""
+    warnings: tuple[str, ...] = ()
+    is_plan: bool = False
+    """Whether the command is ``lmsrun plan``, which asks hosts only when told to."""
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+    """Those of hosts that have answered."""
+
+    def machine_of(self, host: str) -> Machine:
+        """Give a host's machine; one that has not answered is taken to be like this one."""
+        return self.machines.get(host, self.machine)
+
+    def slots_of(self, host: str) -> int:
+        """Count the ranks that a host's machine takes.
+
+        Raises:
+            PlanError: If a GPU that the options name does not exist there.
+        """
+        return plan_slots(self.machine_of(host), self.options, self.request.environ)
+
+    def deal(self, place: "Place", oversubscribe: bool) -> "tuple[HostShare, ...]":
+        """Deal the ranks to the hosts, by the slots that somebody gave them or that their machines have.
+
+        Raises:
+            PlanError: If there are more ranks than slots.
+        """
+        from launch.cluster.hosts import resolve_slots, share_ranks
+
+        return share_ranks(resolve_slots(place.hosts, self.slots_of), self.options.num_proc, oversubscribe)
+
+    def answered(self, machines: Mapping[str, Machine], warnings: tuple[str, ...]) -> "ResolvedJob":
+        """Return the same job, now that its hosts are known."""
+        return replace(self, machines=machines, warnings=(*warnings, *self.warnings))
+
+
+def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> ResolvedJob:
+    """Decide where a job runs and what its planner is asked, and look whether what it names is here.
+
+    Raises:
+        LmsrunError: If the request cannot be met.
+    """
+    check_named_files(request, environ)
+    place, options = _find_place(request.options, environ)
+    only_here = place is None or place.only_here
+    check_program(request.program, options.dry_run or not only_here, environ)
+    if only_here and not options.dry_run:
+        check_timeline(request)
+    machine = read_machine(options.topology)
+    unread = _doubt_unread(request, "local" if place is None else place.choice.name)
+    given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    is_live = not options.topology
+    host_request = HostRequest(
+        program=request.program,
+        local_world_size=1,
+        world_size=1,
+        settings=options,
+        lms=read_lms_config(options, {**environ, **given}, request.lms_table),
+        tools=choose_tools(machine, options) if is_live else assume_tools(machine),
+        environ=environ if is_live and only_here else portable_environ(environ),
+        given=given,
+    )
+    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}))
+    return ResolvedJob(options, environ, place, machine, host_request, asked, warnings, is_plan)
+
+
+def portable_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep what holds for another machine of the environment: not what is hidden from CUDA here."""
+    return {name: value for name, value in environ.items() if not name.endswith("_VISIBLE_DEVICES")}
+
+
+def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Place | None, LaunchOptions]":
+    """Find where the job runs; None: on this host, started by lmsrun itself, one rank per slot."""
+    asked = (
+        options.hosts or options.hostfile or options.host_discovery_script or options.min_np or options.max_np
+    )
+    allocated = options.launcher == "auto" and has_allocation(environ)
+    if options.launcher in ("auto", "local") and not asked and not allocated:
+        return None, options
+    from launch.cluster.hosts import share_ranks
+    from lmsrun.place import find_place
+
+    place = find_place(options, environ)
+    if not place.is_local:
+        return place, options
+    if any(host.slots is None for host in place.hosts):  # The machine's own slots count.
+        return None, options
+    ranks = sum(share.ranks for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
+    return None, replace(options, num_proc=ranks)
+
+
+def _doubt_unread(request: Request, launcher: str) -> list[str]:
+    """Warn of options that were typed and mean nothing to the launcher; a file serves many jobs."""
+    warnings = []
+    for name, readers in find_unread(request.origins, launcher).items():
+        origin = request.origins[name]
+        said = f"{origin} means nothing to the launcher {launcher}, only to {', '.join(readers)}"
+        if name == "rankfile_out":
+            raise UsageError(f"{said}; try --launcher mpirun, or leave it out")
+        if origin.startswith("-"):
+            warnings.append(f"{said}; it is left out")
+    return warnings

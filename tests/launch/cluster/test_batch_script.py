@@ -1,0 +1,29 @@
+"""What a batch system is asked for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from launch.cluster.batch_script import BatchJob, job_name, nodes_for, render_script
+from launch.model.errors import UsageError
+
+
+def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
+    job = BatchJob(
+        "train", 2, 6, 6, 44, ("lmsrun", "run", "-np", "12", "--", "train.py", "a b", "$(id)", "x'y")
+    )
+    texts = [
+        render_script(system, each)
+        for system in ("slurm", "lsf", "pbs")
+        for each in (job, replace(job, gpus_per_node=0))
+    ]
+    golden("batch-scripts.txt", "\n".join(texts))
+
+
+def test_a_batch_job_has_a_harmless_name_and_whole_nodes() -> None:
+    assert job_name(["/a/b/train model;$(id).py"]) == "train-model-id"
+    assert job_name(["'"]) == "lmsrun"
+    assert nodes_for(12, 6) == 2
+    with pytest.raises(UsageError, match="try -np 12"):
+        nodes_for(13, 6)

@@ -1,0 +1,246 @@
+"""Hosts and launchers on the command line: plans for elsewhere, and every mistake as one line and code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+from machines import SPECS, build_root
+
+from launch.cluster.job import Command
+from launch.model.errors import JobError
+from lmsrun.cli import main
+from lmsrun.cluster_run import written_files
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def dgx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return str(build_root(SPECS["dgx"], tmp_path / "dgx"))
+
+
+def plan(capsys: Capture, *argv: str, **environ: str) -> dict[str, object]:
+    assert main(["plan", "--json", *argv, "train.py"], {"PATH": "/nowhere", **environ}) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_plan_over_hosts_needs_no_launcher_here(dgx: str, capsys: Capture) -> None:
+    found = plan(capsys, "--topology", dgx, "--launcher", "srun", "-H", "a:2,b:2")
+    assert (found["world_size"], found["launcher"]) == (4, "srun")
+    ranks = found["ranks"]
+    assert isinstance(ranks, list)
+    assert [(rank["rank"], rank["host"], rank["local_rank"]) for rank in ranks] == [
+        *((0, "a", 0), (1, "a", 1), (2, "b", 0), (3, "b", 1))
+    ]
+    assert found["commands"][0][:3] == ["srun", "--nodes=2", "--ntasks=4"]  # type: ignore[index]
+
+
+def test_a_dry_run_over_hosts_needs_no_launcher_here_either(capsys: Capture) -> None:
+    argv = ["run", "--dry-run", "--json", "--launcher", "srun", "-H", "a:1,b:1", "--", "true"]
+    assert main(argv, {"PATH": "/nowhere"}) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["commands"][0][0] == "srun"
+    assert any("the hosts were not asked, because srun is not in PATH" in line for line in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environ", "said"),
+    [
+        ("srun", {}, "this is not inside a Slurm allocation; try salloc or sbatch (--print-script slurm"),
+        ("jsrun", {}, "this is not inside an LSF allocation; try bsub (--print-script lsf"),
+        ("srun", {"LSB_JOBID": "7", "LSB_HOSTS": "a b"}, "this is not inside a Slurm allocation"),
+    ],
+)
+def test_a_batch_systems_launcher_is_not_started_outside_of_it(
+    tmp_path: Path, dgx: str, capsys: Capture, launcher: str, environ: dict[str, str], said: str
+) -> None:
+    tool = tmp_path / launcher
+    tool.write_text(f"#!/bin/sh\necho none >> '{tmp_path}/started'\n")
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", **environ}
+    words = ("--launcher", launcher, "-np", "1", "--", "true")
+    assert main(["run", *words], environ) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"lmsrun: --launcher {launcher}: ") and err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "started").exists()
+    assert main(["plan", "--topology", dgx, "--json", *words], environ) == 0
+    hosts = ("-H", "a:1,b:1")
+    assert main(["run", "--dry-run", "--json", *hosts, *words], environ) == 0
+    assert "the hosts were not asked, because this is not inside a" in capsys.readouterr().out
+
+
+def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "3"}
+    found = plan(capsys, "--topology", dgx, "--launcher", "srun", **slurm)
+    assert found["world_size"] == 6
+    by_machine = plan(capsys, "--topology", dgx, "--launcher", "srun", "-H", "n1,n2")
+    assert by_machine["world_size"] == 16, "slots that are not given are the machine's GPUs"
+
+
+def test_a_hostfile_and_a_choice_from_it(dgx: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "hosts").write_text("a slots=4\nb:2 # the small one\n")
+    words = ("--topology", dgx, "--launcher", "mpirun", "--hostfile", "hosts")
+    assert plan(capsys, *words)["world_size"] == 6
+    assert plan(capsys, *words, "-H", "b")["world_size"] == 2
+
+
+def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
+    found = plan(capsys, "--topology", dgx, "--launcher", "local", "-np", "2", SLURM_JOB_NODELIST="n[1-2]")
+    assert (found["world_size"], found["launcher"]) == (2, "local")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-H", "a:1,a:1"], "names host 'a' twice"),
+        (["-H", "a:0,b"], "zero slots"),
+        (
+            ["-H", "localhost.:1,127.0.0.1:1"],
+            "--hosts names this host twice, as 'localhost.' and '127.0.0.1'",
+        ),
+        (["-H", "a;id"], "is not a host name"),
+        (["-H", "-oProxyCommand=id"], "is not a host name"),
+        (["-H", "a:2,b:2", "-np", "9"], "9 ranks do not fit on 2 hosts with 4 slots"),
+        (["--hostfile", "missing"], "cannot read the hostfile missing: No such file"),
+        (["--launcher", "local", "-H", "a,b"], "this host only"),
+        (["--launcher", "mpirum"], "needed one of auto, local, mpirun"),
+        (["--mpi-args", "'"], "words as a shell would take them"),
+        (["--print-script", "sge"], "one of slurm, lsf, pbs"),
+        (["--print-script", "slurm", "-H", "a:4,b:2"], "hosts have 2, 4 slots"),
+        (["-H", "a,b", "--launcher", "srun"], "srun is not in PATH"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    dgx: str, capsys: Capture, argv: list[str], said: str
+) -> None:
+    assert main(["run", "--topology", dgx, *argv, "--", "true"], {"PATH": "/nowhere"}) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("lmsrun: ") and said in lines[0], lines
+
+
+@pytest.mark.parametrize("launcher", ["local", "horovodrun", "srun"])
+def test_a_rankfile_that_the_launcher_cannot_read_is_refused(
+    dgx: str, tmp_path: Path, capsys: Capture, launcher: str
+) -> None:
+    for command in ("plan", "run"):
+        argv = [command, "--topology", dgx, "-np", "2", "--launcher", launcher, "--rankfile-out", "ranks"]
+        assert main([*argv, "--", "/bin/sh"], {"PATH": "/nowhere"}) == 2
+        assert capsys.readouterr().err == (
+            f"lmsrun: --rankfile-out means nothing to the launcher {launcher}, "
+            "only to mpirun, jsrun, ddlrun; try --launcher mpirun, or leave it out\n"
+        )
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_an_option_that_the_launcher_does_not_read_is_a_warning(dgx: str, capsys: Capture) -> None:
+    words = ("--topology", dgx, "-np", "2")
+    given = ("--timeline", "t.json", "--mpi-args", "x", "--controller", "mpi", "--mpirun", "/opt/none")
+    read = {
+        "local": (),
+        "mpirun": ("--mpi-args", "--mpirun"),
+        "horovodrun": ("--timeline", "--mpi-args", "--controller"),
+    }
+    for launcher, names in read.items():
+        found = plan(capsys, *words, "--launcher", launcher, *given)
+        warned = {line.partition(" ")[0] for line in found["warnings"] if "means nothing" in line}  # type: ignore[attr-defined]
+        assert warned == {*given[::2]} - {*names}, launcher
+
+
+def test_ibms_command_line_is_a_run(dgx: str, capsys: Capture) -> None:
+    argv = ["ddlrun", "--accelerators", "2", "--mode", "p", "--gpus", "3", "python", "t.py"]
+    assert main(argv, {"PATH": "/nowhere"}) == 2
+    assert "ddlrun has no option '--gpus'" in capsys.readouterr().err
+
+
+def test_ibms_command_line_has_help_that_names_its_options(capsys: Capture) -> None:
+    for argv in (["ddlrun", "--help"], ["ddlrun", "-H", "a", "-h"], ["plan", "ddlrun", "--help"]):
+        assert main(argv, {}) == 0
+        assert capsys.readouterr().out.startswith("usage: lmsrun")
+    assert main(["ddlrun", "--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert "  -H, --host H1,H2            hosts of the job\n" in text
+    assert "  -m, --mode MODE             not used: DDL's reduction mode" in text
+    assert "--allow-run-as-root " in text and max(map(len, text.splitlines())) <= 104
+
+
+@pytest.mark.parametrize(
+    "words", ["plan ddlrun", "ddlrun --dry-run", "--dry-run ddlrun", "run --dry-run ddlrun"]
+)
+def test_ibms_command_line_can_be_planned(dgx: str, capsys: Capture, words: str) -> None:
+    line = "--accelerators 2 -H a,b --mode p --allow-run-as-root python t.py -H x"
+    environ = {"PATH": "/nowhere", "LMSRUN_TOPOLOGY": dgx, "LMSRUN_LAUNCHER": "mpirun"}
+    assert main([*words.split(), *line.split()], environ) == 0
+    out, err = capsys.readouterr()
+    assert err == "lmsrun: ddlrun --mode p: DDL's reduction mode has no meaning without DDL\n"
+    assert "mpirun --allow-run-as-root -np 4 -H a:2,b:2 " in out
+    assert out.rstrip().endswith("worker -- python t.py -H x")
+
+
+def test_a_program_called_ddlrun_goes_behind_two_dashes(dgx: str, capsys: Capture) -> None:
+    assert main(["plan", "--topology", dgx, "-np", "1", "--", "ddlrun", "-H", "a"], {}) == 0
+    assert capsys.readouterr().out.rstrip().endswith("worker -- ddlrun -H a")
+
+
+def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
+    argv = [
+        "--print-script",
+        "slurm",
+        "--topology",
+        dgx,
+        "-np",
+        "16",
+        "--numa",
+        "strict",
+        "-x",
+        "A=b c",
+        "--",
+        "t.py",
+        "$x",
+    ]
+    assert main(argv, {"PATH": "/nowhere"}) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
+    assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward 'A=b c' -- t.py '$x'\n")
+
+
+def test_a_commands_files_lie_in_a_folder_of_its_own_and_go_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    command = Command(("true",), files={str(folder / "hostfile"): "a slots=1\n"})
+    with written_files(command):
+        assert (folder / "hostfile").read_text() == "a slots=1\n"
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_there_already_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    command = Command(("true",), files={str(folder / "hostfile"): "a slots=1\n"})
+    with pytest.raises(JobError, match="cannot make"), written_files(command):
+        raise AssertionError("the job must not start")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-np", "2", "--min-np", "3"), "--min-np 3 is more than -np 2"),
+        (("-np", "2", "--max-np", "1"), "-np 2 is more than --max-np 1"),
+        (("--min-np", "2", "--max-np", "1"), "--min-np 2 is more than --max-np 1"),
+        (
+            ("-np", "2", "--min-np", "1", "--max-np", "2"),
+            "give --host-discovery-script, or at least",
+        ),
+        (("--hostfile", "/dev/zero"), "cannot read the hostfile /dev/zero: larger than 16 MiB"),
+        (("--config", "/dev/zero"), "cannot read /dev/zero: larger than 16 MiB"),
+        (("--lms-config", "/dev/zero"), "cannot read /dev/zero: larger than 16 MiB"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words, "train.py"], {"PATH": "/nowhere"}) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1

@@ -1,0 +1,54 @@
+"""One value holds what is decided of a job; what its hosts answer replaces a part of it."""
+
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+from machines import SPECS, build_root, machine
+
+from launch.backends.choice import LauncherChoice
+from launch.cluster.hosts import Host, HostShare
+from launch.model.errors import PlanError, UsageError
+from launch.plan_host.planner import HostRequest
+from lmsrun.options import LaunchOptions, Request
+from lmsrun.place import Place
+from lmsrun.resolve import ResolvedJob, resolve_job
+
+PLACE = Place(LauncherChoice("mpirun", "as asked"), (Host("a"), Host("b")), False, None, {})
+JOB = ResolvedJob(LaunchOptions(), {}, PLACE, machine(SPECS["dgx"]), HostRequest(("x",), 1, 1))
+
+
+def request(*program: str, **options: object) -> Request:
+    return Request(LaunchOptions(**options), program, {}, {})  # type: ignore[arg-type]
+
+
+def test_what_hosts_answer_replaces_what_was_assumed() -> None:
+    assert [share.ranks for share in JOB.deal(PLACE, oversubscribe=False)] == [8, 8]
+    known = JOB.answered({"b": machine(SPECS["ac922"])}, ("hosts differ",))
+    assert known.deal(PLACE, oversubscribe=False) == (HostShare("a", 0, 8), HostShare("b", 8, 4))
+    assert (known.warnings, JOB.warnings, JOB.machines) == (("hosts differ",), (), {})
+    with pytest.raises(FrozenInstanceError):
+        known.is_plan = True  # type: ignore[misc]
+
+
+def test_ranks_beyond_the_slots_are_dealt_only_when_asked() -> None:
+    job = replace(JOB, options=LaunchOptions(num_proc=18))
+    with pytest.raises(PlanError, match="18 ranks do not fit on 2 hosts with 16 slots"):
+        job.deal(PLACE, oversubscribe=False)
+    assert [share.ranks for share in job.deal(PLACE, oversubscribe=True)] == [9, 9]
+
+
+def test_what_is_hidden_here_says_nothing_about_another_machine(tmp_path: Path) -> None:
+    environ = {"PATH": "/bin:/usr/bin", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/root"}
+    live = resolve_job(request("true"), environ, is_plan=False)
+    assert live.place is None and live.request.environ == environ
+    saved = build_root(SPECS["dgx"], tmp_path)
+    other = resolve_job(request("true", topology=str(saved)), environ, is_plan=False)
+    assert "CUDA_VISIBLE_DEVICES" not in other.request.environ and other.environ == environ
+
+
+def test_a_named_host_that_is_this_one_is_no_cluster() -> None:
+    job = resolve_job(request("true", hosts="localhost:3"), {"PATH": "/bin:/usr/bin"}, is_plan=True)
+    assert (job.place, job.options.num_proc) == (None, 3)
+    with pytest.raises(UsageError, match="is not there"):
+        resolve_job(request("no-such-program"), {"PATH": "/bin"}, is_plan=False)
