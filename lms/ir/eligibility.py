@@ -1,4 +1,4 @@
-"""Which buffers may leave the device, and why the others may not."""
+"""Decide which buffers may leave the device, with a reason for each that may not."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Eligibility:
 
 
 def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: frozenset[int]) -> Eligibility:
-    """Judge every buffer.
+    """Judge every buffer of the graph.
 
     Args:
         buffers: The graph's buffers.

@@ -94,7 +94,7 @@ class Graph:
 
     @cached_property
     def uses(self) -> tuple[tuple[Use, ...], ...]:
-        """For each tensor its uses, in schedule order."""
+        """Each tensor's uses, in schedule order."""
         uses: list[list[Use]] = [[] for _ in self.tensors]
         for op in self.ops:
             for slot, tensor in enumerate(op.inputs):
@@ -103,7 +103,7 @@ class Graph:
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
-        """For each tensor the tensor that owns its buffer (itself, unless it is an alias)."""
+        """For each tensor, the tensor that owns its buffer (itself, unless it is an alias)."""
         roots: list[int] = []
         for tensor in self.tensors:
             roots.append(tensor.id if tensor.alias_of is None else roots[tensor.alias_of])
@@ -120,7 +120,7 @@ class Graph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the ops it waits for, by data or control, ascending and without repeats."""
+        """For each op, the ops it waits for, by data or control, ascending and without repeats."""
         producer = [tensor.op for tensor in self.tensors]
         return tuple(
             tuple(sorted({producer[tensor] for tensor in op.inputs}.union(op.controls))) for op in self.ops
@@ -128,7 +128,7 @@ class Graph:
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the ops that wait for it, ascending and without repeats."""
+        """For each op, the ops that wait for it, ascending and without repeats."""
         successors: list[list[int]] = [[] for _ in self.ops]
         for op, before in enumerate(self.predecessors):
             for earlier in before:
@@ -136,7 +136,10 @@ class Graph:
         return tuple(map(tuple, successors))
 
     def tensor_name(self, tensor: int) -> str:
-        """``producer:index``, as TensorFlow writes it; in words what TensorFlow does not know."""
+        """Return ``producer:index``, as TensorFlow writes it.
+
+        An output that only oneDNN's kernel has is described in words instead.
+        """
         value = self.tensors[tensor]
         producer = self.ops[value.op]
         if value.index and (kept := KEPT_FOR_GRADIENT.get(producer.type)):
@@ -145,7 +148,7 @@ class Graph:
 
 
 class GraphBuilder:
-    """Collects ops in schedule order and makes a checked :class:`Graph`.
+    """Collects ops in schedule order and builds a checked :class:`Graph`.
 
     Example:
         >>> build = GraphBuilder()
@@ -235,7 +238,7 @@ class GraphBuilder:
         return made
 
     def _owner(self, name: str, inputs: Sequence[int], index: int, slot: int | None) -> int | None:
-        """The tensor whose buffer output ``index`` shares, which stands in ``slot``."""
+        """Return the tensor whose buffer output ``index`` shares: the input in ``slot``, if any."""
         if slot is None:
             return None
         if not 0 <= slot < len(inputs):
@@ -258,7 +261,7 @@ class GraphBuilder:
         return tuple(range(first, len(self._tensors)))
 
     def build(self, kept: Iterable[int] = ()) -> Graph:
-        """The graph; ``kept`` are the tensors that are alive at the end of the step.
+        """Build the graph; ``kept`` are the tensors that are alive at the end of the step.
 
         Raises:
             GraphError: If a kept tensor does not exist.

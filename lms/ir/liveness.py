@@ -32,7 +32,7 @@ VARIABLE_OPS = (
 
 
 def round_up(nbytes: int) -> int:
-    """The bytes the allocator takes for a buffer of ``nbytes``."""
+    """Return the bytes that the allocator takes for a buffer of ``nbytes``."""
     return -(-nbytes // GRANULE_BYTES) * GRANULE_BYTES
 
 
@@ -50,7 +50,7 @@ class Buffers:
 
     @classmethod
     def of(cls, graph: Graph) -> "Buffers":
-        """Work the buffers out, in time linear in the graph."""
+        """Compute the buffers of ``graph``, in time linear in the graph."""
         roots, tensors = graph.roots, graph.tensors
         nbytes = tuple(
             0 if tensor.outside or tensor.alias_of is not None else round_up(tensor.nbytes or 0)
@@ -85,7 +85,7 @@ class Buffers:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the roots with memory that it reads."""
+        """For each op, the roots with memory that it reads."""
         reads: list[list[int]] = [[] for _ in self.graph.ops]
         for root in self.owners:
             for op in self.users[root]:
@@ -93,16 +93,16 @@ class Buffers:
         return tuple(map(tuple, reads))
 
     def placement(self, order: Sequence[int]) -> "Placement":
-        """What follows from ``order`` alone, worked out once however many plans are made for it."""
+        """Return the placement of the buffers in ``order``, computed once for all plans of that order."""
         order = tuple(order)
         return self.once((Placement, order), lambda: Placement.of(self, order))
 
     def timeline(self, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Timeline":
-        """The memory over ``order``, edited by ``swaps`` (:func:`timeline`), worked out once."""
+        """Return the memory over ``order`` with ``swaps`` (:func:`timeline`), computed once."""
         return self.once((Timeline, order, swaps), lambda: timeline(self, order, swaps))
 
     def once(self, key: Hashable, work: Callable[[], Found]) -> Found:
-        """What ``work`` finds, which is asked once for each ``key``; kept as long as the buffers are."""
+        """Call ``work`` once for each ``key`` and return its result, which is kept with the buffers."""
         found: Found | None = self._found.get(key)  # a key takes its time: it may hold a whole plan
         if found is None:
             found = self._found[key] = work()
@@ -137,7 +137,10 @@ class Buffers:
 
     @cached_property
     def _assigned(self) -> frozenset[int]:
-        """The buffers that become a variable's, too: nobody else writes over them (seen on both versions)."""
+        """The buffers that an assignment makes a variable's too, so that no kernel writes over them.
+
+        Seen on TensorFlow 2.15.1 and 2.21.0.
+        """
         roots = self.graph.roots
         return frozenset(roots[op.inputs[1]] for op in self.with_variables if op.type == "AssignVariableOp")
 
@@ -175,13 +178,13 @@ class Timeline:
         return self.allocated.index(self.peak_bytes) // 2 if self.allocated else None
 
     def live_at(self, position: int) -> list[Residency]:
-        """What is on the device while the op at ``position`` runs, largest first."""
+        """Return what is on the device while the op at ``position`` runs, largest first."""
         live = [stay for stay in self.residencies if stay.first <= 2 * position <= stay.last]
         return sorted(live, key=lambda stay: (-stay.nbytes, stay.tensor))
 
 
 def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> Timeline:
-    """The memory over ``order``, edited by ``swaps``.
+    """Compute the memory over ``order`` with ``swaps``.
 
     A swapped buffer leaves when its last reader on the device is done and an op that waits for the copy
     (``blocks``) starts; without such an op the copy is taken to keep up. It comes back right behind the
@@ -207,7 +210,7 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
 
 @dataclass(frozen=True)
 class Placement:
-    """An order of the ops, and where buffers would stay if nothing were swapped."""
+    """An order of the ops, and where buffers would stay without swaps."""
 
     order: tuple[int, ...]
     position: tuple[int, ...]
@@ -221,7 +224,7 @@ class Placement:
 
     @classmethod
     def of(cls, buffers: Buffers, order: tuple[int, ...]) -> "Placement":
-        """Work it out."""
+        """Compute the placement of ``buffers`` in ``order``."""
         position, end = positions(order), 2 * len(order) - 1
         last = _last_uses(buffers, position)
         takers = in_place_pairs(buffers, position, last)
@@ -242,7 +245,7 @@ class Placement:
 
 
 def positions(order: Sequence[int]) -> list[int]:
-    """For each op its place in ``order``."""
+    """Return for each op its place in ``order``."""
     position = [0] * len(order)
     for place, op in enumerate(order):
         position[op] = place
@@ -250,7 +253,7 @@ def positions(order: Sequence[int]) -> list[int]:
 
 
 def _last_uses(buffers: Buffers, position: Sequence[int]) -> list[int]:
-    """For each root the position of its last reader, or of its producer when nobody reads it."""
+    """Return for each root the position of its last reader, or of its producer when no op reads it."""
     last = [0] * len(buffers.nbytes)
     for root in buffers.owners:
         latest = position[buffers.graph.tensors[root].op]
@@ -262,7 +265,7 @@ def _last_uses(buffers: Buffers, position: Sequence[int]) -> list[int]:
 
 
 def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: int) -> list[Residency]:
-    """The stays of a swapped buffer, of which the last one ends at point ``end``."""
+    """Return the stays of a swapped buffer, of which the last one ends at point ``end``."""
     root, nbytes, users = swap.tensor, buffers.nbytes[swap.tensor], buffers.users[swap.tensor]
     made = position[buffers.graph.tensors[root].op]
     far = {use.op for swap_in in swap.swap_ins for use in swap_in.uses}
@@ -276,9 +279,10 @@ def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: i
 
 
 def in_place_pairs(buffers: Buffers, position: Sequence[int], last: Sequence[int]) -> dict[int, int]:
-    """For each buffer that an op takes over, that op: it is the buffer's last reader and the sizes agree.
+    """Map each buffer that an op takes over to that op.
 
-    ``last`` holds the position of each root's last reader.
+    The op is the buffer's last reader, and the sizes agree. ``last`` holds the position of each root's last
+    reader.
     """
     pairs: dict[int, int] = {}
     for op, sources in buffers.takeovers:

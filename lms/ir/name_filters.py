@@ -1,4 +1,4 @@
-"""Which tensors may be swapped: what a configuration excludes, alone includes, and where it starts.
+"""Select the tensors that may be swapped by names and types: exclude, include only, start at an op.
 
 Scopes are matched as IBM's generations did. Those of the first (``excl_scopes``, ``incl_scopes``) are whole:
 ``block1`` covers ``block1`` and ``block1/...``. Those of the second (``excl_output_by_scopes``, ...) are how
@@ -63,7 +63,7 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is left to swap."""
+    """The graph with the filters applied."""
 
     graph: Graph
     """With a reason at each tensor that has to stay, and the optimizer's ops as the backward pass."""
@@ -71,9 +71,10 @@ class Selection:
 
 
 def select(graph: Graph, config: LMSConfig) -> Selection:
-    """What the filters of ``config`` leave of ``graph``.
+    """Apply the filters of ``config`` to ``graph``.
 
-    A name that stands for no op excludes nothing; where it alone should be included, nothing is.
+    An excluding filter whose name stands for no op excludes nothing. An including filter whose names all
+    stand for no op includes nothing.
     """
     names = (*FIRST_GENERATION, *SECOND_GENERATION)
     asked = {name: items for name in names if (items := _items(config, name))}
@@ -86,7 +87,7 @@ def select(graph: Graph, config: LMSConfig) -> Selection:
 
 
 def unmatched(names: Iterable[tuple[str, str]], config: LMSConfig) -> tuple[Unmatched, ...]:
-    """The names in the filters of ``config`` that stand for none of these ops.
+    """Return the names in the filters of ``config`` that stand for none of these ops.
 
     Args:
         names: Name and type of each op.
@@ -115,7 +116,7 @@ def _marked(graph: Graph, named: Mapping[str, frozenset[int]]) -> Graph:
 
 
 def _ops_of(ops: Sequence[Op], name: str, item: str) -> frozenset[int]:
-    """The ops that ``item`` of the filter ``name`` stands for."""
+    """Return the ops that ``item`` of the filter ``name`` stands for."""
     if "types" in name:
         return frozenset(op.id for op in ops if op.type == item or item in op.parts)
     if name == "starting_op_names":
@@ -133,9 +134,10 @@ def _lies_in(name: str, scope: str) -> bool:
 
 
 def _in_layer(ops: Sequence[Op], scope: str, beginning: bool) -> frozenset[int]:
-    """The same one level down, for ``functional_1/conv1_1/...``.
+    """Return the ops that ``scope`` covers behind the first part of their names.
 
-    In a traced function Keras puts the model's name in front of each layer's, and Keras 3 a number behind it.
+    That finds ``conv1`` in ``functional_1/conv1_1/...``: in a traced function Keras puts the model's name in
+    front of each layer's, and Keras 3 a number behind it.
     """
     open_end = beginning and not scope.endswith("/")
     layer = re.compile(re.escape(scope.rstrip("/")) + ("" if open_end else r"(_\d+)?(/|$)"))
@@ -168,7 +170,7 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def _reached(graph: Graph, named: Mapping[str, frozenset[int]]) -> frozenset[int] | None:
-    """The ops that depend on the starting ops; None where no start is given."""
+    """Return the ops that depend on the starting ops, or None where no start is given."""
     starts = [named[name] for name in ("starting_scope", "starting_op_names") if name in named]
     if not starts:
         return None

@@ -1,4 +1,4 @@
-"""What TensorFlow's op types mean for memory: facts about kernels, as tables.
+"""Tables of facts about TensorFlow's kernels: how each op type uses memory.
 
 An op type that is in none of them allocates each output anew, which is the common case and the safe
 assumption.
@@ -105,7 +105,7 @@ communication."""
 
 
 def is_collective(op_type: str) -> bool:
-    """Whether ops of this type talk to other ranks."""
+    """Tell whether ops of this type communicate with other ranks."""
     return op_type.startswith(COLLECTIVE_PREFIXES)
 
 
@@ -124,7 +124,7 @@ UPDATE_TYPES = (
 
 
 def is_update(op_type: str) -> bool:
-    """Whether ops of this type change a variable."""
+    """Tell whether ops of this type change a variable."""
     return op_type.startswith(UPDATE_TYPES)
 
 
@@ -134,7 +134,7 @@ _BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
 
 
 def is_backward(name: str, op_type: str) -> bool:
-    """Whether an op belongs to the backward pass, by its type or the scope of its name.
+    """Tell whether an op belongs to the backward pass, by its type or the scope of its name.
 
     ``StopGradient`` does not, nor does whatever else a user calls a gradient.
     """

@@ -1,4 +1,4 @@
-"""What the planner decides and the rewriter applies: one frozen value, the same for the same input.
+"""The plan that the planner makes and the rewriter applies: one frozen value, deterministic.
 
 Meaning of a plan for the executor, all by ids of :class:`lms.ir.graph.Graph`:
 
@@ -58,7 +58,7 @@ class Swap:
 
     @property
     def edges(self) -> "tuple[SerialEdge, ...]":
-        """Which ops of the graph run one after the other because the copies lie between them."""
+        """The pairs of ops that run one after the other because a copy lies between them."""
         blocked = (SerialEdge(self.after, op) for op in self.blocks)
         back = (
             SerialEdge(swap_in.trigger, op)
@@ -97,7 +97,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class SwapPlan:
-    """A whole decision for one graph. Without swaps and edges (:attr:`is_empty`) nothing is to be edited."""
+    """The whole decision for one graph; without swaps and edges (:attr:`is_empty`) nothing is edited."""
 
     policy: str
     order: tuple[int, ...]
