@@ -1,1 +1,1 @@
-"""In which order the ops of a step run; no TensorFlow."""
+"""The order in which the ops of a step run; no TensorFlow."""

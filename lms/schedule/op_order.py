@@ -1,4 +1,4 @@
-"""In which order the ops of a step run, and the control edges that make the executor keep to it.
+"""Orders of a step's ops, and the control edges that make the executor keep to them.
 
 TensorFlow's executor runs whatever is ready. Where big tensors are at stake the order decides the peak, so
 the ops that touch them are put in one chain; all others stay free.
@@ -14,7 +14,7 @@ from lms.ir.swap_plan import SerialEdge
 
 
 def executor_order(graph: Graph, edges: Iterable[SerialEdge] = ()) -> tuple[int, ...]:
-    """The order in which an executor with one thread runs the graph: first ready, first run.
+    """Return the order in which an executor with one thread runs the graph: first ready, first run.
 
     ``edges`` are control edges beside those of the graph.
     """
@@ -36,9 +36,10 @@ def executor_order(graph: Graph, edges: Iterable[SerialEdge] = ()) -> tuple[int,
 
 
 def floating_ops(graph: Graph) -> frozenset[int]:
-    """Ops that must not be chained, and all that depend on them: when they run is not ours to say.
+    """Find the ops that must not be chained, and all that depend on them.
 
-    Ops that a condition may leave out are chained neither; what follows when the branches have met may be.
+    When these run is decided elsewhere, by a communication library for instance. Ops that a condition may
+    leave out must not be chained either; what follows when the branches have met may be.
     """
     floating: set[int] = set()
     for op in graph.ops:
@@ -48,9 +49,10 @@ def floating_ops(graph: Graph) -> frozenset[int]:
 
 
 def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:
-    """Ops that read or make a buffer of at least ``min_bytes`` (or need such scratch) and may be chained.
+    """Find the ops that read or make a buffer of at least ``min_bytes`` and may be chained.
 
-    Views are none of them: an edit may leave them without readers, and then they run no more.
+    Scratch memory of that size counts too. Views do not belong to them: an edit may leave a view without
+    readers, and then it runs no more.
     """
     graph = buffers.graph
     min_bytes = max(1, min_bytes)  # what takes no memory need not be put in an order
@@ -63,7 +65,7 @@ def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> froz
 
 
 def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[int]) -> tuple[int, ...]:
-    """A greedy list schedule for a low peak, in O(n log n).
+    """Schedule the ops greedily for a low peak, in O(n log n).
 
     Small ops run as soon as they can; of the big ones first those that free the most, then, where all of them
     allocate, the earliest in the graph. Floating ops come when nothing else can run, which is the worst case
@@ -106,7 +108,7 @@ def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[in
 
 
 class _Release:
-    """Keeps count of who still has to read each buffer, and so of what running an op would free."""
+    """Counts the readers that each buffer still has, and so what running an op would free."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -116,13 +118,13 @@ class _Release:
             self._left[root] += kept  # never down to one reader
 
     def growth(self, op: int) -> int:
-        """Bytes that are allocated more after the op than before it."""
+        """Return by how many bytes the allocated memory grows when the op runs."""
         nbytes = self._buffers.nbytes
         made = sum(nbytes[tensor] for tensor in self._buffers.graph.ops[op].outputs)
         return made - sum(nbytes[root] for root in self._buffers.reads[op] if self._left[root] == 1)
 
     def run(self, op: int) -> Iterator[int]:
-        """Mark the op as run; yields ops that have become the last reader of a buffer."""
+        """Mark the op as run, and yield ops that have become the last reader of a buffer."""
         for root in self._buffers.reads[op]:
             self._left[root] -= 1
             self._sum[root] -= op
@@ -131,7 +133,7 @@ class _Release:
 
 
 def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tuple[SerialEdge, ...]:
-    """The fewest control edges that keep ``chain`` in order: none where the graph already does.
+    """Return the fewest control edges that keep ``chain`` in order: none where the graph already does.
 
     Paths through a view count only from the buffer it shows: a reader that is sent to a copy of that buffer
     no longer waits for what else the view waits for.
@@ -153,7 +155,7 @@ def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tu
 
 
 def _shown(graph: Graph, view: int) -> list[int]:
-    """The ops that make what a view shows."""
+    """Return the ops that make the tensors of which ``view`` is an alias."""
     shown = (graph.tensors[tensor].alias_of for tensor in graph.ops[view].outputs)
     return [graph.tensors[tensor].op for tensor in shown if tensor is not None]
 
@@ -161,7 +163,7 @@ def _shown(graph: Graph, view: int) -> list[int]:
 def level_edges(
     graph: Graph, order: Sequence[int], levels: Sequence[int], wanted: Collection[int], big: Collection[int]
 ) -> tuple[SerialEdge, ...]:
-    """Control edges that run the big ops of each wanted level one after the other, in order."""
+    """Return control edges that run the big ops of each wanted level one after the other, in order."""
     previous: dict[int, int] = {}
     edges: list[SerialEdge] = []
     for op in order:
@@ -173,7 +175,7 @@ def level_edges(
 
 
 def topological_levels(graph: Graph) -> tuple[int, ...]:
-    """For each op the length of the longest path that leads to it."""
+    """Return for each op the length of the longest path that leads to it."""
     levels: list[int] = []
     for before in graph.predecessors:
         levels.append(max((levels[op] + 1 for op in before), default=0))

@@ -1,4 +1,4 @@
-"""The common ground of all policies: an order, its chain of big ops as numbered steps, and trips to the host.
+"""The value that all policies work on: an order, its chain of big ops as numbered steps, and trips.
 
 Policies think in steps only. Step ``s`` is op ``chain[s]``; memory is looked at in points, ``2 * s + 1``
 while step ``s`` runs and ``2 * s`` before it (with all the small ops there), so that ``2 * steps`` is the
@@ -47,7 +47,7 @@ class Schedule:
     def of(
         cls, buffers: Buffers, order: Sequence[int], big: Collection[int], candidates: Iterable[int]
     ) -> "Schedule":
-        """The schedule of ``order`` whose steps are the ops in ``big``."""
+        """Build the schedule of ``order`` whose steps are the ops in ``big``."""
         return cls(buffers, tuple(order), tuple(op for op in order if op in big), tuple(candidates))
 
     @cached_property
@@ -96,7 +96,7 @@ class Schedule:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The memory without any swap."""
+        """The memory over time without any swap."""
         return self.buffers.timeline(self.order, ())
 
     @cached_property
@@ -140,12 +140,12 @@ class Schedule:
         return most, self.chain[min(self.working_sets.index(most) // 2, len(self.chain) - 1)]
 
     def away(self, trip: Trip) -> tuple[int, int]:
-        """First and last point at which the trip keeps the buffer's bytes free."""
+        """Return the first and last point at which the trip keeps the buffer's bytes free."""
         start = 2 * trip.left + 2 if trip.freed is None else 2 * trip.freed + 1
         return start, 2 * trip.trigger + 1
 
     def swaps(self, trips: Iterable[Trip]) -> tuple[Swap, ...]:
-        """The trips as what the rewriter understands, in the order in which the buffers are made."""
+        """Turn trips into the swaps of a plan, in the order in which the buffers are made."""
         by_tensor: dict[int, list[Trip]] = {}
         for trip in trips:
             by_tensor.setdefault(trip.tensor, []).append(trip)
