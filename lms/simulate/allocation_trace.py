@@ -1,4 +1,4 @@
-"""What a planned step asks of the device's allocator, and what it leaves there for the next step."""
+"""The allocations that a planned step asks of the device, and what it leaves for the next step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Update(NamedTuple):
 class Demand:
     """The allocations of one step, in points (see :class:`lms.ir.liveness.Timeline`).
 
-    None is too small to matter: a momentum of 1 KiB keeps the free chunks at its sides apart.
+    Buffers of every size are listed: a momentum of 1 KiB keeps the free chunks at its sides apart.
     """
 
     stays: tuple[Residency, ...]
@@ -40,7 +40,7 @@ class Demand:
 
     @classmethod
     def of(cls, buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> "Demand":
-        """The demand of a step that runs in ``order`` with ``swaps``, worked out once."""
+        """Return the demand of a step that runs in ``order`` with ``swaps``, computed once."""
         order, swaps = tuple(order), tuple(swaps)
         return buffers.once((Demand, order, swaps), lambda: cls._of(buffers, order, swaps))
 
@@ -63,17 +63,17 @@ class Demand:
 
     @cached_property
     def tape(self) -> "Tape":
-        """The same as calls of the allocator."""
+        """The demand as calls of the allocator."""
         return Tape(self)
 
     @cached_property
     def peaks(self) -> dict[tuple[int, int, bool], int | None]:
-        """The peaks in regions that were tried: of what size, for how many steps, with room for the small."""
+        """The peaks found so far, by region size, number of steps and whether small buffers are pooled."""
         return {}
 
     @cached_property
     def rooms(self) -> dict[tuple[int, bool], int]:
-        """What regions grew to: of what size, with room for the small."""
+        """The region sizes found so far, by the size at first and whether small buffers are pooled."""
         return {}
 
 
@@ -121,7 +121,7 @@ SMALL_BYTES = 16 << 10
 
 
 class Tape:
-    """A step as a list of calls of the allocator; which chunk is whose is settled once for all steps.
+    """A step as a list of calls of the allocator, computed once for all steps.
 
     Chunks are known by registers, which count who holds them. A variable has one for the chunk that it has
     when the step begins, and holds another for each chunk that it gets. Only the former can be one chunk for
@@ -175,7 +175,11 @@ class Tape:
         return most
 
     def _begin(self, stay: Residency) -> tuple[int, bool, int]:
-        """Order stays; of those of one point first what takes a chunk over, which else would be free."""
+        """Return the sort key of a stay.
+
+        Of the stays that begin at one point, one that takes a chunk over comes first: else its chunk would be
+        free.
+        """
         return stay.first, stay.tensor not in self._handed_on, stay.nbytes
 
     def _stay(self, stay: Residency) -> None:
@@ -188,7 +192,7 @@ class Tape:
         heappush(self._ends, (stay.last, register))
 
     def _handed_from(self, source: int, first: int) -> int | None:
-        """The register that the buffer ``source`` leaves to a stay that begins at ``first``, if it does."""
+        """Return the register that ``source`` hands to a stay that begins at ``first``, or None."""
         if source not in self._held:
             return None
         last, register = self._held[source]

@@ -1,4 +1,4 @@
-"""Whether the buffers of steps find room one beside the other: a simulation of TensorFlow's BFC allocator.
+"""Simulate TensorFlow's BFC allocator, to tell whether fragmentation lets the buffers of steps fit.
 
 A plan whose bytes fit can still fail, because free memory lies in pieces. The allocator takes the smallest
 free chunk that is large enough, hands out all of it unless at least half would remain, and joins free
@@ -48,7 +48,7 @@ class Arena:
         """Where each free chunk begins, by where it ends."""
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a chunk of at least ``nbytes``; ``None`` when no free one is large enough."""
+        """Take a free chunk of at least ``nbytes`` and return its offset, or ``None`` if there is none."""
         index = bisect_left(self._free, (nbytes, 0))
         if index == len(self._free):
             return None
@@ -58,13 +58,13 @@ class Arena:
         return offset
 
     def reserve(self, nbytes: int) -> int:
-        """The offset of a chunk of exactly ``nbytes``, cut off the largest free one, which must hold it."""
+        """Cut ``nbytes`` off the largest free chunk, which must hold them, and return the offset."""
         size, offset = self._free.pop()
         self._take(offset, size, nbytes)
         return offset
 
     def grow_for(self, nbytes: int) -> int:
-        """The offset of a chunk of ``nbytes`` at the end of the region, which is lengthened for it."""
+        """Lengthen the region for a chunk of ``nbytes`` at its end, and return the chunk's offset."""
         begin = self._ends.get(self.size, self.size)
         if begin < self.size:
             del self._free[bisect_left(self._free, (self.size - begin, begin))]
@@ -77,11 +77,11 @@ class Arena:
 
     @property
     def chunks(self) -> int:
-        """How many chunks are in use."""
+        """The number of chunks in use."""
         return len(self._taken)
 
     def size_of(self, offset: int) -> int:
-        """Bytes of a chunk in use; may be more than was asked for."""
+        """Return the bytes of a chunk in use, which may be more than was asked for."""
         return self._taken[offset]
 
     def release(self, offset: int) -> None:
@@ -102,7 +102,7 @@ class Arena:
         insort(self._free, (end - offset, offset))
 
     def _take(self, offset: int, size: int, nbytes: int) -> None:
-        """Use the first ``nbytes`` of a chunk that is on the list of free ones no more."""
+        """Mark the first ``nbytes`` of a chunk as used; the chunk is no longer in the list of free ones."""
         del self._begins[offset]
         if nbytes < size:
             rest = offset + nbytes
@@ -118,21 +118,21 @@ class Arena:
 
 
 def small_pool_bytes(demand: Demand, size: int) -> int:
-    """The bytes of the room that a step's small buffers get for themselves in a region of ``size`` bytes."""
+    """Return the bytes of the pool for a step's small buffers in a region of ``size`` bytes."""
     return min(round_up(demand.tape.small_bytes * 5 // 4), size // POOL_SHARE)
 
 
 def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: bool = False) -> int | None:
-    """The most bytes in use, as the allocator counts them: what chunks have to spare is in use too.
+    """Return the most bytes in use, as the allocator counts them: with the unused rest of each chunk.
 
-    The first step finds the variables that it will move side by side and all else free; each later one finds
-    them where the one before it has left them.
+    In the first step the variables that it will move lie side by side and all else is free; each later one
+    finds them where the one before it has left them.
 
     Args:
         demand: What a step allocates and when.
         size: Bytes of the region, not counting the variables that the step moves.
         steps: How many steps to run.
-        pooled: Whether small buffers find room of their own at first.
+        pooled: Whether small buffers are first placed in a pool of their own.
 
     Returns:
         Bytes, not counting what these variables had before the first step; ``None`` when a buffer finds no
@@ -147,9 +147,9 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: boo
 
 
 def room_in_pieces(demand: Demand, size: int, *, pooled: bool = False) -> int:
-    """The bytes of a region in which all buffers find room: ``size``, or what it grows to where they do not.
+    """Return the bytes of a region that all buffers fit in: ``size``, or what the region grows to.
 
-    A region that has grown tells after :data:`GROWN_STEPS` steps what will hardly change any more.
+    A region that has grown is run for :data:`GROWN_STEPS` steps: after these it hardly grows any more.
     """
     key = size, pooled
     if key not in demand.rooms:
@@ -164,7 +164,7 @@ def room_in_pieces(demand: Demand, size: int, *, pooled: bool = False) -> int:
 
 
 def steps_to_run(demand: Demand, steps: int) -> int:
-    """So many, but one where all of them are alike."""
+    """Return ``steps``, or at most one where the step moves no variable and so all steps are alike."""
     return steps if demand.tape.moves else min(steps, 1)
 
 
@@ -199,7 +199,7 @@ class Rehearsal:
 
     @property
     def chunks(self) -> int:
-        """How many chunks are in use."""
+        """The number of chunks in use."""
         return self._arena.chunks
 
     @property
@@ -213,7 +213,10 @@ class Rehearsal:
         return self.size > self._asked
 
     def step(self, *, grows: bool = False) -> bool:
-        """Run one step; whether all of it found room, as it always does where the region grows."""
+        """Run one step and tell whether every buffer found a chunk.
+
+        Where the region grows, every buffer finds one.
+        """
         chunks, sharers = self._chunks, self._sharers
         allocate, release = self._arena.allocate, self._arena.release
         for register, nbytes in self._tape.calls:
@@ -241,7 +244,7 @@ class Rehearsal:
         return True
 
     def _let_go(self, chunk: int) -> None:
-        """Take one off the variables that share a chunk."""
+        """Take one off the number of variables that share ``chunk``."""
         self._sharers[chunk] -= 1
         if not self._sharers[chunk]:
             del self._sharers[chunk]

@@ -1,4 +1,4 @@
-"""How long ops and copies take: a roofline of the device, or a profile where there is one."""
+"""Estimate the time of ops and copies: from a roofline of the device, or a profile where there is one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,19 +31,19 @@ class Costs:
     """Measured seconds by op name; they go before the roofline."""
 
     def op_seconds(self, graph: Graph) -> tuple[float, ...]:
-        """The time of each op by id."""
+        """Return the time of each op, by id."""
         return tuple(self._one(graph, op) for op in range(len(graph.ops)))
 
     def out_seconds(self, nbytes: int) -> float:
-        """The time of a copy to the host."""
+        """Return the time of a copy to the host."""
         return self.copy_latency_s + nbytes / self.out_bytes_per_s
 
     def in_seconds(self, nbytes: int) -> float:
-        """The time of a copy back."""
+        """Return the time of a copy back to the device."""
         return self.copy_latency_s + nbytes / self.in_bytes_per_s
 
     def with_link(self, out_bytes_per_s: float, in_bytes_per_s: float | None = None) -> "Costs":
-        """The same device on another link, which is as fast back as it is out unless told."""
+        """Return the same costs with another link; it is as fast back as out unless told otherwise."""
         back = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
         return replace(self, out_bytes_per_s=out_bytes_per_s, in_bytes_per_s=back)
 
@@ -78,7 +78,7 @@ SUPERCHIPS = ("GH200", "GB200", "GB300")
 
 
 def costs_of(device_type: str, capability: int | None = None, name: str = "", machine: str = "") -> Costs:
-    """What is assumed of a device and its link to the host, of which nothing was measured.
+    """Return assumed costs of a device and its link to the host, where nothing was measured.
 
     On a CPU a copy to the host is a copy in memory: slow next to a GPU's link, fast next to the CPU's
     arithmetic.

@@ -34,7 +34,7 @@ class MemoryProfile:
         self._add_inside(high, high * _BLOCK, last + 1, nbytes)
 
     def largest(self, first: int, last: int) -> int:
-        """The most bytes at the points ``first`` to ``last``, both included; 0 for an empty range."""
+        """Return the most bytes at the points ``first`` to ``last``, both included; 0 for none."""
         if first > last:
             return 0
         low, high = -(-first // _BLOCK), (last + 1) // _BLOCK

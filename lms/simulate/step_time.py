@@ -1,4 +1,4 @@
-"""A step in time: compute, device-to-host and host-to-device copies as three resources that run side by side.
+"""Simulate a step in time: compute, copies to the host and copies back run side by side.
 
 Each resource does one thing at a time, in the order in which the things become ready. Compute runs the ops
 in plan order; an op waits for the copies it reads and for those the plan makes it wait for.
@@ -15,7 +15,7 @@ from lms.simulate.cost_model import Costs
 
 @dataclass(frozen=True)
 class Timing:
-    """What a simulated step took. All times are in seconds."""
+    """The times of a simulated step, in seconds."""
 
     makespan_s: float
     compute_s: float
@@ -29,7 +29,7 @@ class Timing:
 
     @property
     def stall_s(self) -> float:
-        """How long compute waited for copies."""
+        """The seconds that compute waited for copies."""
         return self.makespan_s - self.compute_s
 
     @property
@@ -40,7 +40,7 @@ class Timing:
 
 @dataclass
 class _Line:
-    """One copy engine."""
+    """A copy engine."""
 
     free_s: float = 0.0
     busy_s: float = 0.0
@@ -58,7 +58,7 @@ def simulate(
     costs: Costs,
     seconds: Sequence[float] | None = None,
 ) -> Timing:
-    """Run one step in time.
+    """Simulate one step and return its times and its peak.
 
     Args:
         buffers: The graph's buffers.
@@ -77,7 +77,7 @@ def simulate(
 
 
 def clock(order: Sequence[int], swaps: Sequence[Swap], costs: Costs, seconds: Sequence[float]) -> "Clock":
-    """Only the times of a step; ``seconds`` are the ops' own times by id."""
+    """Simulate only the times of a step; ``seconds`` are the ops' own times by id."""
     run = Clock(positions(order), swaps, costs)
     run.pass_ops(order, seconds)
     return run
@@ -126,7 +126,7 @@ class Clock:
                 self._start_copies(op)
 
     def _start_copies(self, op: int) -> None:
-        """Put the copies that waited for the op on their lines."""
+        """Queue the copies that may start after ``op`` on their copy engines."""
         for swap in self._leaving.get(op, ()):
             self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
         coming = [
@@ -140,7 +140,7 @@ class Clock:
 
 
 def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
-    """The peak in time: like the planned one, but a buffer stays until its copy is really done.
+    """Return the peak in time: like the planned one, but a buffer stays until its copy is really done.
 
     At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
     """
