@@ -1,1 +1,1 @@
-"""From a step to its memory plan; no TensorFlow."""
+"""Plan the memory of a step; no TensorFlow."""

@@ -1,4 +1,4 @@
-"""Plans until the buffers of the planned step find room in the device's memory one beside the other."""
+"""Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,9 +25,9 @@ LARGER = 1.04
 
 
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
-    """A plan whose bytes fit, and whose buffers fit between each other too, step after step.
+    """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
-    Memory in pieces can need half as much again as its bytes say. A plan that would fail for that reason is
+    Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
     made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
     The least plans move several times the bytes, so before they are tried a plan may use half of the margin.
 
@@ -59,7 +59,7 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
 
 
 def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
-    """The leanest plan whose buffers find room; where none does, the one that lacks least."""
+    """Return the plan with the lowest peak whose buffers fit, or else the one that lacks least."""
     leanest = plan_case(case, config, limit_bytes)
     if limit_bytes is None or _peak(case.buffers, leanest, limit_bytes) is not None:
         return leanest
@@ -68,7 +68,7 @@ def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> 
 
 
 def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
-    """Plans for less and less memory."""
+    """Yield plans for less and less memory."""
     yield first
     made = first
     for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
@@ -86,7 +86,7 @@ def _moved_bytes(made: SwapPlan) -> int:
 
 
 def tries_for(ops: int) -> int:
-    """How often a graph of so many ops is planned again before the least plans are tried."""
+    """Return how often a graph of ``ops`` ops is planned again before the least plans are tried."""
     return min(TRIES, max(1, MOST_OPS // max(1, ops)))
 
 
@@ -101,10 +101,10 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
 
 
 def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
-    """The peak that the device's allocator will report for the planned step alone.
+    """Return the peak that the device's allocator will report for the planned step alone.
 
-    It is above the plan's own bytes, because the allocator counts what its chunks have to spare. Without a
-    limit it is the plan's bytes; where the buffers find no room, what they would need.
+    It is above the plan's own bytes, because the allocator counts the unused rest of its chunks. Without a
+    limit it is the plan's bytes; where the buffers do not fit, what they would need.
     """
     if limit_bytes is None:
         return made.peak_bytes
@@ -112,7 +112,7 @@ def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) ->
 
 
 def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
-    """The peak in the smallest region, from the limit on upwards, in which the steps find room."""
+    """Return the peak in the smallest region, from the limit on upwards, in which the steps fit."""
     size = max(limit_bytes, made.peak_bytes)
     while (peak := _peak(buffers, made, size)) is None:
         size = int(size * LARGER) + 1
@@ -120,7 +120,7 @@ def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
 
 
 def _room(buffers: Buffers, made: SwapPlan, room: int) -> int:
-    """The bytes of a region, ``room`` or more, in which the buffers find room."""
+    """Return the bytes of a region, ``room`` or more, in which the buffers fit."""
     return room_in_pieces(_demand(buffers, made), room, pooled=not made.is_empty)
 
 
@@ -129,7 +129,7 @@ def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS
 
 
 def pool_bytes(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
-    """The room that the planned step's small buffers get for themselves; none without a limit."""
+    """Return the bytes of the pool for the planned step's small buffers; 0 without a limit."""
     if limit_bytes is None or made.is_empty:
         return 0
     return small_pool_bytes(_demand(buffers, made), limit_bytes)

@@ -1,4 +1,4 @@
-"""Ops that only move data may read from the host what lies there, instead of bringing it back first.
+"""Relocate ops that only move data: they read their operands from the host.
 
 A concatenation or a slice needs its operands and its result on the device at once, and in a U-Net nothing
 else needs as much. What it does is a copy, and a swap-in is a copy too: so its operands are sent to the host,
@@ -56,7 +56,7 @@ class Relocation:
 
     @property
     def fetched_bytes(self) -> int:
-        """What is copied to the device because an op has made it on the host."""
+        """Bytes that are copied to the device because an op has made them on the host."""
         made = (self.graph.ops[op].outputs[0] for read in self.reads for op in read.fetches)
         return sum(self.graph.tensors[tensor].nbytes or 0 for tensor in made)
 
@@ -140,10 +140,10 @@ def _told(made: SwapPlan, relocation: Relocation) -> SwapPlan:
 
 
 def narrow_movers(case: Case) -> frozenset[int]:
-    """The ops that only move data, and need so much memory at once that it may stand in the way.
+    """Find the ops that only move data and need so much memory at once that they may raise the peak.
 
-    That is more than :data:`SHARE` of what any other op needs: those above it are the floor, and those below
-    keep free memory in pieces, which the largest need in one.
+    That is more than :data:`SHARE` of what any other op needs. Those that need more than the others set the
+    floor; those that need less still fragment the free memory, of which the largest op needs one chunk.
     """
     schedule = min(case.schedules, key=lambda schedule: schedule.floor[0])
     sets, ops = schedule.working_sets, case.graph.ops
@@ -153,7 +153,7 @@ def narrow_movers(case: Case) -> frozenset[int]:
 
 
 def read_from_host(graph: Graph, movers: Collection[int], min_bytes: int, *, direct: bool) -> Relocation:
-    """``graph`` with those of ``movers`` reading from the host that can.
+    """Copy ``graph`` so that those of ``movers`` that can read from the host do.
 
     Args:
         graph: The step.
@@ -172,7 +172,7 @@ def read_from_host(graph: Graph, movers: Collection[int], min_bytes: int, *, dir
 
 
 def _readable(graph: Graph, op: Op, min_bytes: int, direct: bool) -> tuple[int, ...]:
-    """The inputs of ``op`` that it may read from the host."""
+    """Return the slots of the inputs that ``op`` may read from the host."""
     made = [graph.tensors[tensor] for tensor in op.outputs]
     if any(tensor.alias_of is not None for tensor in made):
         return ()
@@ -184,7 +184,7 @@ def _readable(graph: Graph, op: Op, min_bytes: int, direct: bool) -> tuple[int, 
 
 
 def _moves_nothing(graph: Graph, op: Op, nbytes: int | None) -> bool:
-    """Whether a result of so many bytes may be an input as it is.
+    """Tell whether an output of ``nbytes`` may be an input as it is.
 
     Kernels then pass the input on: on a CPU the step would go on with memory of the store, and a variable
     that it is assigned to would stay there.
@@ -199,7 +199,7 @@ def _may_be_sent(graph: Graph, tensor: int, min_bytes: int) -> bool:
 
 
 class _Relocator:
-    """Copies a graph op by op; an input that is read from the host is sent as soon as it is there."""
+    """Copies a graph op by op; an input that is read from the host is sent as soon as it is made."""
 
     def __init__(self, graph: Graph, slots: Mapping[int, tuple[int, ...]], direct: bool) -> None:
         self._graph, self._slots, self._direct = graph, slots, direct
@@ -249,7 +249,7 @@ class _Relocator:
         return number
 
     def _fetch(self, name: str, tensor: int) -> int:
-        """Bring an output to the device; who comes later reads it there."""
+        """Add an op that copies an output to the device, and let later ops read that copy."""
         old = self._graph.tensors[tensor]
         name = f"{name}/fetch_{old.index}"
         self.now[tensor] = self._added(FETCH, name, self.now[tensor], False, old.forbidden)

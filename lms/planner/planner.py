@@ -1,4 +1,4 @@
-"""From a graph and a config to a :class:`~lms.ir.swap_plan.SwapPlan`: pure, deterministic, nearly linear."""
+"""Plan a :class:`~lms.ir.swap_plan.SwapPlan` for a graph and a config: deterministic, nearly linear."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +96,7 @@ def plan(
 
 
 def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
-    """The same for a graph that is analysed already, so that several plans can be made of it.
+    """Decide what a step swaps, from an analysis that several plans can share.
 
     ``config`` may differ from the one of the analysis in all but ``min_tensor_bytes``.
     """
@@ -116,7 +116,7 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
 
 
 def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
-    """The bytes that a plan may use: the budget less what is to be left free, less the margin."""
+    """Return the bytes that a plan may use: the budget less what is to be left free, less the margin."""
     budget = config.budget_bytes if config.budget_bytes is not None else limit_bytes
     if budget is None:
         return None
@@ -128,12 +128,15 @@ NEAR = 0.15
 
 
 def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
-    """The ways of policy ``all``, of which each needs the least memory in some graph."""
+    """Return the plans that policy ``all`` chooses from; each needs the least memory in some graph."""
     return [_chained("all", case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
 
 
 def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    """The way that needs the least; which ones come near it is told by a look at their steps alone."""
+    """Return the plan of policy ``all`` that needs the least memory.
+
+    The memory as the steps see it selects the candidates; the exact peak decides between them.
+    """
     rated = [(_memory_and_traffic(way), way) for way in _least_trips(case)]
     least = min(memory for (memory, _), _ in rated)
     near = [(moved, way) for (memory, moved), way in rated if memory <= least * (1 + NEAR)]
@@ -150,7 +153,7 @@ def _least_trips(case: Case) -> list[tuple[Schedule, tuple[Trip, ...]]]:
 
 
 def _memory_and_traffic(way: tuple[Schedule, tuple[Trip, ...]]) -> tuple[int, int]:
-    """The peak in bytes, as the steps of the schedule see it, and the bytes that are moved."""
+    """Return the peak in bytes, as the steps of the schedule see it, and the bytes that are moved."""
     schedule, trips = way
     memory, nbytes = memory_with(schedule, trips), schedule.buffers.nbytes
     moved = [trip.tensor for trip in trips]
@@ -175,9 +178,10 @@ def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPl
 
 
 def _by_levels(case: Case, chained: SwapPlan, levels: Sequence[int], wanted: Collection[int]) -> SwapPlan:
-    """The same swaps with the big ops of ``wanted`` levels in order, and the others as an executor runs them.
+    """Order the big ops of the ``wanted`` levels, and leave the others as an executor runs them.
 
-    A copy back starts behind its trigger; with no chain before it a trigger waits for the swapped op itself.
+    The swaps of ``chained`` stay. A copy back starts behind its trigger; with no chain before it a trigger
+    waits for the swapped op itself.
     """
     edges = (
         *level_edges(case.graph, chained.order, levels, wanted, case.big),
@@ -206,7 +210,7 @@ def _has_open_parameters(config: LMSConfig) -> bool:
 
 
 def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) -> frozenset[int]:
-    """The levels that ``serialization`` names (``"7"``, ``"3:5"``) or ``serialization_by_size`` finds."""
+    """Return the levels that ``serialization`` (``"7"``, ``"3:5"``) or ``serialization_by_size`` asks for."""
     top = max(levels, default=-1) + 1
     wanted: set[int] = set()
     for text in config.serialization:
@@ -236,7 +240,7 @@ def _plan_budget(case: Case, budget: int) -> SwapPlan:
 def _chained(
     policy: str, case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int | None
 ) -> SwapPlan:
-    """The plan that makes the trips and keeps the schedule's chain in order."""
+    """Make the plan that takes the trips and keeps the schedule's chain in order."""
     swaps = schedule.swaps(trips)
     peak = case.buffers.timeline(schedule.order, swaps).peak_bytes
     floor, floor_op = case.floor

@@ -1,14 +1,12 @@
-"""Policy ``budget``: fit a number of bytes while moving little and waiting less.
+"""Policy ``budget``: meet a limit in bytes while moving little and waiting less.
 
 Three passes over the steps, each nearly linear:
 
 1. *Evict*: where memory exceeds the budget, send away what is needed again last (Belady's rule), to come
-back just
-   in time. The copy to the host starts when the buffer is made, long before its memory is needed.
+   back just in time. The copy to the host starts when the buffer is made, long before its memory is needed.
 2. *Spare*: take back every trip that the others make superfluous, the largest first.
 3. *Prefetch*: start each copy back so early that the link, which carries one at a time, has it there in
-time, as far
-   as the memory between allows.
+   time, as far as the memory between allows.
 """
 
 from bisect import bisect_right
@@ -28,12 +26,12 @@ Rank = Callable[[int, int, int], tuple[int, ...]]
 
 
 def farthest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
-    """What is needed again last goes first; among equals the largest."""
+    """Rank a trip of a buffer that is needed again later first; among equals a larger one first."""
     return (-back, -nbytes)
 
 
 def largest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
-    """What frees most memory for the longest time goes first."""
+    """Rank a trip that frees more bytes for more steps first."""
     return (-nbytes * (back - left), -back)
 
 
@@ -45,14 +43,14 @@ NO_STALL = 1.02
 
 @dataclass(frozen=True)
 class Pace:
-    """When steps start and end, in seconds, while nothing waits or as a simulation found it."""
+    """When steps start and end, in seconds: without waiting, or as a simulation found it."""
 
     starts_s: tuple[float, ...]
     ends_s: tuple[float, ...]
 
     @classmethod
     def of(cls, schedule: Schedule, seconds: Sequence[float]) -> "Pace":
-        """The pace of compute alone; ``seconds`` are the ops' times by id."""
+        """Return the pace of compute alone; ``seconds`` are the ops' times by id."""
         before = list(accumulate((seconds[op] for op in schedule.order), initial=0.0))
         starts = [before[place] for place, op in enumerate(schedule.order) if op in schedule.step]
         return cls(
@@ -62,10 +60,11 @@ class Pace:
 
 
 def fit(schedule: Schedule, budget_bytes: int, costs: Costs, seconds: Sequence[float]) -> tuple[Trip, ...]:
-    """The best of a few whole alternatives: the closest to the budget, then the fastest, then the leanest.
+    """Fit the schedule to a budget, and return the trips of the best of a few alternatives.
 
-    Alternatives to the first are only looked at while compute has to wait for copies. ``seconds`` are the
-    ops' times by id (``costs.op_seconds``).
+    The best is the closest to the budget, then the fastest, then the one that moves least. Alternatives to
+    the first are only looked at while compute has to wait for copies. ``seconds`` are the ops' times by id
+    (``costs.op_seconds``).
     """
     pace = Pace.of(schedule, seconds)
     nbytes = schedule.buffers.nbytes
@@ -86,7 +85,10 @@ def fit(schedule: Schedule, budget_bytes: int, costs: Costs, seconds: Sequence[f
 
 
 def evict(schedule: Schedule, budget_bytes: int, rank: Rank) -> tuple[Trip, ...]:
-    """The first pass. Where nothing is left to send away the budget is exceeded, and the sweep goes on."""
+    """Choose trips so that every point fits (first pass).
+
+    Where nothing is left to send away the budget is exceeded, and the sweep goes on.
+    """
     sweep = _Sweep(schedule, budget_bytes, rank)
     for step in range(len(schedule.chain)):
         sweep.make_room(2 * step, freed=step - 1)
@@ -96,7 +98,7 @@ def evict(schedule: Schedule, budget_bytes: int, rank: Rank) -> tuple[Trip, ...]
 
 
 class _Sweep:
-    """Walks over the points in order and keeps what could be sent away in a heap."""
+    """Walks over the points in order and keeps the trips that could be taken in a heap."""
 
     def __init__(self, schedule: Schedule, budget_bytes: int, rank: Rank) -> None:
         self.trips: list[Trip] = []
@@ -112,7 +114,7 @@ class _Sweep:
                     self._gaps[left].append((root, back))
 
     def make_room(self, point: int, freed: int) -> None:
-        """Send buffers away until the point fits; step ``freed`` is the one that waits for their copies."""
+        """Send buffers away until the point fits; step ``freed`` waits for their copies."""
         self._away -= self._returning[point]
         too_early: list[tuple[tuple[int, ...], int, int, int]] = []
         while self._heap and self._memory[point] - self._away > self._budget:
@@ -130,13 +132,13 @@ class _Sweep:
             heappush(self._heap, entry)
 
     def pass_step(self, step: int) -> None:
-        """The step is done: what it used and a later step needs may go from now on."""
+        """Add the buffers that the finished ``step`` used and a later one needs to the heap."""
         for root, back in self._gaps[step]:
             heappush(self._heap, (self._rank(self._nbytes[root], step, back), root, step, back))
 
 
 def spare(schedule: Schedule, trips: Sequence[Trip], budget_bytes: int) -> tuple[Trip, ...]:
-    """The second pass: drop each trip without which the step still fits, those with most bytes first."""
+    """Drop each trip without which the step still fits, those with most bytes first (second pass)."""
     memory = memory_with(schedule, trips)
     nbytes = schedule.buffers.nbytes
     needed = set(trips)
@@ -153,7 +155,7 @@ def spare(schedule: Schedule, trips: Sequence[Trip], budget_bytes: int) -> tuple
 def prefetch(
     schedule: Schedule, trips: Sequence[Trip], budget_bytes: int, costs: Costs, pace: Pace
 ) -> tuple[Trip, ...]:
-    """The third pass: trips with earlier triggers, by what the link and the memory allow.
+    """Move triggers to earlier steps, as far as the link and the memory allow (third pass).
 
     Copies start in the order in which they are needed, so that none waits behind one that is needed later.
     """
@@ -178,7 +180,7 @@ def prefetch(
 
 
 class _Link:
-    """The link to the device while copies are put on it in the order of need, and the stalls they cause."""
+    """Simulates the copies on the link to the device, in the order of need, and the stalls they cause."""
 
     def __init__(self, pace: Pace) -> None:
         self.free_s = 0.0
@@ -189,12 +191,12 @@ class _Link:
         self._stalls_s: list[float] = []
 
     def end_s(self, step: int) -> float:
-        """When a step is done, by all that is known so far."""
+        """Return when a step is done, in seconds, with the stalls known so far."""
         known = bisect_right(self._stalled_steps, step)
         return self._pace.ends_s[step] + (self._stalls_s[known - 1] if known else 0.0)
 
     def last_step_done_by(self, time_s: float, lowest: int, highest: int) -> int:
-        """The last step of a range that is done by then, or else the first of the range."""
+        """Return the last step of a range that is done by ``time_s``, or else the range's first."""
         behind = bisect_right(range(lowest, highest + 1), time_s, key=self.end_s)
         return lowest + max(behind - 1, 0)
 
@@ -209,7 +211,7 @@ class _Link:
 
 
 def _latest_starts(schedule: Schedule, by_need: Sequence[Trip], costs: Costs, pace: Pace) -> list[float]:
-    """When each copy back should start so that none is late, with its own time once more to spare."""
+    """Return when each copy back should start to be in time, with its own duration once more to spare."""
     starts: list[float] = []
     line_free_s = float("inf")
     for trip in reversed(by_need):
@@ -220,7 +222,7 @@ def _latest_starts(schedule: Schedule, by_need: Sequence[Trip], costs: Costs, pa
 
 
 def memory_with(schedule: Schedule, trips: Sequence[Trip]) -> MemoryProfile:
-    """The memory at the schedule's points while the trips keep their buffers away."""
+    """Return the memory at the schedule's points while the trips keep their buffers away."""
     nbytes = schedule.buffers.nbytes
     change = [0] * (len(schedule.memory) + 1)
     for trip in trips:

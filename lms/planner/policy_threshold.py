@@ -1,4 +1,4 @@
-"""Policy ``threshold``: distances in levels decide, as in the second generation of Large Model Support.
+"""Policy ``threshold``: swap by distances in levels, as the second generation of Large Model Support.
 
 The first generation's parameters are a front end: its rules are translated into the same :class:`Rule`.
 """
@@ -40,7 +40,7 @@ class Rule:
 
 
 def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
-    """The rule that a config asks for; what it leaves at -1 comes from ``tuned``."""
+    """Return the rule that a config asks for; what it leaves at -1 comes from ``tuned``."""
     base = tuned or Rule()
     if uses_first_generation(config):
         return Rule(
@@ -63,12 +63,12 @@ def rule_of(config: LMSConfig, tuned: Rule | None = None) -> Rule:
 
 
 def uses_first_generation(config: LMSConfig) -> bool:
-    """Whether any of the first generation's parameters differs from its default."""
+    """Tell whether any of the first generation's parameters differs from its default."""
     return any(getattr(config, name) != DEFAULTS[name] for name in FIRST_RULES)
 
 
 def plan_threshold(schedule: Schedule, levels: Sequence[int], rule: Rule) -> tuple[Trip, ...]:
-    """Every trip that the rule asks for; ``levels`` are by op id."""
+    """Return every trip that the rule asks for; ``levels`` are by op id."""
     step_levels = [levels[op] for op in schedule.chain]
     asked = rule.forward_gap != 0 or rule.by_chain
     backward = backward_ops(schedule.buffers.graph) if asked else frozenset()
@@ -108,7 +108,7 @@ def _allowed(left: int, back: int, distance: int, rule: Rule, backward: Collecti
 
 
 def _trigger(left: int, back: int, levels: Sequence[int], rule: Rule) -> int:
-    """The last step that is far enough ahead of ``back``, or else the first after ``left``."""
+    """Return the last step that is far enough ahead of ``back``, or else the first after ``left``."""
 
     def ahead(step: int) -> int:
         return back - step if rule.by_order else levels[back] - levels[step]
@@ -122,7 +122,7 @@ def _trigger(left: int, back: int, levels: Sequence[int], rule: Rule) -> int:
 
 
 class _Matching:
-    """Which step of the backward pass belongs to an op of the forward pass: one that reads what it made."""
+    """Matches ops of the forward pass with the steps of the backward pass that read what they made."""
 
     def __init__(self, schedule: Schedule, backward: Collection[int]) -> None:
         self._schedule, self._backward = schedule, backward
@@ -130,7 +130,7 @@ class _Matching:
         """The steps of the backward pass."""
 
     def trigger(self, root: int, left: int, back: int, rule: Rule) -> int | None:
-        """The last backward step before ``back`` of the nearest op that is far enough from the producer.
+        """Find the last backward step before ``back`` of the nearest op far enough from the producer.
 
         None where ``back`` is no step of the backward pass, or no op within ``ub`` has a step there.
         """
@@ -154,9 +154,9 @@ class _Matching:
 
 
 def backward_ops(graph: Graph) -> frozenset[int]:
-    """The ops of the backward pass: gradient ops by name or type, and what depends on them.
+    """Find the ops of the backward pass: gradient ops by name or type, and what depends on them.
 
-    What waits for nothing is none of them: a constant of both passes has the name of either.
+    An op that waits for no other is left out: a constant of both passes has the name of either.
     """
     backward: set[int] = set()
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""In which order TensorFlow adds the terms of a sum, so that an edited step adds them in the same.
+"""Find the order in which TensorFlow adds the terms of a sum, so that an edited step adds them likewise.
 
 ``AddN`` looks for the first input whose buffer nobody else holds, writes into it, and begins with it in
 place of the first (``AddNOp`` in aggregate_ops.cc). Who holds a buffer is another matter once tensors are
@@ -21,11 +21,11 @@ NEVER_FREE = frozenset(
 
 
 def beginnings(buffers: Buffers) -> dict[int, int]:
-    """The sums of three and more terms of a step, each with the slot that it begins with, unedited.
+    """Map each sum of three and more terms to the slot that it begins with in the unedited step.
 
-    Left out are those of which one of the first two terms is free in any case: no edit changes that. Where
+    Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
-    chance; taken is what an executor with one thread does.
+    chance; then the order of an executor with one thread counts.
     """
     graph = buffers.graph
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
@@ -52,7 +52,7 @@ def beginnings(buffers: Buffers) -> dict[int, int]:
 
 
 def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:
-    """Who else reads the buffer of an input of a sum; ``None`` where it is never free."""
+    """Return the other readers of a term's buffer; ``None`` where the buffer is never free."""
     graph = buffers.graph
     root = graph.roots[op.inputs[slot]]
     owner = graph.tensors[root]
@@ -64,7 +64,7 @@ def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:
 
 
 def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """For each op the sums that it leads to, and those that lead to it, as bits."""
+    """Return for each op the sums that it leads to, and those that lead to it, as bits."""
     before = [0] * len(graph.ops)
     behind = [0] * len(graph.ops)
     for op in range(len(graph.ops)):

@@ -1,4 +1,4 @@
-"""Finds the parameters that a user left at -1: a grid of rules, each simulated in time and memory."""
+"""Search the parameters that a user left at -1: simulate a grid of rules in time and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from lms.simulate.step_time import Timing, simulate
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One rule and what a step with it took."""
+    """A rule, and the simulated times and peak of a step with it."""
 
     rule: Rule
     timing: Timing
@@ -22,7 +22,7 @@ GROUPBYS = (0, 10)
 
 
 def thresholds(schedule: Schedule, levels: Sequence[int], count: int = 6) -> tuple[int, ...]:
-    """Thresholds worth trying, descending: spread over the distances that occur."""
+    """Return thresholds worth trying, descending: spread over the distances that occur."""
     distances = sorted(
         {
             levels[schedule.chain[back]] - levels[schedule.chain[left]]
@@ -64,7 +64,7 @@ def grid(
 
 
 def best(points: Sequence[GridPoint], budget_bytes: int | None) -> GridPoint:
-    """The fastest point within the budget; where none is, the one with the lowest peak."""
+    """Return the fastest point within the budget; where there is none, the one with the lowest peak."""
     fitting = [point for point in points if budget_bytes is None or point.timing.peak_bytes <= budget_bytes]
     if fitting:
         return min(fitting, key=lambda point: (point.timing.makespan_s, point.timing.peak_bytes))
