@@ -1,1 +1,1 @@
-"""Reads the graph that TensorFlow is about to run into a step of plain values."""
+"""Read the graph that TensorFlow is about to run into a step of plain values."""

@@ -1,7 +1,7 @@
-"""Puts the bodies of called functions into a copy of a graph, for TensorFlow infers no shapes through calls.
+"""Inline the bodies of called functions into a copy of a graph, so that shapes can be inferred in them.
 
-Most calls are taken in by TensorFlow before a graph is optimized; left are those that XLA compiles, and those
-that must stay what they are.
+TensorFlow inlines most calls before a graph is optimized; left are those that XLA compiles, and those that
+must stay what they are. It infers no shapes through them.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,10 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 def take_in_calls(graph_def: Any) -> bool:
-    """Take the bodies in, in a graph of which nothing but the shapes is asked; whether there was any."""
+    """Inline the bodies of called functions, and tell whether there was any.
+
+    The result serves to infer shapes alone.
+    """
     signatures = {one.signature.name: one.signature for one in graph_def.library.function}
     calls = [node for node in graph_def.node if _is_known(node, signatures)]
     for call in calls:  # which grows by the calls within the bodies
@@ -29,7 +32,10 @@ def take_in_calls(graph_def: Any) -> bool:
 
 
 def _body(name: str) -> Any:
-    """A function as it was traced, for a graph has the signatures alone; ``None`` where it is not known."""
+    """Return the definition of a function as it was traced; ``None`` where it is not known.
+
+    A graph's library holds the signatures alone.
+    """
     for known in (name, name.partition(SPECIAL)[0]):
         if context.context().has_function(known):
             return context.context().get_function_def(known)
@@ -37,13 +43,13 @@ def _body(name: str) -> Any:
 
 
 def _is_known(node: Any, signatures: Mapping[str, Any]) -> bool:
-    """Whether a node calls a function that gives something and is known."""
+    """Tell whether a node calls a known function that has results."""
     name = node.attr["f"].func.name if node.op in CALLS else ""
     return name in signatures and bool(node.attr["Tout"].list.type) and _body(name) is not None
 
 
 def _take_in(graph_def: Any, call: Any, signature: Any, body: Any) -> list[Any]:
-    """Add the nodes of a body; the call passes on what they make."""
+    """Add the nodes of a body, and turn the call into an op that passes on what they make."""
     inner, flat_names = function_def_to_graph.function_def_to_graph_def(body)
     given = dict(zip((one.name for one in signature.input_arg), call.input, strict=False))
     prefix = f"{call.name}/body/"

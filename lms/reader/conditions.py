@@ -1,4 +1,4 @@
-"""Under which conditions the nodes of a frame run: those of ``if``s, and the one that turns a loop.
+"""Find the conditions under which the nodes of a frame run: those of ``if``s, and those of loops.
 
 An executor leaves out what waits for a node that is left out. So a control edge may only lead between nodes
 that run under the same conditions.
@@ -30,17 +30,17 @@ class Conditions:
     types: Sequence[str]
 
     def runs_with_step(self, node: int) -> bool:
-        """Whether a node runs whenever the step does, and only then."""
+        """Tell whether a node runs whenever the step does, and only then."""
         fixed = self.types[node] in TURNING or self.types[node] in MERGES or self.types[node] in SWITCHES
         return not fixed and self.loop_runs_with_step(node)
 
     def loop_runs_with_step(self, node: int) -> bool:
-        """The same for a loop within the frame, by one of its nodes."""
+        """Tell the same of a loop within the frame; ``node`` is any node of the loop."""
         return self.of_node[node] == self.step
 
 
 def find_conditions(table: NodeTable, frame: int) -> Conditions:
-    """Find the conditions of the nodes of ``frame``; of those in loops within it, what holds for the loop."""
+    """Find the conditions of the nodes of ``frame``; a node of an inner loop has those of the loop."""
     if SWITCHES.isdisjoint(table.types):
         return Conditions([ALWAYS] * len(table.types), ALWAYS, table.types)
     of_node: list[Branches] = [ALWAYS] * len(table.types)
@@ -72,7 +72,10 @@ def _conditions(table: NodeTable, frame: int, node: int, of_node: Sequence[Branc
 
 
 def _after(table: NodeTable, frame: int, source: Source, of_node: Sequence[Branches]) -> Branches:
-    """The conditions of who reads ``source``: the branch of a switch is one more, but in loops within."""
+    """Return the conditions of a reader of ``source``.
+
+    Behind a switch of the frame itself the branch is one more condition.
+    """
     mine = of_node[source.node]
     if table.types[source.node] in SWITCHES and table.frame[source.node] == frame:
         return mine | {(table.inputs[source.node][1], source.index)}

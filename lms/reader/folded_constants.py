@@ -1,4 +1,4 @@
-"""Finds what TensorFlow works out once, when it makes a graph ready: the ops that read constants alone.
+"""Find the ops that read constants alone, which TensorFlow computes once, when it prepares a graph.
 
 It folds constants for the last time behind the plug-in, and nothing that a plan has an op wait for keeps it
 from that. What the step reads of the results is then held by a kernel: on the device before the step begins,
@@ -22,7 +22,7 @@ LARGEST_BYTES = 10 << 20
 
 @dataclass(frozen=True)
 class Folded:
-    """What no longer runs in the step, by node; constants as they are written not among them."""
+    """The nodes that no longer run in the step, without the constants of the graph as it is written."""
 
     nodes: frozenset[int]
     held: frozenset[int]
@@ -30,7 +30,7 @@ class Folded:
 
 
 def find_folded(table: NodeTable, nbytes: Callable[[int], int]) -> Folded:
-    """Find what is folded.
+    """Find the nodes that TensorFlow folds into constants.
 
     Args:
         table: The graph.
@@ -59,7 +59,7 @@ def find_folded(table: NodeTable, nbytes: Callable[[int], int]) -> Folded:
 
 
 def _is_constant(table: NodeTable, node: int, constant: set[int]) -> bool:
-    """Whether a node reads constants alone, on its own device, and has no other effect."""
+    """Tell whether a node reads constants alone, on its own device, and has no other effect."""
     read = {source.node for source in table.inputs[node]}
     if not read <= constant or table.types[node] in CONTROL_FLOW:
         return False

@@ -1,4 +1,4 @@
-"""The memory that a function needs which a step calls, and which TensorFlow has not taken in."""
+"""Compute the memory of a function that a step calls and that TensorFlow has not inlined."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ MUST_COMPILE = "_XlaMustCompile"
 
 
 def body_peak(place: Place, node: Any, name: str, arguments: Sequence[Output]) -> int:
-    """The bytes that the function ``name`` needs while ``node`` calls it; 0 where its body is not known."""
+    """Return the bytes that ``name`` needs while ``node`` calls it; 0 where its body is not known."""
     try:
         definition = context.context().get_function_def(name)
         shapes = [_as_shape(argument) for argument in arguments]

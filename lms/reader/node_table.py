@@ -1,4 +1,4 @@
-"""A GraphDef as a table: who reads what, who waits for whom, and in which loop each node runs."""
+"""A GraphDef as a table: the inputs, the control inputs and the loop (frame) of each node."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -97,7 +97,7 @@ class NodeTable:
 
     @cached_property
     def readers(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """For each node who reads its outputs: (node, slot)."""
+        """For each node the readers of its outputs: (node, slot)."""
         readers: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
         for node, read in enumerate(self.inputs):
             for slot, source in enumerate(read):
@@ -105,7 +105,10 @@ class NodeTable:
         return readers
 
     def attr(self, node: int, name: str) -> object:
-        """An attribute as a plain value: text as ``str``, a data type as its number; ``None``: not there."""
+        """Return an attribute as a plain value: text as ``str``, a data type as its number.
+
+        ``None`` where the node does not have it.
+        """
         held = self.nodes[node].attr
         if name not in held:
             return None
@@ -116,14 +119,14 @@ class NodeTable:
         return found.decode() if isinstance(found, bytes) else found
 
     def is_within(self, frame: int, outer: int) -> bool:
-        """Whether a frame is ``outer`` or lies within it."""
+        """Tell whether a frame is ``outer`` or lies within it."""
         found: int | None = frame
         while found is not None and found != outer:
             found = self.frames[found].parent
         return found == outer
 
     def bare_name(self, node: int) -> str:
-        """The name that a node had in the function where it was traced."""
+        """Return the name that a node had in the function where it was traced."""
         name = self.names[node]
         begins = CALLS.match(name)
         return name[begins.end() :] if begins else name
@@ -132,7 +135,7 @@ class NodeTable:
 def _topological(
     types: Sequence[str], inputs: Sequence[tuple[Source, ...]], controls: Sequence[tuple[int, ...]]
 ) -> list[int]:
-    """Nodes in an order in which those they need come first; of those that may come, the first."""
+    """Sort nodes so that those they need come first; of those that may come next, the lowest number."""
     from heapq import heapify, heappop, heappush
 
     waiting = [0] * len(types)
@@ -166,7 +169,7 @@ def _frames(
     controls: Sequence[tuple[int, ...]],
     order: Sequence[int],
 ) -> tuple[list[int], list[Frame]]:
-    """The frame of each node, and all frames."""
+    """Find the frame of each node; return these and all frames."""
     frames = [Frame("", None)]
     if ENTERS.isdisjoint(types):
         return [ROOT] * len(nodes), frames

@@ -1,4 +1,4 @@
-"""The type and shape of each output of a graph, completed where the trace has left dimensions open.
+"""Complete the shapes of a graph's outputs where the trace has left dimensions open.
 
 TensorFlow infers the shapes. Where they hang on a batch whose size is open, the known sizes are filled in at
 the sources of a copy, and TensorFlow infers again. What an op computes from shapes it does not see through;
@@ -47,7 +47,7 @@ PLAIN_KINDS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_en
 
 @dataclass(frozen=True)
 class ShapeHints:
-    """What is known about the arguments of the call for which TensorFlow optimizes a graph."""
+    """The shapes that are known of the call for which TensorFlow optimizes a graph."""
 
     arguments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of what the function is called with, by the number of the argument."""
@@ -65,14 +65,17 @@ class ShapeHints:
         return self.batch_size is not None or any(shapes)
 
     def pin(self, dims: Dims) -> Dims:
-        """``dims`` with what is open filled in: from a batch that fits, else by the batch size."""
+        """Fill in the open sizes of ``dims``: from a batch that fits, else by the batch size."""
         if None not in dims:
             return dims
         fitting = next((batch for batch in self.batches if _fits(batch, dims)), None)
         return fitting or (self.batch_size if dims[0] is None else dims[0], *dims[1:])
 
     def pin_all(self, shapes: Sequence[Dims]) -> list[Dims]:
-        """What an iterator gives, each pinned to the first batch left that fits: batches have no names."""
+        """Pin the shapes of an iterator's outputs, each to the first batch left that fits.
+
+        Batches have no names.
+        """
         left, pinned = list(self.batches), []
         for dims in shapes:
             found = next((batch for batch in left if None in dims and _fits(batch, dims)), None)
@@ -87,7 +90,7 @@ def _fits(known: tuple[int, ...], dims: Dims) -> bool:
 
 
 def is_open(output: Output) -> bool:
-    """Whether the size of an output is not known."""
+    """Tell whether the size of an output is unknown."""
     return output.dtype not in PLAIN_KINDS and (output.dims is None or any(dim < 0 for dim in output.dims))
 
 
@@ -127,7 +130,7 @@ def complete_shapes(
 
 
 def _open_nodes(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
-    """Whether sizes are open that matter."""
+    """Tell whether any output has an open size; ops whose outputs are tiny do not count."""
     return any(
         is_open(output)
         for op_type, made in zip(table.types, outputs, strict=True)
@@ -139,7 +142,7 @@ def _open_nodes(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
 def _closed(
     table: NodeTable, outputs: Sequence[Sequence[Output]], known: Mapping[str, Sequence[Output]]
 ) -> Sequence[Sequence[Output]]:
-    """The outputs with what is known by name where they are open."""
+    """Replace open outputs by what is known of them under the node's name."""
     return [
         _better(made, known.get(name, ())) if any(map(is_open, made)) else made
         for name, made in zip(table.names, outputs, strict=True)
@@ -178,13 +181,13 @@ def settle_elements(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Se
 
 
 class _Elements:
-    """What is known of open dimensions: some, and products of some."""
+    """Keeps the open dimensions, and products of open dimensions, that are known."""
 
     def __init__(self) -> None:
         self._products: dict[tuple[int, ...], int] = {}
 
     def keep(self, one: Output, other: Output) -> bool:
-        """Learn that two outputs have equally many elements; whether that was new."""
+        """Learn that two outputs have equally many elements; tell whether that was new."""
         if one.dims is None or other.dims is None:
             return False
         (count, rest), (other_count, other_rest) = self._split(one.dims), self._split(other.dims)
@@ -197,7 +200,7 @@ class _Elements:
         return True
 
     def settled(self, output: Output) -> Output:
-        """The output with what is known filled in."""
+        """Return the output with the known dimensions filled in."""
         if output.dims is None:
             return output
         dims = tuple(self._products.get((dim,), dim) if dim < 0 else dim for dim in output.dims)
@@ -207,7 +210,10 @@ class _Elements:
         return output if rest else Output(output.dtype, (count,))
 
     def _split(self, dims: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """The product of the known dimensions, and the open ones; those of no number are open for good."""
+        """Return the product of the known dimensions, and the open ones, sorted.
+
+        A dimension of number :data:`UNNAMED` stays open for good.
+        """
         count = 1
         rest = []
         for dim in dims:
@@ -226,7 +232,7 @@ BOUND = ("_class", ARGUMENT_SHAPES)
 
 
 def _infer_by_building(graph_def: Any) -> dict[str, list[Output]]:
-    """What TensorFlow infers while it builds a graph, by the name of the node; the copy is spent for it."""
+    """Return the shapes TensorFlow infers while it builds the graph, by node; changes ``graph_def``."""
     del graph_def.library.function[:]  # the names alone, which it would not take
     for node in graph_def.node:
         node.device = ""
@@ -245,7 +251,7 @@ def _sizes(shape: Any) -> tuple[int, ...] | None:
 
 
 def _pin(graph_def: Any, hints: ShapeHints) -> bool:
-    """Fill what is known in at the sources of a graph; whether anything was."""
+    """Fill in what is known at the sources of a graph; tell whether anything was."""
     changed = False
     for node in graph_def.node:
         if node.op == ARGUMENT:
@@ -266,9 +272,9 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
 
 
 def _fix(node: Any, dtype: int, shape: Any, given: tuple[int, ...] | None, hints: ShapeHints) -> bool:
-    """Put a source of known shape in place of what is given; whether that shape is known.
+    """Replace a node by a source of known shape; tell whether the shape is known.
 
-    Of a placeholder or an argument TensorFlow would infer nothing here, whatever shape it states.
+    TensorFlow infers nothing here from a placeholder or an argument, whatever shape it states.
     """
     known = None if shape is None or shape.unknown_rank else _dims(shape)
     dims = given if given is not None and (known is None or _fits(given, known)) else known
@@ -291,7 +297,7 @@ def make_known(node: Any, dtype: int, dims: Iterable[int]) -> None:
 
 
 def infer(graph_def: Any, ends: Sequence[str]) -> dict[str, list[Output]]:
-    """What TensorFlow infers of the outputs of a graph, by the name of the node.
+    """Return the types and shapes that TensorFlow infers for the outputs of a graph, by the node's name.
 
     Raises:
         ValueError: If the graph cannot be read; TensorFlow also raises others.

@@ -1,4 +1,4 @@
-"""Reads one frame of a graph into values (:mod:`lms.ir.graph`) and keeps the way back to its nodes."""
+"""Read one frame of a graph into values (:mod:`lms.ir.graph`), and keep the nodes behind them."""
 
 import functools
 from collections import Counter
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """Whose memory is read: which nodes run there, and what its kernels need."""
+    """A device: which nodes run there, and how much memory its kernels need."""
 
     holds: Callable[[str], bool]
     """Whether a node with this device name runs on the device."""
@@ -88,10 +88,10 @@ class Place:
 
 
 def step_frames(table: NodeTable, *, whole: bool = False) -> list[int]:
-    """The frames that hold a training step: gradients, and where there are any the updates made of them.
+    """Find the frames that hold a training step: gradients, and updates of variables if there are any.
 
-    With ``whole`` gradients alone are no step. Of frames within each other the outer one is the step: in it
-    the loops of recurrent layers are one op each.
+    With ``whole``, a frame with gradients alone is no step. Of frames within each other the outer one is the
+    step: in it the loops of recurrent layers are one op each.
     """
     gradients = Counter(
         table.frame[node]
@@ -118,8 +118,8 @@ def read_step(
     Args:
         table: The graph.
         outputs: Type and shape of the outputs of each node.
-        place: Whose memory is looked at.
-        frame: Which frame.
+        place: The device whose memory is planned.
+        frame: Number of the frame.
         fetches: Names of further outputs that outlive the step.
 
     Raises:
@@ -133,7 +133,7 @@ def read_step(
 
 
 def constant_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place) -> int:
-    """What the constants of a graph take of the device for good: their kernels hold them."""
+    """Return the bytes of the device that a graph's constants take for good: their kernels hold them."""
     held = folded(table, outputs).held
     return sum(
         round_up(size_of(output) or 0)
@@ -144,12 +144,12 @@ def constant_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place:
 
 
 def folded(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Folded:
-    """What TensorFlow works out when it makes a graph ready."""
+    """Find the nodes that TensorFlow computes once, when it prepares a graph."""
     return find_folded(table, lambda node: sum(size_of(output) or 0 for output in outputs[node]))
 
 
 def size_of(output: Output) -> int | None:
-    """Bytes of an output's data; 0 where its memory is not plain, ``None`` where its shape is open."""
+    """Return the bytes of an output: 0 where its memory is not plain, ``None`` where its shape is open."""
     item = item_bytes(output.dtype)
     if not item:
         return 0
@@ -171,7 +171,7 @@ def item_bytes(dtype: int) -> int:
 
 @dataclass
 class _Units:
-    """What becomes one op each: a node, two that one kernel computes, or a loop."""
+    """The units of a frame, each of which becomes one op: a node, two that one kernel computes, or a loop."""
 
     table: NodeTable
     frame: int
@@ -214,7 +214,7 @@ class _Units:
         return units
 
     def before(self, unit: int) -> set[int]:
-        """The units that a unit waits for."""
+        """Return the units that ``unit`` waits for."""
         table, of_node = self.table, self.of_node
         found = set()
         for node in self.members[unit]:
@@ -227,7 +227,7 @@ class _Units:
         return found
 
     def order(self) -> Iterator[int]:
-        """The units, each after those that it waits for."""
+        """Yield the units, each after those that it waits for."""
         waiting: dict[int, int] = {}
         after: dict[int, list[int]] = {}
         for unit in self.members:
@@ -278,7 +278,7 @@ class _Reader:
         self._folded = folded(table, outputs).nodes
 
     def step(self, fetches: Collection[str]) -> Step:
-        """What has been read."""
+        """Build the step from the units added so far."""
         for text in fetches:
             name, _, index = text.partition(":")
             self._retained.append(Source(self._table.number.get(name, -1), int(index or 0)))
@@ -372,13 +372,13 @@ class _Reader:
             self._retained += read
 
     def _aliases(self, op_type: str, facts: OpFacts | None) -> Sequence[int | None] | None:
-        """For each output the input whose buffer it shares; ``None``: as the type tells."""
+        """Return the input slot that each output shares a buffer with; ``None``: the op type decides."""
         if op_type in SWITCHES:
             return (0, 0)
         return None if facts is None else self._place.kernels.alias_slots(facts)
 
     def _slots(self, node: int, members: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The inputs of a node that its op reads: not those that another node of the op makes."""
+        """Yield the inputs of a node that its op reads: not those that another node of the op makes."""
         types = self._table.types
         if types[node] in ENTERS or types[node] in SHAPE_READERS:
             return
@@ -393,7 +393,7 @@ class _Reader:
         )
 
     def _add_loop(self, unit: int) -> None:
-        """Add a loop within the frame as one op, which needs what its body does."""
+        """Add a loop within the frame as one op; its workspace is the peak of its body."""
         table, members = self._table, self._units.members[unit]
         frame = self._units.loops[unit]
         enters = [node for node in members if table.types[node] in ENTERS and table.frame[node] == frame]
@@ -426,7 +426,10 @@ class _Reader:
         self._sources += sources
 
     def _note_lists(self, name: str, read: Sequence[Source], made: Sequence[Source]) -> None:
-        """Note whose lists a loop reads, or a function with one: a forward pass's lie behind one variant."""
+        """Note the ops whose lists a later op reads; they are loops, or functions with one.
+
+        A forward pass hands all of its lists over in one variant.
+        """
         for source in read:
             for maker, lists in self._lists.items():
                 if source in lists:
@@ -463,7 +466,7 @@ class _Reader:
         return chosen
 
     def _is_conditional(self, unit: int) -> bool:
-        """Whether a unit runs under other conditions than the step, or may get no control edge."""
+        """Tell whether a unit runs under other conditions than the step, or may get no control edge."""
         return unit in self._units.unordered or not self._conditions.runs_with_step(unit)
 
     def _size(self, op_type: str, source: Source) -> int | None:
@@ -484,7 +487,7 @@ class _Reader:
         return UNSWAPPABLE_TYPES.get(op_type)
 
     def _kept_by(self, slots: Sequence[tuple[int, int]]) -> list[int]:
-        """What the makers of an op's inputs keep for it."""
+        """Return the tensors that the makers of an op's inputs keep for it."""
         table = self._table
         return [
             tensor
@@ -505,7 +508,7 @@ class _Reader:
 
 
 def facts_of(table: NodeTable, outputs: Sequence[Sequence[Output]], node: int) -> OpFacts:
-    """A node as the kernels of a device look at it."""
+    """Describe a node by the facts that the kernels of a device depend on."""
     read = [outputs[source.node][source.index] for source in table.inputs[node]]
     readers = ((one, slot) for one, slot in table.readers[node] if table.inputs[one][slot].index == 0)
     return OpFacts(
@@ -521,7 +524,7 @@ def facts_of(table: NodeTable, outputs: Sequence[Sequence[Output]], node: int) -
 
 
 def merged_types(op_type: str, node: Any) -> tuple[str, ...]:
-    """The types of the ops that TensorFlow's remapper has merged into one."""
+    """Return the types of the ops that TensorFlow's remapper has merged into one."""
     if not op_type.startswith("_Fused"):
         return ()
     if op_type == "_FusedBatchNormEx":
