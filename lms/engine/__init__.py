@@ -1,1 +1,1 @@
-"""From the graph that TensorFlow is about to run to the edited one."""
+"""Turn the graph that TensorFlow is about to run into the edited one."""

@@ -1,4 +1,4 @@
-"""What was looked at, planned, left alone and warned of: the books behind the report."""
+"""Record the graphs that were planned, left alone and warned of, for the report."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their t
 
 
 class Books:
-    """Keeps count of every graph.
+    """Records every graph for the report, and warns the user.
 
     Args:
         config: What was asked for.
@@ -42,7 +42,7 @@ class Books:
         self.collector.graphs.append(GraphStats(name, False, why, ops))
 
     def record(self, work: Work, guest: Guest | None) -> GraphStats | None:
-        """Note a planned frame of a graph, and tell what is worth it."""
+        """Record a planned frame of a graph, and warn of what the user should know."""
         step, decided = work.step, work.decision
         if step is None or decided is None or work.graph is None:
             return None
@@ -87,7 +87,7 @@ class Books:
             self._warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
 
     def _tell_unplanned(self, name: str, open_sizes: OpenSizes | None, loops: Sequence[str]) -> None:
-        """Warn of what is in no plan, unless it comes of the step's loops."""
+        """Warn of tensors that no plan covers, unless the step's loops are the reason."""
         if open_sizes is not None and not (loops and open_sizes.by_data):
             stay = "such tensors stay on the device and are in no planned peak"
             self._warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
@@ -97,7 +97,7 @@ class Books:
             self._warn(f"{name}: {kept}; {UNROLL}", UNROLL)
 
     def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str, guest: Guest | None) -> None:
-        """One warning for each name in the configuration's filters that a graph lacks."""
+        """Warn once of each name in the configuration's filters that a graph lacks, or tell the guest."""
         if guest is not None:
             guest.unmatched(names)
             return
@@ -107,12 +107,12 @@ class Books:
                 self._warn(f"{graph_name}: {missed.text}")
 
     def _means_to_swap(self, made: SwapPlan) -> bool:
-        """Whether a plan without swaps is not what was asked for."""
+        """Tell whether the configuration asks for swaps whatever the step needs."""
         return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
 
 
 def _log_decisions(graph: Graph, made: SwapPlan) -> None:
-    """One line a tensor: what happens to it, or why nothing does."""
+    """Log one line per tensor: when it is swapped, or why it stays."""
     for swap in made.swaps:
         back = ", ".join(graph.ops[swap_in.trigger].name for swap_in in swap.swap_ins)
         name, after = graph.tensor_name(swap.tensor), graph.ops[swap.after].name

@@ -1,4 +1,4 @@
-"""From a graph that TensorFlow has optimized to the edited one: the passes over each device and frame."""
+"""Edit a graph that TensorFlow has optimized: run the passes over each device and frame."""
 
 import hashlib
 import threading
@@ -31,7 +31,7 @@ ROOM = 0.01
 
 @dataclass(frozen=True)
 class Edit:
-    """What came of a graph."""
+    """The result of the passes over a graph."""
 
     works: tuple[Work, ...] = ()
     """One for each device and frame."""
@@ -43,7 +43,7 @@ class Editing:
     """Runs the passes for one engine, and keeps the latest edits.
 
     Args:
-        engine: Whose.
+        engine: The engine whose configuration, devices and store are used.
         environ: The process's variables.
     """
 
@@ -97,7 +97,7 @@ class Editing:
                 self._kept.popitem(last=False)
 
     def _is_refused(self, task: Task, ops: int) -> bool:
-        """Tell and return whether no step is to be planned now."""
+        """Tell whether no step may be planned now, and note it; else warn of doubtful options."""
         if (refusal := self._engine.refusal()) is not None:
             self._engine.books.skip(task.name, refusal, ops)
             return True
@@ -110,7 +110,7 @@ class Editing:
         return tuple(replace(device, limit_bytes=task.limit_bytes) for device in self._engine.devices)
 
     def _used_again(self, known: Edit, task: Task) -> Edit | None:
-        """Return the same edit for another function; ``None`` where the device has other room than then.
+        """Return the kept edit for another function; ``None`` if the device's free room differs.
 
         Raises:
             LMSError: If the store has no room left for what is swapped.
@@ -155,7 +155,10 @@ class Editing:
 
 
 def _task_of(graph_def: Any, task: Task) -> Task:
-    """The task of this graph: a function that runs within the called one has arguments of its own."""
+    """Return the task of this graph.
+
+    A function that runs within the called one has arguments of its own: nothing is known of them.
+    """
     types = {node.attr["index"].i: node.attr["T"].type for node in graph_def.node if node.op == "_Arg"}
     given = {number: one.dtype.as_datatype_enum for number, one in enumerate(task.inputs)}
     if types == given:
@@ -164,7 +167,7 @@ def _task_of(graph_def: Any, task: Task) -> Task:
 
 
 def _key(graph_def: Any, task: Task) -> object:
-    """What decides an edit but the room on the device: the graph, and what is known of its call."""
+    """Return what an edit depends on besides the device's free room: the graph and the facts of its call."""
     bare = graph_pb2.GraphDef()
     bare.CopyFrom(graph_def)
     for node in bare.node:
@@ -180,7 +183,7 @@ def _key(graph_def: Any, task: Task) -> object:
 
 
 def _to_keep(work: Work) -> Work:
-    """What another function needs of it: not the tensors of the call, which would live on in it."""
+    """Return the work without the tensors of its call, which would live on with a kept edit."""
     request = replace(work.task.request, graph=b"")
     return replace(work, task=replace(work.task, request=request, inputs=(), guest=None), graph_def=None)
 

@@ -1,4 +1,4 @@
-"""The engine: plans each training step that TensorFlow is about to run, and keeps the books."""
+"""Plan each training step that TensorFlow is about to run, and report what was done."""
 
 import logging
 import warnings
@@ -28,7 +28,7 @@ logger = logging.getLogger("lms")
 
 
 class Engine:
-    """LMS in this process.
+    """Large Model Support in this process.
 
     Args:
         config: What to do.
@@ -63,7 +63,7 @@ class Engine:
         return self._devices
 
     def transport(self) -> Transport:
-        """Where swapped bytes go, made when it is first needed."""
+        """Return the transport that moves swapped bytes; choose it when it is first needed."""
         if self._transport is None:
             self._transport = choose_transport(self.config, self.devices[0].type, self._environ)
             if self._transport.note:
@@ -76,11 +76,11 @@ class Engine:
         return self._transport
 
     def assume_limit(self, limit_bytes: int | None) -> None:
-        """Plan for a device of another size than the real one; None: for the real one again."""
+        """Plan for a device of ``limit_bytes`` in place of the real size; None: for the real one again."""
         self._assumed_limit = limit_bytes
 
     def report(self) -> Report:
-        """What was done so far."""
+        """Report what was done so far."""
         return self.books.collector.report(self.devices[0], self._transport)
 
     def warn(self, text: str, remedy: str = "") -> None:
@@ -144,7 +144,7 @@ class Engine:
         return edit.graph
 
     def refusal(self) -> str | None:
-        """Why no step is to be planned now; ``None`` where they are."""
+        """Return why no step may be planned now; ``None`` where steps may."""
         if self.guest is not None and self.guest.is_over():
             self.guest.leave()
         if not self.state.edits:
@@ -152,6 +152,6 @@ class Engine:
         return (self.guest.refusal or None) if self.guest is not None else None
 
     def tell_of_options(self) -> None:
-        """Warn of what of TensorFlow's options, as they are now, works against a plan."""
+        """Warn of TensorFlow's current options that work against a plan."""
         for text in doubtful_options(self._environ):
             self.warn(text)

@@ -1,4 +1,4 @@
-"""The one engine of a process, from the moment LMS is switched on."""
+"""Install, pause and remove the one engine of a process."""
 
 import logging
 import os
@@ -54,14 +54,14 @@ def resume(state: Lifecycle = Lifecycle.ON) -> None:
 
 
 def _log_everything() -> None:
-    """Decisions go to Python's logging, and to standard error where nobody has set that up."""
+    """Log decisions through Python's logging, or to standard error if it has no handlers."""
     logger.setLevel(logging.DEBUG)
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
 
 
 def uninstall() -> None:
-    """Plan nothing any more: functions and sessions run as before, but for what Keras has made of a graph."""
+    """Plan no more steps; functions and sessions run as before, except graphs that Keras keeps."""
     global _engine
     pause()
     if _engine is not None:
@@ -82,7 +82,7 @@ def pause() -> None:
 
 
 def engine() -> Engine:
-    """The engine at work.
+    """Return the installed engine.
 
     Raises:
         LMSError: If there is none.
@@ -93,17 +93,17 @@ def engine() -> Engine:
 
 
 def current() -> Engine | None:
-    """The engine of this process, if there is one."""
+    """Return the engine of this process, or None."""
     return _engine
 
 
 def has_worked() -> bool:
-    """Whether a training step was looked at."""
+    """Tell whether the report holds any graph."""
     return bool(engine().books.collector.graphs)
 
 
 def report() -> Report:
-    """What LMS did so far; prints as a table."""
+    """Report what LMS did so far; the report prints as a table."""
     return engine().report()
 
 

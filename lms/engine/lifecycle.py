@@ -1,10 +1,10 @@
-"""In which state the engine of a process is."""
+"""The states of a process's engine."""
 
 from enum import Enum
 
 
 class Lifecycle(Enum):
-    """What the engine does with the graphs that TensorFlow hands it."""
+    """A state of the engine: whether it edits the graphs that TensorFlow hands it, and for whom."""
 
     ON = "on"
     """A job or a script has switched LMS on."""

@@ -1,4 +1,4 @@
-"""Who hears of every graph that is looked at: IBM's classes."""
+"""The interface of a callback or hook that follows the planning: IBM's classes implement it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,17 +14,17 @@ class Guest(Protocol):
     """Why no graph is to be edited; empty where they are."""
 
     def is_over(self) -> bool:
-        """Whether its training has ended, by an error that nobody told it of."""
+        """Tell whether its training has ended, also by an error that it was not told of."""
 
     def leave(self) -> None:
-        """Go, and pause LMS where it is on for this guest alone."""
+        """Remove this guest, and pause LMS where it is on for this guest alone."""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """What filters of the configuration name and a graph does not have.
+        """Hear which names in the configuration's filters a graph does not have.
 
         Raises:
             LMSArgumentError: If the graph is not to be edited then.
         """
 
     def planned(self, stats: GraphStats) -> None:
-        """A graph has been planned, and edited where that helps."""
+        """Hear that a graph has been planned, and edited where that helps."""

@@ -31,17 +31,17 @@ from lms.transports.base import Transport
 
 
 class Pass(Protocol):
-    """One step on the way."""
+    """One pass over a graph."""
 
     @property
     def name(self) -> str:
-        """What it is called where its time is told."""
+        """The pass's name in the report of times."""
 
     def requires(self, work: Work) -> bool:
-        """Whether there is anything to do."""
+        """Tell whether the pass has anything to do."""
 
     def apply(self, work: Work) -> Work:
-        """Do it."""
+        """Return the work with what this pass adds to it."""
 
 
 def run_passes(passes: Iterable[Pass], work: Work) -> Work:
@@ -56,16 +56,16 @@ def run_passes(passes: Iterable[Pass], work: Work) -> Work:
 
 
 class Parsing:
-    """Makes a table of the bytes that TensorFlow has handed over."""
+    """Reads the bytes that TensorFlow has handed over into a node table."""
 
     name = "parse"
 
     def requires(self, work: Work) -> bool:
-        """Whether the bytes have not been read yet."""
+        """Tell whether the bytes have not been read yet."""
         return work.table is None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the GraphDef and its node table."""
         graph_def = work.graph_def
         if graph_def is None:
             graph_def = graph_pb2.GraphDef.FromString(work.task.request.graph)
@@ -79,11 +79,11 @@ class Shaping:
     name = "shapes"
 
     def requires(self, work: Work) -> bool:
-        """Whether shapes are not known yet."""
+        """Tell whether shapes are not known yet."""
         return work.table is not None and len(work.outputs) < len(work.table.nodes)
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the type and shape of each node's outputs."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         if work.outputs:
             return replace(work, outputs=with_added(work.table, work.outputs))
@@ -93,7 +93,10 @@ class Shaping:
 
 
 def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequence[Sequence[Output]]:
-    """The outputs of a graph that an edit has added nodes to: these pass on what they read."""
+    """Extend a graph's outputs to the nodes that an edit has added.
+
+    These nodes pass on what they read.
+    """
     known = [*outputs, *([()] * (len(table.nodes) - len(outputs)))]
     for node in table.order:
         if node >= len(outputs):
@@ -108,11 +111,11 @@ class Reading:
     name = "read"
 
     def requires(self, work: Work) -> bool:
-        """Whether a frame has been chosen."""
+        """Tell whether a frame has been chosen."""
         return work.frame is not None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the frame as a step of plain values."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         fetches = work.task.request.item.fetches()
         step = read_step(work.table, work.outputs, work.place, work.frame or 0, fetches)
@@ -120,23 +123,23 @@ class Reading:
 
 
 class Filtering:
-    """Marks what the configuration's filters keep on the device."""
+    """Marks the tensors that the configuration's filters keep on the device."""
 
     name = "filters"
 
     def requires(self, work: Work) -> bool:
-        """Whether there is a step."""
+        """Tell whether there is a step."""
         return work.step is not None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the graph with the filters applied, and the names that match nothing."""
         assert work.step is not None  # noqa: S101 - required
         selection = select(work.step.graph, work.task.config)
         return replace(work, graph=selection.graph, unmatched=selection.unmatched)
 
 
 class Counting:
-    """Counts what lies on the device before the step, and gives each variable memory of its own."""
+    """Counts the bytes on the device before the step, and gives each variable memory of its own."""
 
     name = "residents"
 
@@ -144,11 +147,11 @@ class Counting:
         self._fusion = fusion
 
     def requires(self, work: Work) -> bool:
-        """Whether there is a step."""
+        """Tell whether there is a step."""
         return work.step is not None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the bytes that lie on the device when the step begins."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         inputs = work.task.inputs
         pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
@@ -164,7 +167,7 @@ class Counting:
 
 
 class Planning:
-    """Decides what is swapped."""
+    """Decides which tensors are swapped."""
 
     name = "plan"
 
@@ -172,11 +175,11 @@ class Planning:
         self._bandwidth_gb_s = bandwidth_gb_s
 
     def requires(self, work: Work) -> bool:
-        """Whether there is a step."""
+        """Tell whether there is a step."""
         return work.graph is not None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Add the plan."""
         assert work.graph is not None  # noqa: S101 - required
         costs = costs_of_device(work.device, self._bandwidth_gb_s)
         config, kind = work.task.config, work.device.type
@@ -192,11 +195,11 @@ class Writing:
         self._transport, self._pool = transport, pool
 
     def requires(self, work: Work) -> bool:
-        """Whether the plan changes anything."""
+        """Tell whether the plan changes anything."""
         return work.decision is not None and not work.decision.plan.is_empty
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Write the plan's nodes into the GraphDef, and make the pool for small buffers."""
         assert work.decision is not None and work.step is not None  # noqa: S101 - required
         decided, transport = work.decision, self._transport()
         transport.require_room(decided.plan.bytes_out)
@@ -208,25 +211,26 @@ class Writing:
 
 
 class Validating:
-    """Checks what TensorFlow will get: it answers a bad graph by running the step unoptimized."""
+    """Checks the edited graph, for TensorFlow would silently run a step with a bad one unoptimized."""
 
     name = "validate"
 
     def requires(self, work: Work) -> bool:
-        """Whether anything was changed."""
+        """Tell whether the graph was changed."""
         return work.edits is not None
 
     def apply(self, work: Work) -> Work:
-        """See the class."""
+        """Raise an error if the edited graph is not valid."""
         assert work.table is not None and work.edits is not None  # noqa: S101 - required
         validate(work.graph_def, work.table, work.outputs, work.edits.nodes, work.place.kernels)
         return work
 
 
 def fed_nodes(item: GrapplerItem, graph_def: Any) -> set[str]:
-    """The nodes in whose place a session feeds values: what it must find again and does not fetch.
+    """Return the nodes in whose place a session feeds values.
 
-    A function has arguments for that, and what it must find has effects.
+    They are the nodes that TensorFlow must preserve and does not fetch. A function has arguments instead, and
+    there the preserved nodes are those with effects.
     """
     if any(node.op == "_Arg" for node in graph_def.node):
         return set()
@@ -234,19 +238,19 @@ def fed_nodes(item: GrapplerItem, graph_def: Any) -> set[str]:
 
 
 def is_edited(graph_def: Any) -> bool:
-    """Whether a graph holds nodes of an earlier edit."""
+    """Tell whether a graph holds nodes of an earlier edit."""
     return any(MARK_ATTR in node.attr for node in graph_def.node)
 
 
 def _changed_arguments(table: NodeTable) -> Iterator[int]:
-    """The numbers of the arguments with which a graph does more than read them."""
+    """Yield the numbers of the arguments that a graph does more with than read them."""
     for node, op_type in enumerate(table.types):
         if op_type == "_Arg" and any(one != "ReadVariableOp" for one in _uses(table, node)):
             yield table.nodes[node].attr["index"].i
 
 
 def _uses(table: NodeTable, node: int) -> Iterator[str]:
-    """The types of the ops that read a node, also inside of loops."""
+    """Yield the types of the ops that read a node, also inside of loops."""
     for reader, _ in table.readers[node]:
         if table.types[reader] in ENTERS:
             yield from _uses(table, reader)
@@ -257,7 +261,7 @@ def _uses(table: NodeTable, node: int) -> Iterator[str]:
 def standard_passes(
     counting: Counting, transport: Callable[[], Transport], pool: SmallPool, bandwidth_gb_s: float | None
 ) -> Sequence[Pass]:
-    """The passes over each frame and device, in their order."""
+    """Return the passes over each frame and device, in their order."""
     return (
         Parsing(),
         Shaping(),

@@ -1,4 +1,4 @@
-"""The calls of training steps: what is told of each, which plan it runs, and when it is run again."""
+"""Follow the calls of training steps: collect what a call knows, choose its plan, and retry it."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ SESSION = "session graph"
 
 
 class _Fresh(threading.local):
-    """What came of the edits in this thread since its step began."""
+    """The results of the edits in this thread since its step began."""
 
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
@@ -49,7 +49,7 @@ class Steps:
     """Watches the calls of steps for one engine.
 
     Args:
-        engine: Whose.
+        engine: The engine that plans the steps.
         environ: The process's variables.
 
     Raises:
@@ -75,7 +75,7 @@ class Steps:
         self.batch_sizes.install()
 
     def uninstall(self) -> None:
-        """Put back what is TensorFlow's; the sizes of Keras's batches are noted further on."""
+        """Put TensorFlow's own methods back; the sizes of Keras's batches are noted further on."""
         self.watch.uninstall()
         self.unseen.uninstall()
         self.sessions.uninstall()
@@ -83,7 +83,7 @@ class Steps:
     # --- what the engine asks ----------------------------------------------------------------------------
 
     def task(self, request: Request) -> Task | None:
-        """What is known of a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
+        """Describe a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
         config = self.rescue.config
         run = self.sessions.run
         if run is not None:
@@ -123,7 +123,7 @@ class Steps:
         (self._fresh.noted if is_here else self._noted_elsewhere).append(error)
 
     def planned(self, work: Work, stats: GraphStats) -> None:
-        """A frame of a graph has been planned."""
+        """Note that a frame of a graph has been planned."""
         if stats.edited:
             self._fresh.stats.append(stats)
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.run
@@ -146,7 +146,7 @@ class Steps:
     # --- what the watch tells ----------------------------------------------------------------------------
 
     def xla_dropped(self, function: Any) -> None:
-        """See :class:`lms.intercept.function_calls.Observer`."""
+        """Warn that XLA was switched off for ``function``."""
         if self._engine.refusal() is None:
             self._engine.warn(
                 f"XLA is off for {function._name}: it fuses the step, and no swap would survive that; "
@@ -154,18 +154,18 @@ class Steps:
             )
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
-        """See :class:`lms.intercept.function_calls.Observer`."""
+        """Return the number of the wanted plan; a new one where the call's arguments have grown."""
         grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
         if grown:
             self._engine.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
         return self.growth.generation(call.function, runtime.name)
 
     def ran(self, runtime: RuntimeCall) -> None:
-        """See :class:`lms.intercept.function_calls.Observer`."""
+        """Raise the errors that were noted while a function of the runtime ran."""
         self._raise_what_was_noted()
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
-        """See :class:`lms.intercept.function_calls.Observer`."""
+        """Run the outermost call, with stand-ins for its iterators; try it again where a plan may help."""
         function = call.function
         if self._engine.refusal() is None:
             self.unseen.called(function)
@@ -179,7 +179,7 @@ class Steps:
         return done
 
     def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
-        """See :class:`lms.intercept.sessions.Observer`."""
+        """Run a step of a session, counted and logged."""
         counted = partial(self._counted, step)
         if self.log is None:
             return counted()
@@ -188,7 +188,7 @@ class Steps:
     # --- inside ------------------------------------------------------------------------------------------
 
     def _batch_size(self, call: Call) -> int | None:
-        """The size of the batches of a call: as it was asked for, of its datasets, of Keras."""
+        """Find the batch size of a call: from the configuration, else its datasets, else Keras."""
         if self._engine.config.batch_size is not None:
             return self._engine.config.batch_size
         size = call.batch_size()
@@ -198,7 +198,7 @@ class Steps:
         return call.specified_size() if latest is None else latest
 
     def _feed(self, function: Any, call: Call) -> None:
-        """Decide where the call's batches come from; have a plan made again that was for smaller ones."""
+        """Decide where the call's batches come from; have the step planned again if they have grown."""
         call.feed = self.feeder.feed(
             function,
             call.arguments,
@@ -215,12 +215,12 @@ class Steps:
             self._engine.warn(f"{text}; {many}" if many else text, many)
 
     def _size_now(self, function: Any, call: Call) -> int | None:
-        """The size of the batches that a planned step is about to get: from Keras, or from its datasets."""
+        """Find the size of the batches that a planned step is about to get, from Keras or its datasets."""
         told = self.batch_sizes.take()
         return call.batch_size() if told is None and self.growth.watches_size(function) else told
 
     def _tried(self, call: Call, step: Callable[..., Any]) -> Any:
-        """The result of the step, tried again after each failure that another plan may mend."""
+        """Run the step, and try it again after each failure that another plan may mend."""
         log, engine = self.log, self._engine
         while True:
             with self.watch.aside():
@@ -252,7 +252,10 @@ class Steps:
         return result
 
     def _raise_what_was_noted(self) -> None:
-        """Raise what an edit could not, for TensorFlow called it; it hides an error of the step itself."""
+        """Raise the first error that an edit has noted.
+
+        The edit itself could not raise it, for TensorFlow called it. The error hides one of the step itself.
+        """
         noted = [*self._fresh.noted, *self._noted_elsewhere]
         self._fresh.noted, self._noted_elsewhere = [], []
         noted.sort(key=lambda error: isinstance(error, Exception))
@@ -264,7 +267,7 @@ class Steps:
         return transport.stats() if transport is not None and transport.counts else None
 
     def _compare(self, before: StoreStats | None) -> None:
-        """Warn where a step was edited and ran without its swaps: TensorFlow has not taken the edit."""
+        """Warn where an edited step ran without its swaps: TensorFlow has not taken the edit."""
         fresh, after = self._fresh.stats, self._moved()
         if not fresh or after is None:
             return
@@ -294,7 +297,7 @@ class Steps:
 
 
 def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:
-    """The numbers of the arguments whose shape the graph leaves open."""
+    """Return the numbers of the arguments whose shape the graph leaves open."""
     table = work.table
     if table is None:
         return []
@@ -313,7 +316,7 @@ def _is_open(shape: Any) -> bool:
 
 
 def function_name(name: str) -> str:
-    """What a user calls a function of the runtime: ``step`` for ``__inference_step_42``."""
+    """Return the user's name of a function of the runtime: ``step`` for ``__inference_step_42``."""
     for prefix in ("__inference_", "__forward_", "__backward_"):
         if name.startswith(prefix):
             bare, _, number = name.removeprefix(prefix).rpartition("_")

@@ -1,4 +1,4 @@
-"""What the passes of the engine hand to each other: one graph on its way from TensorFlow and back."""
+"""The values that the passes of the engine hand to each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Residents:
-    """What lies on the device when the step begins, in bytes."""
+    """The bytes that lie on the device when the step begins."""
 
     in_use: int = 0
     pending: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Residents:
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
+        """The sum of all of them."""
         return self.in_use + sum(self.pending) + self.constants + self.fusion
 
 
@@ -82,12 +82,12 @@ class Work:
         return None if whole is None else max(1, whole - self.residents.nbytes)
 
     def reopened(self) -> "Work":
-        """What another frame begins with: the graph as this one has left it."""
+        """Return the start of the work on another frame: the graph as this work has left it."""
         table = None if self.edits else self.table
         begun = Work(self.task, self.device, self.place, graph_def=self.graph_def, table=table)
         return replace(begun, outputs=self.outputs)
 
     def of_frame(self, name: str) -> "Work":
-        """The same, for the frame of this name."""
+        """Return the same work for the frame called ``name``."""
         assert self.table is not None  # noqa: S101 - a graph that has been read
         return replace(self, frame=[frame.name for frame in self.table.frames].index(name))
