@@ -1,1 +1,1 @@
-"""Hooks into calls of TensorFlow and Keras, for what no graph tells."""
+"""Hook into calls of TensorFlow and Keras, for what no graph tells."""

@@ -1,4 +1,4 @@
-"""What each step is planned for, and which of its plans is wanted: larger batches want another one."""
+"""Remember the batch sizes that each step was planned for, and ask for a new plan when they grow."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass
 class _Step:
-    """What a step was planned for."""
+    """The sizes and shapes that a step was planned for."""
 
     generation: int = 0
     batch_size: int | None = None
@@ -20,7 +20,7 @@ class _Step:
 
 
 class Growth:
-    """Remembers by function what its step was planned for, and counts its plans."""
+    """Remembers by function the sizes that its step was planned for, and counts its plans."""
 
     def __init__(self) -> None:
         self._steps: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
@@ -35,7 +35,7 @@ class Growth:
         batches: Shapes,
         open_arguments: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """Note for batches of which size or shapes a step is planned, and for arguments of which shapes.
+        """Note that a step is planned for batches of this size or these shapes, and for these arguments.
 
         A body that the step runs is planned apart, and knows none of its arguments.
         """
@@ -44,7 +44,7 @@ class Growth:
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
 
     def generation(self, function: Any, name: str) -> int:
-        """Which plan of a step is the latest."""
+        """Return the number of a step's latest plan."""
         found = self._steps.get(function) if function is not None else self._nameless.get(name)
         return 0 if found is None else found.generation
 
@@ -53,15 +53,15 @@ class Growth:
         self._step(function, name).generation += 1
 
     def watches_shapes(self, function: Any) -> bool:
-        """Whether the shapes of each batch must be known to see the step's growth."""
+        """Tell whether the shapes of each batch must be known to see the step's growth."""
         return function in self._steps and bool(self._steps[function].batches)
 
     def watches_size(self, function: Any) -> bool:
-        """Whether a larger size of its batches is to be seen: the step was planned for one."""
+        """Tell whether the step was planned for a batch size, so that a larger one must be seen."""
         return function in self._steps and self._steps[function].batch_size is not None
 
     def at_least(self, function: Any, shapes: Shapes) -> Shapes:
-        """``shapes`` where they are larger than those that the step was planned for, else those."""
+        """Return ``shapes``, each dimension at least as large as the step was planned for."""
         planned = self._steps[function].batches if function in self._steps else ()
         if [len(shape) for shape in planned] != [len(shape) for shape in shapes]:
             return shapes
@@ -69,7 +69,7 @@ class Growth:
         return tuple(tuple(map(max, earlier, now)) for earlier, now in pairs)
 
     def outgrown(self, function: Any, batch_size: int | None, batches: Shapes) -> str:
-        """Have a step planned again that was planned for less than it is about to get.
+        """Have a step planned again if it was planned for smaller batches than it is about to get.
 
         Args:
             function: What is about to run.
@@ -94,7 +94,7 @@ class Growth:
         return grown
 
     def outgrown_arguments(self, function: Any, name: str, inputs: Sequence[Any]) -> str:
-        """The same for the tensors that a function of the runtime is called with."""
+        """Have a step planned again if it was planned for smaller arguments; return what has grown."""
         step = self._steps.get(function) if function is not None else self._nameless.get(name)
         known = None if step is None else step.arguments.get(name)
         if step is None or not known:
@@ -109,7 +109,7 @@ class Growth:
         return f"was planned for arguments of {was}, and is again for {will}"
 
     def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-        """The shapes to plan for of what a function of the runtime is called with."""
+        """Return the shapes to plan for of the tensors that a function of the runtime is called with."""
         step = self._steps.get(function) if function is not None else self._nameless.get(name)
         known = {} if step is None else step.arguments.get(name, {})
         return {number: known.get(number) or shape for number, shape in _plain_shapes(inputs)}
@@ -130,5 +130,5 @@ def _plain_shapes(inputs: Sequence[Any]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _text(shapes: Shapes) -> str:
-    """``16x128 and 16x20``."""
+    """Write shapes for people: ``16x128 and 16x20``."""
     return " and ".join("x".join(map(str, shape)) or "1" for shape in shapes)

@@ -1,4 +1,4 @@
-"""Keeps the batches that a step takes from iterators, so that a step can be tried again with the same ones.
+"""Keep the batches that a step takes from iterators, so that it can be tried again with the same ones.
 
 Keras's step, and many a loop's, takes its batch itself: ``next(iterator)`` is an op of the traced graph. What
 the iterator gave is gone when the step runs out of memory, and its next batch is another one. So a first step
@@ -42,7 +42,7 @@ SOURCE = "_lms_source"
 
 
 class Source:
-    """One iterator, and what it has given to a step that has not worked yet."""
+    """An iterator, and the batches that it has given to a step that has not worked yet."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -57,7 +57,7 @@ class Source:
 
     @classmethod
     def of(cls, real: Any) -> "Source":
-        """The one source of an iterator."""
+        """Return the one source of an iterator; make it where there is none."""
         if not hasattr(real, SOURCE):
             setattr(real, SOURCE, cls(real))
         source: Source = getattr(real, SOURCE)
@@ -74,7 +74,7 @@ class Source:
         return len(self._kept) > self._given
 
     def stand_in(self) -> Any:
-        """An iterator like the real one, which goes on where the step stands."""
+        """Return an iterator like the real one, which goes on where the step stands."""
         if self._stand_in is None:
             self._stand_in = iter(_dataset(self._real.element_spec, partial(_Giver, weakref.ref(self))))
         return self._real._type_spec._from_components([self._stand_in._iterator_resource])
@@ -85,7 +85,9 @@ class Source:
         return None if self._stand_in is None else self._stand_in._iterator_resource
 
     def first_shapes(self, batch_size: int | None) -> Shapes:
-        """The shapes of the tensors of the next batch, without ragged and sparse ones; none at the end.
+        """Return the shapes of the tensors of the next batch, without ragged and sparse ones.
+
+        At the end there are none.
 
         Args:
             batch_size: What an open first dimension counts as, whatever the batch has.
@@ -106,11 +108,11 @@ class Source:
         return tuple(shapes)
 
     def rewind(self) -> None:
-        """Begin again with what the failed step was given."""
+        """Begin again with the batches that the failed step was given."""
         self._given, self._stand_in = 0, None
 
     def forget(self, *, goes_on: bool) -> None:
-        """The step is over: what it was given is not needed again, nor the stand-in unless it ``goes_on``."""
+        """Drop the batches that the step was given, and also the stand-in unless the step ``goes_on``."""
         with self._lock:
             del self._kept[: self._given]
             self._given = self._nbytes = 0
@@ -120,7 +122,7 @@ class Source:
                 vars(self._real).pop(SOURCE, None)
 
     def next(self) -> Batch | None:
-        """The next batch; ``None`` at the end."""
+        """Return the next batch; ``None`` at the end."""
         with self._lock:
             self._draw()
             if not self.is_ahead:
@@ -135,7 +137,7 @@ class Source:
             return batch
 
     def _draw(self) -> None:
-        """Have a batch for the step: take one from the real iterator, unless it has none or has failed."""
+        """Take a batch from the real iterator, unless one is kept for the step or the iterator has failed."""
         if self.is_ahead or self.failure is not None:
             return
         try:
@@ -153,13 +155,13 @@ class Source:
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor's value; of a single string TensorFlow gives the bytes alone."""
+    """Return a tensor's value as an array; of a single string TensorFlow gives the bytes alone."""
     value = tensor.numpy()
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
 
 
 class _Giver:
-    """Gives what a source has; holds it loosely, for TensorFlow never lets go of a dataset's Python code."""
+    """Yields a source's batches; refers to it weakly, for TensorFlow never frees a dataset's Python code."""
 
     def __init__(self, source: Callable[[], Source | None]) -> None:
         self._source = source
@@ -176,7 +178,7 @@ class _Giver:
 
 
 def _dataset(element_spec: Any, give: Any) -> Any:
-    """What ``give`` yields, in the structure of ``element_spec``.
+    """Make a dataset of what ``give`` yields, in the structure of ``element_spec``.
 
     Nothing fetches ahead, for what is fetched is taken. The copies lie where a pipeline's batches do, in the
     allocator of the CPU device, and not in NumPy's memory.
@@ -209,7 +211,7 @@ class Feed:
 
     @property
     def failure(self) -> Exception | None:
-        """What an iterator raised instead of a batch."""
+        """The error that an iterator raised instead of a batch."""
         return next((source.failure for source in self.sources.values() if source.failure), None)
 
     @property
@@ -227,14 +229,14 @@ class Feed:
         return [source.handle for source in self.sources.values()]
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as the step gets them."""
+        """Return the arguments as the step gets them, with stand-ins for the iterators."""
         if not self.sources:
             return self.args, self.kwargs
         args = tuple(self._stood_in(value) for value in self.args)
         return args, {name: self._stood_in(value) for name, value in self.kwargs.items()}
 
     def first_shapes(self, batch_size: int | None) -> Shapes:
-        """See :meth:`Source.first_shapes`; of all iterators."""
+        """Return the shapes of the next batches of all iterators (:meth:`Source.first_shapes`)."""
         return tuple(shape for source in self.sources.values() for shape in source.first_shapes(batch_size))
 
     def rewind(self) -> None:
@@ -243,7 +245,7 @@ class Feed:
             source.rewind()
 
     def forget(self) -> None:
-        """The call is over."""
+        """Drop the batches that the finished call was given."""
         for source in self.sources.values():
             source.forget(goes_on=self.sizes_open)
 
@@ -265,7 +267,7 @@ class Feeder:
     def feed(
         self, function: Any, arguments: Any, *, may_retry: bool, watched: bool, told: Callable[[], int | None]
     ) -> Feed:
-        """The arguments of a call of ``function``, with stand-ins where they are needed.
+        """Return the arguments of a call of ``function``, with stand-ins where they are needed.
 
         Args:
             function: What is called.
@@ -286,7 +288,10 @@ class Feeder:
         return Feed(args, kwargs, sources, sizes_open)
 
     def _is_new(self, function: Any, iterators: Sequence[Any]) -> bool:
-        """Whether ``function`` is going to be traced for iterators of this kind, which it then has seen."""
+        """Tell whether ``function`` is going to be traced for iterators of this kind.
+
+        From then on it counts as having seen them.
+        """
         kinds = tuple(iterator._type_spec for iterator in iterators)
         seen = self._seen.setdefault(function, set())
         if not function.experimental_get_tracing_count():
@@ -297,7 +302,7 @@ class Feeder:
 
 
 def _can_be_kept(iterator: Any) -> bool:
-    """Whether this is an iterator, arrays hold what it gives, and it gives it in host memory."""
+    """Tell whether this is an iterator whose batches lie in host memory and fit into arrays."""
     if type(iterator) is not OwnedIterator or "CPU" not in (iterator._iterator_resource.device or ""):
         return False
     if any(map(_is_plain_row, _inner(iterator.element_spec))):
@@ -307,12 +312,15 @@ def _can_be_kept(iterator: Any) -> bool:
 
 
 def _is_plain_row(spec: Any) -> bool:
-    """Whether rows of a ragged tensor are meant: plain tensors, which a pipeline hands on as ragged ones."""
+    """Tell whether rows of a ragged tensor are meant.
+
+    These are plain tensors, which a pipeline hands on as ragged ones.
+    """
     return isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank
 
 
 def _inner(element_spec: Any) -> Iterator[Any]:
-    """The specifications in a structure, and those that they are made of."""
+    """Yield the specifications in a structure, and those that they are made of."""
     for spec in tf.nest.flatten(element_spec):
         yield spec
         if not isinstance(spec, tf.TensorSpec):
@@ -320,7 +328,7 @@ def _inner(element_spec: Any) -> Iterator[Any]:
 
 
 def _sizes_open(iterators: Iterable[Any], size_known: bool) -> bool:
-    """Whether sizes of batches are open, beyond the one that somebody has told."""
+    """Tell whether sizes of batches are open, beyond the one that is already known."""
     leaves = (spec for iterator in iterators for spec in tf.nest.flatten(iterator.element_spec))
     shapes = (leaf.shape for leaf in leaves if isinstance(leaf, tf.TensorSpec))
     return any(None in shape.as_list()[int(size_known) :] for shape in shapes if shape.rank is not None)

@@ -1,4 +1,4 @@
-"""The size of the batches that a ``tf.data`` pipeline gives, where its steps say it."""
+"""Find the size of the batches that a ``tf.data`` pipeline gives, where its steps say it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ DEEPEST = 64
 
 
 def dataset_batch_size(dataset: Any) -> int | None:
-    """The batch size that a pipeline was built with, when its last batching step says it."""
+    """Return the batch size that a pipeline was built with, when its last batching step says it."""
     for _ in range(DEEPEST):
         if _is_batching(dataset):
             return _own_batch_size(dataset)
@@ -27,18 +27,18 @@ def dataset_batch_size(dataset: Any) -> int | None:
 
 
 def gone_through_batch_size(datasets: Sequence[Any]) -> int | None:
-    """The batch size of the datasets that a function goes through itself (``for batch in dataset``).
+    """Return the batch size of the datasets that a function goes through itself.
 
-    No batch can be looked at before the step: a pipeline may be costly, or never give the same again. So all
-    that stands behind the batching step must be known to keep its size; ``None`` where it is not, or where
-    two datasets differ.
+    That is ``for batch in dataset``. No batch can be looked at before the step: a pipeline may be costly, or
+    never give the same again. So all that stands behind the batching step must be known to keep its size;
+    ``None`` where it is not, or where two datasets differ.
     """
     sizes = {_kept_batch_size(dataset) for dataset in datasets}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _kept_batch_size(dataset: Any) -> int | None:
-    """The size of a dataset's whole batches; a smaller last one runs through the same graph."""
+    """Return the size of a dataset's whole batches; a smaller last one runs through the same graph."""
     if isinstance(dataset, UnaryUnchangedStructureDataset):  # prefetches, shuffles, repeats, ...
         return _kept_batch_size(dataset._input_dataset)
     if hasattr(dataset, "_map_func") and not _is_batching(dataset):
@@ -53,13 +53,13 @@ def _is_batching(dataset: Any) -> bool:
 
 
 def _own_batch_size(dataset: Any) -> int | None:
-    """The size of the batches that this step of a pipeline makes itself."""
+    """Return the size of the batches that this step of a pipeline makes itself."""
     sizes = (tf.get_static_value(getattr(dataset, name, None)) for name in BATCH_SIZES)
     return next((int(size) for size in sizes if size is not None), None)
 
 
 def _keeps_size(graph: Any, size: int) -> bool:
-    """Whether what ``graph`` makes of batches of ``size`` has so many rows again, in each of its outputs."""
+    """Tell whether each output of ``graph`` has ``size`` rows again when its batches have."""
     graph_def = graph.as_graph_def()
     for node in graph_def.node:
         shape, dtype = node.attr["shape"].shape, node.attr["dtype"].type

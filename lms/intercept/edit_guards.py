@@ -1,4 +1,4 @@
-"""Stand around an edit: Python's collector rests, and a warning names the line of the user."""
+"""Guards around an edit: pause Python's cyclic collector, and make warnings name the user's line."""
 
 import gc
 import sys
@@ -9,7 +9,10 @@ from types import FrameType
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's cyclic collector would walk all of TensorFlow's graphs again and again, for nothing."""
+    """Pause Python's cyclic collector for the ``with`` block.
+
+    It would walk all of TensorFlow's graphs again and again, for nothing.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -20,7 +23,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def is_inside_of(owner: object, packages: Collection[str] = ()) -> bool:
-    """Whether a method of ``owner`` is under way in this thread; with ``packages``, one of their methods."""
+    """Tell whether a method of ``owner``, or one defined in ``packages``, is running in this thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -41,7 +44,7 @@ OTHERS = ("absl", "keras", "lms", "tensorflow", "tf_keras", "wrapt")
 
 
 def level_of_user() -> int:
-    """The ``stacklevel`` with which the caller of this warns at the user's line, if there is one."""
+    """Return the ``stacklevel`` that makes the caller's warning name the user's line, if there is one."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:

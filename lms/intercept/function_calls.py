@@ -1,4 +1,4 @@
-"""Watches calls of ``tf.function``s, for what the graph that TensorFlow optimizes cannot tell.
+"""Watch calls of ``tf.function``s, for what the graph that TensorFlow optimizes cannot tell.
 
 The outermost call is kept while it runs: its arguments know the batches, and it can be run again. Below it,
 TensorFlow calls functions of its runtime with plain tensors: their shapes are those of the graph's arguments,
@@ -48,7 +48,7 @@ class Call:
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
 
     def batch_size(self) -> int | None:
-        """The size of the batches of the datasets among the arguments, where these say it."""
+        """Return the size of the batches of the datasets among the arguments, where these say it."""
         flat = tf.nest.flatten(self.arguments)
         sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
         size = next((size for size in sizes if size), None)
@@ -57,7 +57,7 @@ class Call:
         return size
 
     def specified_size(self) -> int | None:
-        """The size of all batches, where the specifications of the iterators among the arguments fix it.
+        """Return the size of all batches, where the specifications of the iterators fix it.
 
         TensorFlow leaves it open in the trace nevertheless where it traces again for another size.
         """
@@ -80,19 +80,19 @@ class RuntimeCall:
 
 
 class Observer(Protocol):
-    """Whom the watch tells what it sees."""
+    """The interface of the object that the watch reports to."""
 
     def xla_dropped(self, function: Any) -> None:
-        """XLA was switched off for ``function``."""
+        """Hear that XLA was switched off for ``function``."""
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
-        """Which plan of the function is wanted; for another number TensorFlow optimizes it again."""
+        """Return the number of the wanted plan; for another number TensorFlow optimizes again."""
 
     def ran(self, runtime: RuntimeCall) -> None:
-        """A function of the runtime has run, or has failed."""
+        """Hear that a function of the runtime has run, or has failed."""
 
 
 class _UnderWay(threading.local):
@@ -135,7 +135,7 @@ class Watch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is called meanwhile is no part of the call under way."""
+        """Keep what is called in the ``with`` block out of the call under way."""
         call, self._local.call = self._local.call, None
         try:
             yield
@@ -202,11 +202,11 @@ class Watch:
 
 
 def is_compiled_layer(function: Any) -> bool:
-    """Whether ``function`` is one layer of Keras's that only XLA can run everywhere."""
+    """Tell whether ``function`` is one layer of Keras's that only XLA can run everywhere."""
     return bool(function._jit_compile) and module_of(function) in COMPILED_LAYERS
 
 
 def module_of(function: Any) -> str:
-    """The module of the Python code of a ``tf.function``."""
+    """Return the module of the Python code of a ``tf.function``."""
     python_function = tf_decorator.unwrap(function._python_function)[1]
     return getattr(python_function, "__module__", None) or ""

@@ -1,4 +1,4 @@
-"""Learns from Keras, whichever one is used, how large the batches are that it is about to feed.
+"""Learn from Keras, whichever one is used, how large the batches are that it is about to feed.
 
 ``fit`` on arrays traces its step with an open batch dimension; only Keras's data adapters know the size.
 They are watched, not changed: a hook notes the batch size whenever one is made. Without eager execution there
@@ -46,7 +46,7 @@ class BatchSizes:
         _watch_keras()
 
     def take(self) -> int | None:
-        """The latest size, for the first function that runs with it; None for all after it.
+        """Return the latest size to the first function that runs with it; None to all after it.
 
         So a validation within ``fit`` leaves the training step with the size that it began with.
         """
@@ -54,7 +54,7 @@ class BatchSizes:
         return self.latest if untaken else None
 
     def of_graph(self, graph: Any) -> int | None:
-        """The batch size with which Keras is about to run ``graph`` in a session; None if it has not told."""
+        """Return the batch size that Keras is about to run ``graph`` with in a session; None if unknown."""
         return self._by_graph.get(graph)
 
     def uninstall(self) -> None:
@@ -74,7 +74,7 @@ class BatchSizes:
 
 @functools.cache
 def _watch_keras() -> None:
-    """Hook into whichever Keras is imported, for good: a hook does nothing while nobody is told."""
+    """Hook into whichever Keras is imported, for good; a hook does nothing while no watch is installed."""
     for module, name, attribute in ITERATORS:
         _watch(module, f"{name}.__init__", _noting(attribute))
     for module in CALLBACKS:
@@ -106,7 +106,7 @@ def _noting_graph(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def adapter_batch_size(adapter: Any) -> int | None:
-    """The batch size that a Keras data adapter knows, else that of the ``tf.data`` pipeline it wraps."""
+    """Return the batch size that a Keras data adapter knows, else that of the pipeline it wraps."""
     for name in ("batch_size", "_batch_size", "_first_batch_size"):
         size = getattr(adapter, name, None)
         size = size() if callable(size) else size

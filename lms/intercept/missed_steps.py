@@ -1,4 +1,4 @@
-"""Notices the training steps that LMS does not see, and tells of each with the remedy."""
+"""Warn of the training steps that LMS does not see, each with the remedy."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ FEWEST_VARIABLES = 4
 
 
 class Unseen:
-    """Told of every call of a function; once installed it sees the gradients of eager code as well.
+    """Checks every call of a function, and the gradients of eager code once it is installed.
 
     Args:
         warn: Warns, of each text once.
@@ -41,7 +41,7 @@ class Unseen:
         imperative_grad.imperative_grad = self._gradient
 
     def called(self, function: Any) -> None:
-        """Eager code is about to call ``function`` (a ``tf.function``)."""
+        """Check a ``tf.function`` that eager code is about to call."""
         if function in self._seen:
             return
         self._seen.add(function)
@@ -63,7 +63,7 @@ class Unseen:
 
 
 def is_eager_step(sources: Sequence[Any]) -> bool:
-    """Whether a model is trained in eager execution by a gradient of ``sources``, as a tape gives them."""
+    """Tell whether a gradient of ``sources``, as a tape gives them, trains a model eagerly."""
     if not tf.executing_eagerly() or tf_ops.inside_function():
         return False
     handles = [source for source in sources if getattr(source, "dtype", None) == tf.resource]

@@ -1,4 +1,4 @@
-"""When the first step of a fitted plan runs out of memory: again with a larger margin, then with policy all.
+"""Retry the first step of a plan that ran out of memory: with a larger margin, then with policy ``all``.
 
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
@@ -30,7 +30,7 @@ RETRIED_POLICIES = ("auto", "budget")
 
 @dataclass
 class _Attempt:
-    """What is kept of a call that has planned graphs and has not finished its first step."""
+    """The state kept of a call that has planned graphs and has not finished its first step."""
 
     values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
     """By the id of a variable's handle the handle, and the value before the step."""
@@ -56,7 +56,7 @@ LATER_STEP = (
 
 
 class Rescue:
-    """Keeps what is needed to try a first step again; each kind of plan at most once in a process."""
+    """Keeps what is needed to retry a first step; each kind of plan is tried at most once in a process."""
 
     def __init__(self, config: LMSConfig) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class Rescue:
     def planned(
         self, call: Call, table: NodeTable, inputs: Sequence[Any], made: SwapPlan, *, is_body: bool
     ) -> None:
-        """A graph has been planned for the step that ``call`` is about to run, or has begun to (a body)."""
+        """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``)."""
         if not self._left or call.function is None:
             return
         if call.attempt is None:
@@ -94,7 +94,7 @@ class Rescue:
                 attempt.unknown = True
 
     def prepare(self, call: Call) -> bool:
-        """After a failure: undo the step and take the next kind of plan; False: no further try."""
+        """Undo the failed step and choose the next kind of plan; return False if it cannot be retried."""
         attempt: _Attempt | None = call.attempt
         call.attempt = None
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
@@ -112,12 +112,12 @@ class Rescue:
         return True
 
     def succeeded(self, call: Call) -> None:
-        """A call has run to its end: an edited step among them can no longer be a first one."""
+        """Note that a call has run to its end: later failures of an edited step are no first ones."""
         self._worked = self._worked or call.attempt is not None
 
 
 def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
-    """How to plan after the first failure, and after the second."""
+    """Yield how to plan after the first failure, and after the second."""
     if config.policy in RETRIED_POLICIES:
         yield replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
         yield replace(config, policy="all")

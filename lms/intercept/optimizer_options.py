@@ -1,4 +1,4 @@
-"""The options of TensorFlow's graph optimizer with which a planned step runs.
+"""Set the options of TensorFlow's graph optimizer with which a planned step runs.
 
 They are given to each call of a function and to each session, and nothing else is changed: once LMS is off,
 functions run as they did before, with the graph that TensorFlow keeps for its own options.
@@ -38,7 +38,7 @@ class OptimizerOptions:
         self._made: dict[tuple[bytes, str, int], tuple[Any, int]] = {}
 
     def planned(self, options: Any, generation: int) -> tuple[Any, int]:
-        """The options of a call like ``options`` that runs the plan of this generation.
+        """Return the options for a call with ``options`` that runs the plan ``generation``.
 
         Returns:
             The options, and how often TensorFlow's optimizer goes over a graph with them.
@@ -54,7 +54,7 @@ class OptimizerOptions:
         return made
 
     def as_planned(self, config: Any, generation: int = 0) -> Any:
-        """A copy of a configuration (or of none) with which a plan holds."""
+        """Copy a configuration (or an empty one) and set the options that a plan needs."""
         changed = config_pb2.ConfigProto()
         if config is not None:
             changed.CopyFrom(config)
@@ -67,13 +67,13 @@ class OptimizerOptions:
 
 
 def iterations_of(config: Any) -> int:
-    """How often TensorFlow's optimizer goes over a graph with this configuration."""
+    """Return how often TensorFlow's optimizer goes over a graph with this configuration."""
     rewrite = config.graph_options.rewrite_options
     return 1 if rewrite.meta_optimizer_iterations == type(rewrite).ONE else 2
 
 
 def doubtful_options(environ: Mapping[str, str]) -> Iterator[str]:
-    """What of TensorFlow's own options works against a plan, and the remedy."""
+    """Yield a warning with its remedy for each of TensorFlow's options that works against a plan."""
     merges = "XLA auto-clustering is on ({}): it may merge swaps away; {}"
     if tf.config.optimizer.get_jit():
         yield merges.format("set_jit", "switch it off with tf.config.optimizer.set_jit(False)")

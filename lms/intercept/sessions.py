@@ -1,4 +1,7 @@
-"""Sessions of compat.v1: what a run feeds is noted, for TensorFlow optimizes a graph for each set of it."""
+"""Watch sessions of compat.v1, and note the shapes that each run feeds.
+
+TensorFlow optimizes a graph anew for each set of feeds.
+"""
 
 import itertools
 import threading
@@ -34,7 +37,7 @@ class SessionRun:
 
 @dataclass(frozen=True)
 class Charge:
-    """Who has asked for the plans of a graph, and how it is to be planned."""
+    """The guest that has asked for the plans of a graph, and how it is to be planned."""
 
     guest: Any
     config: Any
@@ -45,7 +48,7 @@ class Charge:
 
 
 class Observer(Protocol):
-    """Whom the watch tells what it sees."""
+    """The interface of the object that the watch reports to."""
 
     def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
         """Run ``step``, the run of a session."""
@@ -56,7 +59,7 @@ class _UnderWay(threading.local):
 
 
 class SessionWatch:
-    """Sets the optimizer options that a plan needs, and knows what each run feeds.
+    """Sets the optimizer options that a plan needs, and notes the shapes that each run feeds.
 
     A session keeps what TensorFlow has made of its graph by what is fed, fetched and run. One that ran before
     gets plans nevertheless: what it runs is named once more for each watch that has been installed, which
@@ -133,7 +136,7 @@ class SessionWatch:
         self._charges[graph] = charge
 
     def charge_of(self, graph: Any) -> Charge | None:
-        """Who is in charge of a graph; ``None``: LMS itself."""
+        """Return the charge of a graph; ``None``: LMS itself plans it."""
         return self._charges.get(graph)
 
     def leave_alone(self, graph: Any) -> None:
@@ -141,17 +144,17 @@ class SessionWatch:
         self._left_alone.add(graph)
 
     def leaves(self, graph: Any) -> bool:
-        """Whether nothing of ``graph`` is to be planned."""
+        """Tell whether nothing of ``graph`` is to be planned."""
         return graph in self._left_alone
 
 
 def has_training_step(graph: Any) -> bool:
-    """Whether a graph of compat.v1 holds gradients."""
+    """Tell whether a graph of compat.v1 holds gradients."""
     return any(is_backward(op.name, op.type) for op in reversed(graph.get_operations()))
 
 
 def has_open_batch(graph: Any) -> bool:
-    """Whether runs of a graph of compat.v1 leave the size of the batch open, for an iterator gives it."""
+    """Tell whether an iterator in a graph of compat.v1 leaves the size of the batch open."""
     sources = (op for op in graph.get_operations() if op.type == "IteratorGetNext")
     made = (output for op in sources for output in op.outputs)
     return any(output.shape.rank and output.shape.as_list()[0] is None for output in made)

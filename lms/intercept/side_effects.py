@@ -1,4 +1,4 @@
-"""What a step leaves behind beside the values of variables: whoever tries it again must not have it twice.
+"""Find the side effects of a step, besides the values of variables, that forbid to run it twice.
 
 Random ops that count in their own kernel are no matter here: a step that is tried again is optimized again,
 its kernels are new, and draw what the first ones drew.
@@ -48,7 +48,7 @@ PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
 
 
 def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
-    """Why the step in this graph must not be run again; empty where it may.
+    """Return why the step in this graph must not be run again; empty where it may.
 
     Args:
         table: The step.
@@ -71,7 +71,7 @@ def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[A
 
 
 def may_reach_peers(types: Collection[str]) -> bool:
-    """Whether running ops of these types may send something to other ranks.
+    """Tell whether running ops of these types may send something to other ranks.
 
     Collectives do. So may Python code (``tf.py_function``), whose calls no graph shows.
     """
@@ -79,7 +79,7 @@ def may_reach_peers(types: Collection[str]) -> bool:
 
 
 def runs_python(table: NodeTable) -> bool:
-    """Whether Python code of the user is a part of the step."""
+    """Tell whether Python code of the user is a part of the step."""
     return not PYTHON_TYPES.isdisjoint(table.types)
 
 
@@ -88,7 +88,7 @@ def _takers(table: NodeTable) -> list[int]:
 
 
 def _is_kept(table: NodeTable, taker: int, inputs: Sequence[Any], kept: Collection[Any]) -> bool:
-    """Whether what takes a batch takes it from an iterator whose batches are kept."""
+    """Tell whether ``taker`` takes its batch from an iterator whose batches are kept."""
     node = table.inputs[taker][0].node
     while table.types[node] in PASSES_ON:
         node = table.inputs[node][0].node
