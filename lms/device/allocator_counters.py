@@ -1,4 +1,4 @@
-"""What a device's allocator counts beyond what TensorFlow's Python shows."""
+"""Read the counters of a device's allocator that TensorFlow's Python does not show."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lms.native.library import load_library
 
 @dataclass(frozen=True)
 class AllocatorStats:
-    """Figures of one allocator since the process began; None where this allocator does not know."""
+    """Counters of one allocator since the process began; None where this allocator does not count."""
 
     num_allocs: int | None
     largest_alloc_size: int | None

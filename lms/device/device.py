@@ -1,4 +1,4 @@
-"""The device whose memory is planned: its limit, what lies on it, and its allocator's own figures."""
+"""The device whose memory is planned: its limit, the bytes in use on it, and its allocator's counters."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -43,16 +43,16 @@ class Device:
         return self.name.partition(":")[0]
 
     def holds(self, name: str) -> bool:
-        """Whether what runs on the device of this name takes the memory of this one."""
+        """Tell whether what runs on the device called ``name`` takes the memory of this device."""
         kind, number = self.name.split(":")
         return f"device:{kind}:" in name if kind == "CPU" else name.endswith(f"device:{kind}:{number}")
 
     def keeps_on_host(self, node: Any, index: int) -> bool:
-        """Whether a kernel of the device leaves an output of ``node`` in host memory."""
+        """Tell whether a kernel of the device leaves an output of ``node`` in host memory."""
         return self.type == "GPU" and is_host_output(node, index)
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes in use and their peak since the last reset; ``None`` where the allocator does not count."""
+        """Return bytes in use and their peak since the last reset; ``None`` if they are not counted."""
         try:
             info = tf.config.experimental.get_memory_info(self.name)
         except (ValueError, tf.errors.OpError):
@@ -68,7 +68,7 @@ class Device:
 
 
 def read_devices(environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """The visible GPUs, else the CPU device. Initialises TensorFlow's devices."""
+    """Return the visible GPUs, else the CPU device; initialises TensorFlow's devices."""
     if gpus := tf.config.list_logical_devices("GPU"):
         limits = gpu_limits()
         seen = tf.config.get_visible_devices("GPU")
@@ -81,14 +81,14 @@ def read_devices(environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def read_cpu(environ: Mapping[str, str]) -> Device:
-    """The CPU device; several logical ones share its memory."""
+    """Return the CPU device; several logical ones share its memory."""
     is_limited = environ.get(CPU_BFC, "").lower() in ("1", "true")
     text = environ.get(CPU_BFC_LIMIT, "")
     return Device("CPU:0", int(text) * MIB if is_limited and text.isdigit() else None)
 
 
 def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:
-    """What the kernels of a device do with memory."""
+    """Return the description of what a device's kernels do with memory."""
     if device.type == "GPU":
         persistent = environ.get(PERSISTENT, "").lower() in ("1", "true")
         return Gpu(device.capability, persistent, tf.config.experimental.tensor_float_32_execution_enabled())
@@ -104,13 +104,13 @@ def _capability(gpu: Any) -> tuple[int, int] | None:
 def gpu_limits(
     list_devices: Callable[[Any], Iterable[Any]] = device_lib.list_local_devices,
 ) -> dict[int, int]:
-    """What the allocator of each GPU of this process may hand out, by its number.
+    """Return the bytes that the allocator of each GPU of this process may hand out, by the GPU's number.
 
     TensorFlow answers by making its devices once more. Asked with another configuration than that of the ones
     at work, it would start all GPUs of the machine, and refuse where ``GPU:0`` is not the machine's first.
 
     Args:
-        list_devices: Who is asked, with the configuration.
+        list_devices: Called with the configuration; lists the devices.
     """
     found = list_devices(context.context().config)
     limits = (int(one.memory_limit) for one in found if one.device_type == "GPU")
@@ -118,7 +118,7 @@ def gpu_limits(
 
 
 def adopt_gpus(config: Any, options: Any = tf.config) -> None:
-    """Number the GPUs of this process as a session's configuration does.
+    """Make the GPUs that a session's configuration lists visible, in its order.
 
     TensorFlow refuses two ways to number them, and LMS asks the device that functions run on, which may not
     have been made yet. ``visible_device_list`` is how programs for TensorFlow 1 choose a GPU by their rank.
@@ -136,9 +136,10 @@ def adopt_gpus(config: Any, options: Any = tf.config) -> None:
 
 
 def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
-    """Whether a step failed for want of device memory: none for a tensor, or for any of cuDNN's algorithms.
+    """Tell whether a step failed for want of device memory.
 
-    The second is a ``NotFoundError`` that lists why each of them failed (``BestCudnnConvAlgorithm``).
+    There was none for a tensor, or none for any of cuDNN's algorithms. The latter is a ``NotFoundError`` that
+    lists why each of them failed (``BestCudnnConvAlgorithm``).
     """
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)

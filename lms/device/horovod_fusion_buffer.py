@@ -20,7 +20,7 @@ FUSED_TYPES = ("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather"
 
 
 class FusionBuffer:
-    """Knows whether the buffer is still to come.
+    """Tracks whether Horovod has still to allocate its buffer.
 
     Horovod allocates it through TensorFlow, whole, whatever little is exchanged (``FusionBufferManager``).
     """
@@ -31,11 +31,13 @@ class FusionBuffer:
         self._expected = self._taken = False
 
     def pending_bytes(self, exchanges: Iterable[tuple[str, int]], device_type: str, in_use_bytes: int) -> int:
-        """What the first run of a step will take for the buffer; 0 where none comes, or one is there.
+        """Return the bytes that the first run of a step will take for the buffer.
+
+        0 where the step needs no buffer, or there is one already.
 
         Args:
             exchanges: The types of the step's ops, each with the number of its inputs.
-            device_type: ``GPU`` or ``CPU``: whose memory is planned.
+            device_type: ``GPU`` or ``CPU``: the device whose memory is planned.
             in_use_bytes: What lies on the device now.
         """
         nbytes = taken_bytes(buffer_bytes(self._environ), pool_grows(device_type))
@@ -46,18 +48,18 @@ class FusionBuffer:
         return nbytes if comes else 0
 
     def step_done(self) -> None:
-        """A step has run: from now on the allocator counts the buffer."""
+        """Note that a step has run: from now on the allocator counts the buffer."""
         self._taken = self._taken or self._expected
 
 
 def buffer_bytes(environ: Mapping[str, str]) -> int:
-    """Bytes of the buffer as Horovod reads its variable."""
+    """Return the bytes of the buffer as Horovod reads its variable."""
     text = environ.get(THRESHOLD, "").strip()
     return int(text) if text.isdigit() else DEFAULT_BYTES
 
 
 def taken_bytes(nbytes: int, grows: bool) -> int:
-    """What the allocator takes for a buffer of ``nbytes``, and counts.
+    """Return the bytes that the allocator takes for a buffer of ``nbytes``, and counts.
 
     A pool that grows does so by a power of two, and a chunk of it is handed out whole unless half of it would
     remain. Measured on the CPU device: 24 MiB asked for are 32 MiB in use, 40 MiB are 64 MiB.
@@ -67,18 +69,18 @@ def taken_bytes(nbytes: int, grows: bool) -> int:
 
 
 def pool_grows(device_type: str) -> bool:
-    """Whether TensorFlow takes a device's memory bit by bit, and not most of it at once."""
+    """Tell whether TensorFlow takes a device's memory bit by bit, and not most of it at once."""
     gpus = tf.config.list_physical_devices("GPU") if device_type == "GPU" else []
     return device_type == "CPU" or any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
 
 
 def fuses(exchanges: Iterable[tuple[str, int]]) -> bool:
-    """Whether a step exchanges more than one tensor."""
+    """Tell whether a step exchanges more than one tensor."""
     return sum(inputs for op_type, inputs in exchanges if op_type.startswith(FUSED_TYPES)) > 1
 
 
 def _is_on(device_type: str) -> bool:
-    """Whether Horovod's tensors lie on this kind of device, and there is somebody to exchange them with."""
+    """Tell whether Horovod's tensors lie on this type of device, and there are peers to exchange with."""
     if not has_peers():
         return False
     horovod = sys.modules["horovod.tensorflow"]

@@ -1,4 +1,4 @@
-"""Which outputs of a GPU's kernels lie in host memory: nothing of them is to be swapped.
+"""Find the outputs of a GPU's kernels that lie in host memory, and so must not be swapped.
 
 Kernels say so when they are registered (``HostMemory``), mostly for shapes and other small integers. The copy
 to the host refuses to read such a tensor ("must reside on the device": ``gpu_swapping_kernels.cc``).
@@ -15,7 +15,7 @@ ON_GPU = ("DEFAULT", "GPU")
 
 
 def is_host_output(node: Any, index: int) -> bool:
-    """Whether the kernel that runs ``node`` (a NodeDef) on a GPU leaves output ``index`` in host memory."""
+    """Tell whether the GPU's kernel of ``node`` (a NodeDef) leaves output ``index`` in host memory."""
     held = _host_arguments(node.op)
     if not held:
         return False
@@ -28,7 +28,7 @@ def is_host_output(node: Any, index: int) -> bool:
 def _host_arguments(
     op_type: str,
 ) -> tuple[tuple[tuple[tuple[str, frozenset[int]], ...], frozenset[str]], ...]:
-    """For each kernel of a GPU the types that it takes and its arguments in host memory."""
+    """Return for each GPU kernel of an op the types that it takes, and its arguments in host memory."""
     found = []
     for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
         if kernel.device_type in ON_GPU and kernel.host_memory_arg:
@@ -42,7 +42,7 @@ def _fits(node: Any, constraints: tuple[tuple[str, frozenset[int]], ...]) -> boo
 
 
 def _output_names(node: Any) -> Iterator[str]:
-    """The argument of the op's definition behind each output of a node."""
+    """Yield for each output of a node the name of its argument in the op's definition."""
     definition = op_def_registry.get(node.op)
     for argument in () if definition is None else definition.output_arg:
         count = 1

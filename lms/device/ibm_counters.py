@@ -21,7 +21,7 @@ class NoStatisticError(LMSError):
 
 
 def memory_info(gpu_id: int, what: str) -> tuple[int, int]:
-    """Bytes in use and their peak on a device.
+    """Return bytes in use and their peak on a device.
 
     Raises:
         NoStatisticError: If there is no such device or its allocator does not count.
@@ -34,7 +34,7 @@ def memory_info(gpu_id: int, what: str) -> tuple[int, int]:
 
 
 def _counting(gpu_id: int, what: str) -> "Device":
-    """The device, if its allocator counts: the usual one of the CPU sees large allocations at most."""
+    """Return the device if its allocator counts; the CPU's usual one sees large allocations at most."""
     device = _device(gpu_id, what)
     if device.type != "GPU" and device.limit_bytes is None:
         raise _no_count(what, device.name)
@@ -49,7 +49,7 @@ def _no_count(what: str, device: str) -> NoStatisticError:
 
 
 def _device(gpu_id: int, what: str) -> "Device":
-    """The GPU of this number; where there is none, number 0 is the CPU device, which LMS plans for then."""
+    """Return the GPU of this number; without GPUs number 0 is the CPU device, which LMS plans for then."""
     import tensorflow as tf
 
     from lms.device.device import Device, read_devices
@@ -65,7 +65,7 @@ def _device(gpu_id: int, what: str) -> "Device":
 
 
 def bytes_limit(gpu_id: int, what: str) -> int:
-    """What TensorFlow may allocate on a device.
+    """Return the bytes that TensorFlow may allocate on a device.
 
     Raises:
         NoStatisticError: If it has no limit of its own.
@@ -77,7 +77,7 @@ def bytes_limit(gpu_id: int, what: str) -> int:
 
 
 def _of_allocator(field: str) -> Callable[[int, str], int]:
-    """A figure that the allocator itself counts, asked for by a compiled op."""
+    """Make a function that asks the allocator for ``field``, by a compiled op."""
 
     def read(gpu_id: int, what: str) -> int:
         from lms.device.allocator_counters import read_allocator
@@ -95,7 +95,7 @@ def _of_allocator(field: str) -> Callable[[int, str], int]:
 
 
 def store_stats(what: str) -> "StoreStats":
-    """What has been swapped so far; all zero while nothing has been edited.
+    """Return the counts of what has been swapped so far; all zero while nothing has been edited.
 
     Raises:
         NoStatisticError: If copies are made by TensorFlow itself, which does not count them.
@@ -132,7 +132,10 @@ def _of_store(field: str) -> Callable[[int, str], int]:
 
 
 def _never(gpu_id: int, what: str) -> int:
-    """Swaps are planned, one tensor each: that all idle tensors are sent away at once does not happen."""
+    """Return 0: LMS never sends all idle tensors away at once.
+
+    Swaps are planned, one tensor each.
+    """
     _device(gpu_id, what)
     return 0
 

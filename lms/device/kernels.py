@@ -35,7 +35,7 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True)
 class OpFacts:
-    """What kernels look at: one op as plain values."""
+    """The facts that kernels depend on: one op as plain values."""
 
     type: str
     input_bytes: tuple[int | None, ...] = ()
@@ -78,7 +78,7 @@ class Source(Protocol):
 
 
 class Nodes(Protocol):
-    """What is asked of a graph to find pairs in it; nodes are known by number."""
+    """The questions about a graph that find pairs in it; nodes are known by number."""
 
     @property
     def types(self) -> Sequence[str]:
@@ -94,7 +94,7 @@ class Nodes(Protocol):
 
     @property
     def readers(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """For each node who reads its outputs: (node, slot)."""
+        """For each node the readers of its outputs: (node, slot)."""
 
     def attr(self, node: int, name: str) -> object:
         """Return an attribute as a plain value (see :attr:`OpFacts.attrs`); ``None``: it is not there."""

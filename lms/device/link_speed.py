@@ -1,4 +1,4 @@
-"""How fast a device and its link to the host are: given by the user, measured, or known of its generation."""
+"""The speed of a device and of its link to the host: given by the user, measured, or by generation."""
 
 import platform
 import time
@@ -22,12 +22,12 @@ ROUNDS = 5
 
 @lru_cache
 def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
-    """What plans for ``device`` count with.
+    """Return the costs that plans for ``device`` use.
 
     Args:
         device: Where the step runs.
         bandwidth_gb_s: As in the configuration. With 0 copies are timed, once in a process, which takes some
-            milliseconds; the fastest of five counts. A device too full for a probe counts as usual.
+            milliseconds; the fastest of five counts. A device too full for a probe gets its usual speed.
     """
     capability = device.capability and device.capability[0]
     costs = costs_of(device.type, capability, _model_name(device), platform.machine())
@@ -42,7 +42,7 @@ def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
 
 
 def _model_name(device: Device) -> str:
-    """What the driver calls the first visible GPU; nothing for other devices."""
+    """Return the driver's name of the first visible GPU; empty for other devices."""
     gpus = tf.config.get_visible_devices("GPU") if device.type == "GPU" else ()
     if not gpus:  # a step can also be planned for a GPU that is not here
         return ""
@@ -50,7 +50,7 @@ def _model_name(device: Device) -> str:
 
 
 class Link(Protocol):
-    """Who makes tensors and copies them."""
+    """An object that makes tensors and copies them."""
 
     def make(self, nbytes: int, place: str) -> object:
         """Return a new tensor at ``place``, once it is there."""
@@ -82,14 +82,14 @@ class EagerLink:
 def measured(
     device: Device, link: Link | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, float]:
-    """Measure the bytes a second out of the device and back into it.
+    """Measure the bytes per second out of the device and back into it.
 
     On the CPU device both are those of a copy in memory. For a session's graph, too, this is done in eager
     execution.
 
     Args:
         device: The device.
-        link: Who copies; ``None``: TensorFlow.
+        link: Makes and copies the tensors; ``None``: TensorFlow.
         clock: Tells seconds.
     """
     link = link or EagerLink()

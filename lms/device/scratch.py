@@ -143,9 +143,10 @@ def filter_gradient_bytes(image: Shape, window: Shape, item: int) -> int:
 
 
 def image_gradient_bytes(image: Shape, window: Shape, item: int, threads: int) -> int:
-    """Return the same for the gradient of the images, which unfolds one where that is work for all threads.
+    """Return the buffer in which TensorFlow's own gradient of the images unfolds them.
 
-    ``conv_grad_input_ops.h``, ``Conv2DCustomBackpropInputOp``.
+    It unfolds one image where that is work for all threads, else as many as for a filter's gradient
+    (``conv_grad_input_ops.h``, ``Conv2DCustomBackpropInputOp``).
 
     Args:
         image: The shape of the gradient that comes in, with channels last.

@@ -1,4 +1,4 @@
-"""Room of their own for a step's small buffers, between which no large one has to find its place.
+"""Keep a free chunk for a step's small buffers, so that they do not fragment the room of large ones.
 
 The statistics of a normalisation are a few hundred bytes and live from the forward pass to the backward.
 TensorFlow's allocator gives each a piece of the smallest free chunk; in a step that is short of memory that
@@ -29,13 +29,13 @@ class SmallPool:
         self._guards: dict[str, tuple[int, Any]] = {}
 
     def nbytes(self, device: str) -> int:
-        """What a device has for them; 0 where there is none."""
+        """Return the bytes of a device's chunk for small buffers; 0 where there is none."""
         return self._guards.get(device, (0, None))[0]
 
     def make(self, nbytes: int, device: str, pending: Iterable[int] = ()) -> None:
         """Have a free chunk of ``nbytes`` on ``device``, unless there is one or no room for it.
 
-        What kept a smaller one apart goes then. A session's memory is of the same allocator.
+        The buffer that kept a smaller chunk apart is freed then. A session's memory is of the same allocator.
 
         Args:
             nbytes: The size; 0 where no room is wanted.

@@ -1,4 +1,4 @@
-"""Memory of its own for each variable that a step changes, before the step is planned.
+"""Give each variable that a step changes memory of its own, before the step is planned.
 
 Momenta start as zeros, and a function that makes them keeps one constant for all of one shape: they share its
 buffer until each is written to for the first time. A plan that trusts the bytes in use before the first step
@@ -21,7 +21,7 @@ WORTH_BYTES = 4 << 10
 def give_own_memory(inputs: Sequence[Any], changed: Collection[int]) -> list[int]:
     """Copy the values that variables share with others, for those that a step changes.
 
-    No value is another one then. Where the device has no room for a copy, the step would have found none.
+    The values stay the same. Where the device has no room for a copy, the step would have found none.
 
     Args:
         inputs: What the step's function is called with.
@@ -56,10 +56,11 @@ def _give(handle: Any) -> None:
 
 
 def _copied_bytes(handle: Any) -> int:
-    """Copy a variable's value under its own lock; a step in another thread may be writing it.
+    """Copy a variable's value under its own lock, and return the bytes of the copy.
 
-    Before an op assigns to a slice, here an empty one, it makes sure that the variable has its buffer alone.
-    It has every later read make a copy, too, until that is switched off.
+    A step in another thread may be writing the value. Before an op assigns to a slice, here an empty one, it
+    makes sure that the variable has its buffer alone. It has every later read make a copy, too, until that is
+    switched off.
     """
     shape, dtype = value_shape(handle), value_type(handle)
     nothing = tf.zeros((0, *shape[1:]), dtype)
@@ -69,7 +70,7 @@ def _copied_bytes(handle: Any) -> int:
 
 
 def _address(value: Any) -> int | None:
-    """Where the buffer of a tensor begins in its device's memory; ``None`` where nobody can tell."""
+    """Return the address of a tensor's buffer in its device's memory; ``None`` where it cannot be known."""
     try:
         capsule = tf.experimental.dlpack.to_dlpack(value)
     except (tf.errors.OpError, TypeError, ValueError):
