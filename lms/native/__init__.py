@@ -1,1 +1,1 @@
-"""Compiles and loads the C and C++ parts."""
+"""Compile and load the C and C++ parts."""

@@ -1,4 +1,4 @@
-"""Compiles the ops, once per TensorFlow version, and the plug-in, once, into the user's cache."""
+"""Compile the ops, once per TensorFlow version, and the plug-in, once, into the user's cache."""
 
 import fcntl
 import hashlib
@@ -29,7 +29,7 @@ PARTIAL = ".so.part"
 
 @dataclass(frozen=True)
 class Language:
-    """What a source file is written in."""
+    """The language of a source file, with its compilers."""
 
     name: str
     compilers: tuple[str, ...]
@@ -50,7 +50,7 @@ LANGUAGES = {".cc": CPLUSPLUS, ".c": C}
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """Where built ops are kept: ``$LMS_CACHE``, else ``lmsrun/ops`` in the user's cache directory.
+    """Return the folder of the built ops: ``$LMS_CACHE``, else ``lmsrun/ops`` in the user's cache directory.
 
     Raises:
         BuildError: If the user has no home.
@@ -67,7 +67,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def library_key(version: str, compile_flags: Sequence[str], source: bytes) -> str:
-    """Name of the cache entry: changes with TensorFlow's version, its ABI and flags, and our source.
+    """Return the name of a cache entry; it changes with TensorFlow's version, ABI and flags, and our source.
 
     Without a version it stands for a library that is the same for all of them.
     """
@@ -118,7 +118,7 @@ def build_library(
 
 
 def _require_own(path: Path) -> None:
-    """Code that we load must be ours: nobody else may own it or be able to write it."""
+    """Refuse code that another user owns or may write: what we load must be ours."""
     found = path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BuildError(
@@ -137,7 +137,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _remove_leftovers(home: Path) -> None:
-    """What a build left that was killed; the lock is ours, so nobody writes to it any more."""
+    """Remove what a killed build has left; we hold the lock, so no build writes to it any more."""
     for unfinished in home.glob(f"*{PARTIAL}"):
         unfinished.unlink(missing_ok=True)
 

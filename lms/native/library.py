@@ -1,4 +1,4 @@
-"""The compiled ops, each library loaded once in a process."""
+"""Load the compiled ops, each library once in a process."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ from lms.native.build import build_library, cache_root
 
 @dataclass(frozen=True)
 class Library:
-    """What one file of ``lms/ops`` holds."""
+    """The contents of one compiled file of ``lms/ops``."""
 
     ops: Any
     """The ops, as functions of Python."""
@@ -27,7 +27,7 @@ def load_library(source: Path, environ: Mapping[str, str]) -> Library:
     """Compile the ops if the cache does not hold them, and load them.
 
     Args:
-        source: Which of them; see :mod:`lms.native.build`.
+        source: One of the source files of :mod:`lms.native.build`.
         environ: Where the cache is looked up.
 
     Raises:
