@@ -1,4 +1,4 @@
-"""Checks an edited graph before TensorFlow gets it.
+"""Check an edited graph before TensorFlow gets it.
 
 TensorFlow answers a graph that it cannot build with one line in its log, and runs the step without any of its
 optimizations: without swaps, and to other bits. So what it would refuse is found here.

@@ -1,4 +1,4 @@
-"""Writes a :class:`~lms.ir.swap_plan.SwapPlan` into the GraphDef that it was made for.
+"""Write a :class:`~lms.ir.swap_plan.SwapPlan` into the GraphDef that it was made for.
 
 Requires: every edge of the plan goes forward in the plan's order.
 Ensures: every planned use reads a swap-in, every added node is marked, and the values computed are the same.
@@ -39,7 +39,7 @@ class RewriteError(LMSError):
 
 @dataclass(frozen=True)
 class Edits:
-    """What was added to a graph."""
+    """The nodes and edges that were added to a graph."""
 
     nodes: Collection[str]
     """The names of the added nodes."""
@@ -125,7 +125,10 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
 
 
 def relocated(step: Step, relocation: Relocation) -> Step:
-    """The step of the relocated graph; the ops and tensors that it adds have no nodes until they are made."""
+    """Return the step of the relocated graph.
+
+    The ops and tensors that the relocation adds have no nodes until these are made.
+    """
 
     def taken(column: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         return tuple(() if old is None else column[old] for old in relocation.ops)
@@ -142,7 +145,7 @@ def relocated(step: Step, relocation: Relocation) -> Step:
 
 
 def reference(name: str, index: int) -> str:
-    """An output as a NodeDef's input names it."""
+    """Return an output as a NodeDef's input names it."""
     return name if not index else f"{name}:{index}"
 
 
@@ -175,7 +178,7 @@ class _Editor:
         return reference(self._table.names[source.node], source.index)
 
     def _base(self, tensor: int) -> str:
-        """How the names of the nodes begin that move ``tensor``."""
+        """Return the beginning of the names of the nodes that move ``tensor``."""
         name, _, index = self._reference(tensor).partition(":")
         return f"{name}/{MARK}/{index or 0}"
 
@@ -293,7 +296,10 @@ class _Editor:
         self._table.nodes[node].input[slot] = version
 
     def _version(self, tensor: int, versions: dict[int, str], name: str) -> str:
-        """What stands for ``tensor``, an alias of a swapped tensor, on top of the copy that came back."""
+        """Return the reference that replaces ``tensor`` where its uses read the copy that came back.
+
+        ``tensor`` is the swapped tensor or an alias of it; an alias is made again on top of the copy.
+        """
         if tensor not in versions:
             original = self._step.graph.tensors[tensor].alias_of
             source = self._step.sources[tensor]
@@ -327,7 +333,7 @@ class _Editor:
     # --- sums ------------------------------------------------------------------------------------------
 
     def fix_sum(self, number: int, slot: int) -> None:
-        """Have a sum begin with its input in ``slot`` and then go on as it would: see ``sum_order``."""
+        """Have a sum begin with its input in ``slot``, and keep its order of terms: see ``sum_order``."""
         node = self._table.nodes[number]
         if node.attr["T"].type not in FLOATS:
             return
