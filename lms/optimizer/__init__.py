@@ -1,1 +1,1 @@
-"""Hands the graphs that TensorFlow's own optimizer has finished to an editor in Python."""
+"""Hand the graphs that TensorFlow's own optimizer has finished to an editor in Python."""

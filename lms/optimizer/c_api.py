@@ -1,4 +1,4 @@
-"""TensorFlow's C API, called in the libraries that this process has loaded.
+"""Call TensorFlow's C API in the libraries that this process has loaded.
 
 The structures follow tensorflow/c/experimental/grappler/grappler.h, tf_buffer.h and tf_status.h of TensorFlow
 2.15.1, 2.18.1 and 2.21.0, which are the same there. A test compares them with the installed header.
@@ -84,13 +84,16 @@ INIT_GRAPH = ctypes.CFUNCTYPE(None, ctypes.POINTER(Params), ctypes.c_void_p)
 
 
 def struct_size(structure: type[ctypes.Structure]) -> int:
-    """Where its last field ends, which is what ``TF_OFFSET_OF_END`` gives; padding does not count."""
+    """Return where the last field ends, as ``TF_OFFSET_OF_END`` does.
+
+    Padding does not count.
+    """
     field = getattr(structure, structure._fields_[-1][0])
     return int(field.offset + field.size)
 
 
 def mapped_files(maps: Path = _MAPS) -> list[str]:
-    """The files that this process has mapped, each once, in the order of their addresses.
+    """Return the files that this process has mapped, each once, in the order of their addresses.
 
     Args:
         maps: ``/proc/self/maps``; a file that was removed since stands there with its old name.
@@ -140,7 +143,7 @@ class TensorFlow:
         self.preserved_list = self._function("TF_GetNodesToPreserveList", None, *names)
 
     def find(self, symbol: str) -> Any:
-        """The function of this name, not yet typed; ``None`` where no library exports it."""
+        """Return the function of this name, not yet typed; ``None`` where no library exports it."""
         for library in self._libraries:
             try:
                 return library[symbol]
@@ -160,7 +163,7 @@ class TensorFlow:
 
     @contextmanager
     def status(self) -> Iterator[int]:
-        """A ``TF_Status`` that is freed at the end."""
+        """Make a ``TF_Status`` for the ``with`` block, and free it at the end."""
         status = self.new_status()
         try:
             yield status
@@ -168,13 +171,13 @@ class TensorFlow:
             self.delete_status(status)
 
     def failure(self, status: int) -> str | None:
-        """What the status says, on one line; ``None`` if it is good."""
+        """Return the message of the status, on one line; ``None`` if it is good."""
         if self.get_code(status) == OK:
             return None
         return " ".join(self.get_message(status).decode(errors="replace").split())
 
     def names(self, size: Any, fill: Any, item: int) -> list[str]:
-        """The list of names of a Grappler item that a pair of functions gives."""
+        """Return the names that ``size`` and ``fill``, two C functions, give of a Grappler item."""
         count, storage_size = ctypes.c_int(), ctypes.c_size_t()
         with self.status() as status:
             size(item, ctypes.byref(count), ctypes.byref(storage_size), status)

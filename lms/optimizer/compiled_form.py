@@ -1,4 +1,4 @@
-"""The plug-in as compiled C: idle without Python, and quick with shapes."""
+"""The plug-in as compiled C: it stays out of Python while idle, and reads shapes quickly."""
 
 import array
 import ctypes
@@ -77,12 +77,12 @@ class CompiledForm:
         library.lms_plugin_outputs.argtypes = (pointer, ctypes.c_char_p, ctypes.c_int64, pointer, pointer)
 
     def registered(self) -> set[str]:
-        """The device types that TensorFlow calls it for."""
+        """Return the device types that TensorFlow calls the plug-in for."""
         bits = self._library.lms_plugin_registered()
         return {name for index, name in enumerate(DEVICE_TYPES) if bits >> index & 1}
 
     def register(self, device_type: str) -> None:
-        """Have TensorFlow call it for graphs with nodes on this device type.
+        """Have TensorFlow call the plug-in for graphs with nodes on this device type.
 
         Raises:
             PluginError: If TensorFlow refuses.
@@ -95,23 +95,23 @@ class CompiledForm:
             raise PluginError(f"TensorFlow does not take {self._path} for {device_type} ({failure})")
 
     def arm(self) -> None:
-        """Call Python from now on."""
+        """Call Python for each graph from now on."""
         self._library.lms_plugin_arm(ctypes.cast(self._callback, ctypes.c_void_p))
 
     def disarm(self) -> None:
-        """Stay in C from now on."""
+        """Stop calling Python from now on."""
         self._library.lms_plugin_arm(None)
 
     def inside(self) -> int:
-        """How many threads are in Python."""
+        """Return how many threads are in Python."""
         return int(self._library.lms_plugin_inside())
 
     def expect_iterations(self, count: int) -> None:
-        """Call Python in this iteration of this thread's optimizer."""
+        """Set the iteration of this thread's optimizer in which Python is called."""
         self._library.lms_plugin_expect_iterations(count)
 
     def read_outputs(self, calls: TensorFlow, properties: int, names: Sequence[str]) -> list[list[Output]]:
-        """Read what TensorFlow inferred; the loop over the nodes runs in C.
+        """Read the shapes that TensorFlow inferred; the loop over the nodes runs in C.
 
         Raises:
             PluginError: If TensorFlow does not tell.
@@ -139,7 +139,10 @@ class CompiledForm:
 
 
 def split_outputs(flat: Sequence[int], nodes: int) -> list[list[Output]]:
-    """Split what ``lms_plugin_outputs`` wrote: of each node a count, then dtype, rank and sizes of each."""
+    """Split the numbers that ``lms_plugin_outputs`` wrote.
+
+    These are for each node the count of its outputs, then dtype, rank and sizes of each output.
+    """
     found: list[list[Output]] = []
     at = 0
     for _ in range(nodes):

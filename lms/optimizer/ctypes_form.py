@@ -127,11 +127,11 @@ class CtypesForm:
         self._registered: set[str] = set()
 
     def registered(self) -> set[str]:
-        """The device types that TensorFlow calls it for."""
+        """Return the device types that TensorFlow calls the plug-in for."""
         return set(self._registered)
 
     def register(self, device_type: str) -> None:
-        """Have TensorFlow call it for graphs with nodes on this device type.
+        """Have TensorFlow call the plug-in for graphs with nodes on this device type.
 
         Raises:
             PluginError: If TensorFlow refuses.
@@ -161,15 +161,15 @@ class CtypesForm:
         self._armed = False
 
     def inside(self) -> int:
-        """How many graphs TensorFlow works on: with each of them it comes back to Python."""
+        """Return how many graphs TensorFlow works on: with each of them it comes back to Python."""
         return len(self._iterations)
 
     def expect_iterations(self, count: int) -> None:
-        """Hand graphs over in this iteration of this thread's optimizer."""
+        """Set the iteration of this thread's optimizer in which graphs are handed over."""
         self._thread.expected_iterations = count
 
     def read_outputs(self, calls: TensorFlow, properties: int, names: Sequence[str]) -> list[list[Output]]:
-        """Read what TensorFlow inferred, by the classes of protobuf.
+        """Read the shapes that TensorFlow inferred, with the classes of protobuf.
 
         Raises:
             PluginError: If TensorFlow does not tell.
@@ -212,7 +212,7 @@ class CtypesForm:
 
 
 def has_backward_pass(graph: Buffer) -> bool:
-    """Whether a graph is more than a few nodes and has names or ops of gradients; see ``plugin.c``."""
+    """Tell whether a graph is more than a few nodes and has names or ops of gradients (``plugin.c``)."""
     if graph.length < SMALLEST_GRAPH:
         return False
     data = ctypes.string_at(graph.data, graph.length)
@@ -220,7 +220,7 @@ def has_backward_pass(graph: Buffer) -> bool:
 
 
 def _fill(name: Any, optimizer: Optimizer, params: Any, status: int) -> None:
-    """Do what ``TF_InitGraph`` does."""
+    """Fill in the registration, as ``TF_InitGraph`` does."""
     to = params.contents
     to.struct_size = struct_size(Params)
     to.device_type = ctypes.cast(name, ctypes.c_char_p)

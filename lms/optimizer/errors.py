@@ -1,4 +1,4 @@
-"""The error of the plug-in."""
+"""The plug-in's error."""
 
 from lms.errors import LMSError
 

@@ -1,7 +1,7 @@
-"""Recognizes plug-in graph optimizers that are not ours.
+"""Recognise plug-in graph optimizers that are not ours.
 
 TensorFlow takes one for each device type: a second one ends the process (``LOG(FATAL)`` in
-custom_graph_optimizer_registry.cc). So whoever serves a device type already must be known before.
+custom_graph_optimizer_registry.cc). So a plug-in that serves a device type already must be known before.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ def require_no_other(device_types: Iterable[str], calls: TensorFlow) -> None:
 
 
 def registered_by_ctypes() -> set[str]:
-    """The device types that no shared object serves but functions of Python's.
+    """Return the device types that are served by Python functions and not by a shared object.
 
     TensorFlow's module keeps them, for ours may be imported a second time, as notebooks do that reload.
     """
@@ -103,7 +103,7 @@ def find_plugins(
 
 
 def plugin_folders() -> list[Path]:
-    """The folders that TensorFlow loads plug-ins from when it is imported; see its ``__init__.py``."""
+    """Return the folders whose plug-ins TensorFlow loads when it is imported; see its ``__init__.py``."""
     places = [path for path in sys.path if "site-packages" in path] + site.getsitepackages()
     if site.ENABLE_USER_SITE and site.USER_SITE:
         places.append(site.USER_SITE)
@@ -113,7 +113,7 @@ def plugin_folders() -> list[Path]:
 
 
 def plugin_files(folders: Sequence[Path]) -> list[str]:
-    """The shared objects in these folders that speak of :data:`INIT_SYMBOL`, without loading any."""
+    """Return the shared objects in these folders that contain :data:`INIT_SYMBOL`, without loading any."""
     found = []
     for path in sorted(path for folder in folders for path in folder.iterdir() if ".so" in path.suffixes):
         try:
@@ -126,7 +126,7 @@ def plugin_files(folders: Sequence[Path]) -> list[str]:
 
 
 def _served(library: ctypes.CDLL, calls: TensorFlow) -> list[str]:
-    """The device types that a shared object serves, or would once it is registered."""
+    """Return the device types that a shared object serves, or would once it is registered."""
     try:
         bits = library.lms_plugin_registered()  # a copy of ours: idle until it is told to register
     except AttributeError:
@@ -135,7 +135,7 @@ def _served(library: ctypes.CDLL, calls: TensorFlow) -> list[str]:
 
 
 def _ask(library: ctypes.CDLL, calls: TensorFlow) -> list[str]:
-    """Call it as TensorFlow would, and forget what it gave but for the device type."""
+    """Call the plug-in as TensorFlow would, and keep only the device type of its answer."""
     params, configs, optimizer = (_roomy(kind) for kind in (Params, Configs, Optimizer))
     params.optimizer_configs, params.optimizer = ctypes.pointer(configs), ctypes.pointer(optimizer)
     params.patch_version = 1  # GO_PATCH of grappler.h
@@ -154,7 +154,7 @@ def _roomy(kind: type[ctypes.Structure]) -> Any:
 
 
 def _file_of(address: int) -> str | None:
-    """The shared object that holds a function."""
+    """Return the shared object that holds a function."""
     found = _Symbol()
     if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.file:
         return None

@@ -1,4 +1,4 @@
-"""What TensorFlow knows about a graph that it is about to run: what is fetched, and what shapes it has."""
+"""Ask TensorFlow about a graph that it is about to run: its fetches, preserved nodes and shapes."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from lms.optimizer.errors import PluginError
 
 
 class Output(NamedTuple):
-    """What TensorFlow inferred for an output of a node."""
+    """The type and shape that TensorFlow inferred for an output of a node."""
 
     dtype: int
     """Of the ``DataType`` enum of types.proto."""
@@ -34,7 +34,7 @@ class GrapplerItem:
         self._properties = 0
 
     def fetches(self) -> list[str]:
-        """The fetched nodes, as TensorFlow writes them: ``name`` or ``name:1``.
+        """Return the fetched nodes, as TensorFlow writes them: ``name`` or ``name:1``.
 
         Raises:
             PluginError: If the item is no longer valid.
@@ -42,7 +42,7 @@ class GrapplerItem:
         return self._calls.names(self._calls.fetch_size, self._calls.fetch_list, self._valid())
 
     def preserved(self) -> list[str]:
-        """The nodes that must keep their names: what is fetched or fed, and what has effects; sorted.
+        """Return the nodes that must keep their names: fetched, fed or with effects; sorted.
 
         Raises:
             PluginError: If the item is no longer valid.
@@ -51,7 +51,7 @@ class GrapplerItem:
         return sorted(found)  # TensorFlow keeps them in a hash set: their order is by chance
 
     def output_properties(self, names: Sequence[str]) -> list[list[Output]]:
-        """For each node its outputs; none for a node that has none or is not in the graph.
+        """Return the outputs of each node; none for a node that has none or is not in the graph.
 
         TensorFlow infers the shapes of the whole graph the first time, by ``TF_InferStatically``.
 

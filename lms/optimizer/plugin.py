@@ -1,4 +1,4 @@
-"""Loads the plug-in, and hands it the editor of graphs.
+"""Load the plug-in, and hand it the editor of graphs.
 
 TensorFlow cannot forget a plug-in: it is loaded once and idle until it is armed. TensorFlow calls it in the
 thread that runs a step for the first time, after its own passes.
@@ -53,7 +53,7 @@ _EXIT_WAIT_S = 10.0
 
 
 class _LoadedForm(Protocol):
-    """What the compiled form and the one by ctypes alone have in common."""
+    """The methods that both forms of the plug-in have."""
 
     def registered(self) -> set[str]: ...
     def register(self, device_type: str) -> None: ...
@@ -67,7 +67,7 @@ class _LoadedForm(Protocol):
 
 
 def wanted_forms(environ: Mapping[str, str]) -> Sequence[Form]:
-    """The forms to try, in this order.
+    """Return the forms of the plug-in to try, in this order.
 
     Raises:
         PluginError: If ``LMS_PLUGIN`` names none.
@@ -171,7 +171,7 @@ class _Plugin:
             time.sleep(0.01)
 
     def _edit(self, device_type: str, graph: int, length: int, item_address: int) -> bytes | None:
-        """Ask the editor; whatever it raises ends here, for nothing may be raised through C."""
+        """Ask the editor, and catch whatever it raises, for nothing may be raised through C."""
         arming = self._arming
         if arming is None:
             return None
@@ -194,7 +194,7 @@ class _Plugin:
 
 
 def _require_graph(new: object) -> bytes | None:
-    """Refuse what is no graph: TensorFlow would take nothing at all for an empty one."""
+    """Refuse what is no graph: TensorFlow would take ``b""`` for an empty graph."""
     if new is None or (isinstance(new, bytes) and new):
         return new
     raise TypeError(f"the editor gave {repr(new)[:80]}; needed the bytes of a GraphDef, or None")
@@ -239,7 +239,7 @@ def disarm() -> None:
 
 
 def expect_iterations(count: int) -> None:
-    """Say how often TensorFlow optimizes each graph of this thread, for the last time alone is the editor's.
+    """Set how often TensorFlow optimizes each graph of this thread; the editor gets the last result.
 
     Args:
         count: This thread's ``meta_optimizer_iterations``, 1 or 2; 2 until it is said.
