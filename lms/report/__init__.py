@@ -1,1 +1,1 @@
-"""What was done, as values, text, picture and CSV."""
+"""Report what was done, as values, text, picture and CSV."""

@@ -1,4 +1,4 @@
-"""Statistics as text for people, and the memory of a step as a picture."""
+"""Render statistics as text for people, and the memory of a step as a picture."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -29,12 +29,12 @@ NAME_WIDTH = 34
 
 
 def mib(nbytes: int | None) -> str:
-    """Bytes as MiB, or a dash where they are unknown."""
+    """Write bytes as MiB, or a dash where they are unknown."""
     return "-" if nbytes is None else f"{nbytes / MIB:,.1f} MiB"
 
 
 def render_report(report: Report) -> str:
-    """The report as a table of lines."""
+    """Render the report as a table of lines."""
     device = ("device", f"{report.device.name}, limit {mib(report.device.limit_bytes)}")
     if report.idle:
         return _lines([("mode", report.idle), device, ("measured peak", mib(report.measured_peak_bytes))])
@@ -68,7 +68,7 @@ def _lines(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _distinct(graphs: Sequence[GraphStats]) -> list[tuple[GraphStats, int]]:
-    """The latest of each graph that was planned alike several times, and how often it was."""
+    """Return the latest of each graph that was planned alike several times, and how often it was."""
     counts: dict[tuple[object, ...], tuple[GraphStats, int]] = {}
     for graph in graphs:
         same = (graph.name, graph.ops, graph.policy, graph.why, graph.swap_ins, graph.open_sizes)
@@ -104,7 +104,7 @@ def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
 
 
 def _policy(graph: GraphStats) -> str:
-    """What the user chose, and in brackets what it came to where that is something else."""
+    """Write the policy that the user chose, and in brackets the one that made the plan if it differs."""
     if graph.asked_policy in ("", graph.policy):
         return graph.policy
     how = f"budget {mib(graph.budget_bytes)}" if graph.policy == "budget" else graph.policy
@@ -112,7 +112,7 @@ def _policy(graph: GraphStats) -> str:
 
 
 def _peak_parts(graph: GraphStats) -> str:
-    """What adds up to the planned peak."""
+    """Write the parts that add up to the planned peak."""
     text = f"{mib(graph.base_bytes)} from outside of the step (variables, constants, data, buffers)"
     if graph.planned_peak_bytes is None or graph.step_bytes is None:
         return text
@@ -122,7 +122,7 @@ def _peak_parts(graph: GraphStats) -> str:
 
 
 def _planned(report: Report) -> str:
-    """The planned peak, and what it leaves of the limit for the allocator's pieces and kernels' scratch."""
+    """Write the planned peak, and what it leaves of the limit for fragmentation and kernels' scratch."""
     text, peak, limit = mib(report.planned_peak_bytes), report.planned_peak_bytes, report.device.limit_bytes
     if report.open_sizes:
         return f"- {report.open_sizes}"
@@ -156,7 +156,7 @@ ADVICE = {
 
 
 def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
-    """What to add to TensorFlow's message when a step ran out of device memory."""
+    """Return the text to add to TensorFlow's message when a step ran out of device memory."""
     lines = [
         "LMS: the step ran out of memory on "
         + report.device.name
@@ -174,7 +174,7 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
 
 
 def _largest(planned: Planned) -> list[str]:
-    """The largest tensors at the planned peak, a line each, and what the others come to."""
+    """Return lines with the largest tensors at the planned peak, and the sum of the others."""
     live = planned.largest_at_peak(len(planned.graph.tensors))
     named = [(name, nbytes) for name, nbytes in live[:NAMED_TENSORS] if nbytes >= NAMED_BYTES]
     lines = [f"  {mib(nbytes):>14}  {name}" for name, nbytes in named]
@@ -251,7 +251,7 @@ def require_drawable(path: Path) -> None:
 
 
 def _draw(axes: Any, line: Timeline, base: int, label: str, color: str) -> None:
-    """Draw the points at which memory changes; what runs in between takes no room on the axis."""
+    """Draw memory at the points where it changes; the time between them takes no room on the axis."""
     values = [(nbytes + base) / MIB for nbytes in line.allocated]
     changes = [now for earlier, now in zip([0.0, *values], values, strict=False) if now != earlier] or [0.0]
     places = [100 * index / len(changes) for index in range(len(changes) + 1)]
@@ -282,7 +282,7 @@ def _peak_text(planned: Planned) -> str:
 
 
 def _short(name: str) -> str:
-    """As many of the last parts of a name as fit, at least one."""
+    """Shorten a name to as many of its last parts as fit, at least one."""
     if len(name) <= NAME_WIDTH:
         return name
     tail = name[-NAME_WIDTH + len(".../") :]

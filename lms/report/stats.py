@@ -1,4 +1,4 @@
-"""What LMS did in this process, as values: one entry a graph it looked at, and the whole."""
+"""The figures of what LMS did in this process, as values: one entry per graph, and the whole."""
 
 import os
 from collections.abc import Hashable, Sequence
@@ -14,7 +14,7 @@ from lms.transports.base import StoreStats
 
 
 def counted(number: int, what: str) -> str:
-    """``1 tensor``, ``2 tensors``."""
+    """Write a number with its noun: ``1 tensor``, ``2 tensors``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -24,7 +24,7 @@ FIX_LENGTHS = "where these are lengths, pad all to one (padded_batch with padded
 
 @dataclass(frozen=True)
 class OpenSizes:
-    """Tensors of a step whose size nobody knows, nor its peaks with them; reads as one line."""
+    """Tensors of a step whose size is not known, so that its peaks are not known; reads as one line."""
 
     count: int
     example: str
@@ -34,12 +34,15 @@ class OpenSizes:
 
     @classmethod
     def of(cls, names: Sequence[str], *, known: bool) -> "OpenSizes | None":
-        """What ``names`` (tensors) come to; ``None`` without. ``known``: whether the batch's size is."""
+        """Describe the tensors ``names``; ``None`` if there are none.
+
+        ``known`` tells whether the size of the batch is known.
+        """
         return cls(len(names), names[0], known) if names else None
 
     @property
     def remedy(self) -> str:
-        """What the user can do."""
+        """The remedy, for the user."""
         return FIX_LENGTHS if self.by_data else "set batch_size (LMS_BATCH_SIZE)"
 
     def __str__(self) -> str:
@@ -113,7 +116,7 @@ class GraphStats:
         peak: int,
         open_sizes: OpenSizes | None = None,
     ) -> "GraphStats":
-        """What a plan and its edits come to; ``base`` and ``peak`` are bytes of the whole device."""
+        """Collect the figures of a plan and its edits; ``base`` and ``peak`` are the whole device's bytes."""
         known = open_sizes is None
         return cls(
             name=name,
@@ -148,7 +151,7 @@ def _why(made: SwapPlan) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What LMS did so far; prints as a table."""
+    """The report of what LMS did so far; prints as a table."""
 
     device: Device
     transport: str
@@ -169,7 +172,7 @@ class Report:
 
     @property
     def open_sizes(self) -> OpenSizes | None:
-        """Those of the graph with the most of them, of the latest plans of each graph."""
+        """The open sizes of the graph that has the most of them, among the latest plans of each graph."""
         found = [graph.open_sizes for graph in self._latest if graph.open_sizes]
         return max(found, key=lambda one: one.count, default=None)
 
@@ -188,7 +191,7 @@ class Report:
 
     @property
     def fusion_bytes(self) -> int:
-        """What of the planned peak is the buffer that Horovod has taken in the first step."""
+        """The part of the planned peak that is Horovod's buffer, taken in the first step."""
         return max((graph.fusion_bytes for graph in self._latest), default=0)
 
     @property
@@ -221,17 +224,17 @@ class Planned:
     """The graph as it was read."""
 
     def before(self) -> Timeline:
-        """The memory of the unedited step."""
+        """Return the memory of the unedited step."""
         from lms.schedule.op_order import executor_order
 
         return timeline(Buffers.of(self.unedited), executor_order(self.unedited))
 
     def after(self) -> Timeline:
-        """The memory of the step as planned."""
+        """Return the memory of the step as planned."""
         return timeline(Buffers.of(self.graph), self.plan.order, self.plan.swaps)
 
     def largest_at_peak(self, count: int) -> list[tuple[str, int]]:
-        """The largest tensors alive at the planned peak, with their bytes."""
+        """Return the largest tensors alive at the planned peak, with their bytes."""
         after = self.after()
         if after.peak_position is None:
             return []
@@ -241,7 +244,7 @@ class Planned:
 
 @dataclass
 class Collector:
-    """Gathers what happens; the only thing here that changes."""
+    """Gathers the figures; the only class here that changes."""
 
     graphs: list[GraphStats] = field(default_factory=list)
     planned: dict[Hashable, Planned] = field(default_factory=dict)
@@ -264,9 +267,9 @@ class Collector:
         return next(reversed(self.planned.values()), None)
 
     def executed(self, planned: Sequence[GraphStats], swap_outs: int) -> None:
-        """Note how many swap-outs ran in the call for which these were planned.
+        """Note how many swap-outs ran in the call for which ``planned`` were made.
 
-        What several plans have swapped together is known of each where none is missing, or of none.
+        Several plans are counted together: where their sum is not ``swap_outs``, nothing is noted for them.
         """
         known = {id(one): one.tensors for one in planned} if len(planned) > 1 else {id(planned[0]): swap_outs}
         if sum(known.values()) == swap_outs:
@@ -274,7 +277,7 @@ class Collector:
             self.graphs[:] = [*executed]
 
     def report(self, device: Device, transport: Any) -> Report:
-        """The state as a value."""
+        """Return the figures so far as a value."""
         memory = device.memory()
         return Report(
             device,
@@ -288,5 +291,5 @@ class Collector:
 
 
 def report_idle(why: str) -> Report:
-    """The report of a process in which LMS plans nothing."""
+    """Return the report of a process in which LMS plans nothing."""
     return replace(Collector().report(read_devices(os.environ)[0], None), idle=why)

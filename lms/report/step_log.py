@@ -1,4 +1,4 @@
-"""``LMS_STATS_FILE``: a CSV line for each training step, whoever runs it: Keras, a loop or a session."""
+"""``LMS_STATS_FILE``: a CSV line for each training step, of Keras, a loop or a session."""
 
 import csv
 import time
@@ -17,7 +17,7 @@ Counters = Callable[[], tuple[StoreStats | None, int | None]]
 
 
 class StepLog:
-    """Writes down the calls of what has been planned.
+    """Writes a line for each call of a planned step.
 
     Args:
         path: The file; the first step writes it anew. Of several ranks each has its own, ``steps.rank1.csv``.
@@ -36,7 +36,7 @@ class StepLog:
         require_file(self.path, "stats_file (LMS_STATS_FILE)")
 
     def planned(self, owner: Any) -> None:
-        """``owner``, a function or a session's graph, holds a training step."""
+        """Note that ``owner``, a function or a session's graph, holds a training step."""
         self._planned.add(owner)
 
     def run(self, owner: Any, name: str, step: Callable[[], Any], *, idle: bool = True) -> Any:
@@ -77,7 +77,7 @@ class StepLog:
 
 
 def rank_path(path: Path, environ: Mapping[str, str]) -> Path:
-    """``path`` with this process's rank before its ending, where there are several."""
+    """Put this process's rank into the file name, before its ending, where there are several ranks."""
     size, rank = environ.get("WORLD_SIZE", ""), environ.get("RANK", "")
     several = size.isdigit() and int(size) > 1 and rank.isdigit()
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if several else path
