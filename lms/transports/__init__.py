@@ -1,1 +1,1 @@
-"""Where swapped bytes go: one small module per way, all answering the same two questions of the rewriter."""
+"""Move swapped bytes off the device and back: one module per way, all with the same interface."""

@@ -1,4 +1,4 @@
-"""What the rewriter asks of a transport."""
+"""The interface of a transport."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ HOST_DEVICE = "/device:CPU:0"
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What the transport has moved and holds, in this process so far."""
+    """The figures of what the transport has moved and holds, in this process so far."""
 
     bytes_in_use: int = 0
     peak_bytes: int = 0
@@ -54,7 +54,7 @@ class Transport(Protocol):
         """Make ``node`` copy what a swap-out holds back to ``device``."""
 
     def stats(self) -> StoreStats:
-        """What has been moved so far."""
+        """Return the figures of what has been moved so far."""
 
 
 def write_copy(node: Any, op_type: str, tensor: str, dtype: int, device: str) -> None:
@@ -65,6 +65,6 @@ def write_copy(node: Any, op_type: str, tensor: str, dtype: int, device: str) ->
 
 
 def host_beside(device: str) -> str:
-    """The host of the machine that a device belongs to."""
+    """Return the host device of the machine that a device belongs to."""
     job, _, _ = device.partition("/device:")
     return f"{job}{HOST_DEVICE}"

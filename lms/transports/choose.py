@@ -1,4 +1,4 @@
-"""Picks the transport for a configuration and a device."""
+"""Choose the transport for a configuration and a device."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ NO_GPU = "transport is 'device' and no GPU is visible; needed 'host', 'file', 'n
 
 
 def require_store(config: LMSConfig) -> None:
-    """Check what ``config`` says about where swapped bytes go, as far as that is known without a device.
+    """Check the configured transport and store, as far as that is possible without a device.
 
     Raises:
         PlaceError: If ``transport`` and ``store_dir`` cannot be had.
@@ -31,11 +31,11 @@ def require_store(config: LMSConfig) -> None:
 
 
 def choose_transport(config: LMSConfig, device_type: str, environ: Mapping[str, str]) -> Transport:
-    """The transport that ``config`` asks for, or the best one for ``device_type`` (``GPU`` or ``CPU``).
+    """Return the transport that ``config`` asks for, or the best one for ``device_type``.
 
-    ``store_dir`` is a further tier behind host memory: what exceeds ``host_mem_limit_mb`` goes there;
-    without a limit, or with ``transport="file"``, everything does. From a GPU too: TensorFlow's own copies go
-    as far as the host, and the store takes over there.
+    ``device_type`` is ``GPU`` or ``CPU``. ``store_dir`` is a further tier behind host memory: what exceeds
+    ``host_mem_limit_mb`` goes there; without a limit, or with ``transport="file"``, everything does. This
+    also holds for a GPU: TensorFlow's own copies go as far as the host, and the store takes over there.
 
     Raises:
         PlaceError: If the transport does not fit the device, or its store cannot be made.

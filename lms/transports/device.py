@@ -40,7 +40,7 @@ class DeviceTransport:
         self._pool_mb = int(text) if text.isdigit() else POOL_MB
 
     def require_room(self, nbytes: int) -> None:
-        """See :class:`lms.transports.base.Transport`; the room is TensorFlow's pool of pinned memory."""
+        """Check that TensorFlow's pool of pinned memory can hold ``nbytes``."""
         if nbytes > self._pool_mb << 20:
             raise StoreError(
                 f"one step swaps {nbytes >> 20} MiB and TensorFlow's pool of pinned host memory holds "
@@ -48,13 +48,13 @@ class DeviceTransport:
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` TensorFlow's copy from the GPU to pinned host memory."""
         write_copy(node, TO_HOST, tensor, dtype, device)
 
     def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` TensorFlow's copy from pinned host memory back to the GPU."""
         write_copy(node, TO_DEVICE, held, dtype, device)
 
     def stats(self) -> StoreStats:
-        """TensorFlow does not count these copies; the plan's figures are the ones to read."""
+        """Return zeros: TensorFlow does not count these copies; read the plan's figures instead."""
         return StoreStats()

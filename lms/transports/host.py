@@ -61,7 +61,7 @@ class HostTransport:
         self._start = self._read()
 
     def require_room(self, nbytes: int) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Check that memory and disk together can hold ``nbytes``."""
         room = self._memory_limit
         if self._store_dir is not None:
             room = (room or 0) + shutil.disk_usage(self._store_dir).free + self.stats().file_bytes
@@ -73,21 +73,21 @@ class HostTransport:
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` the op that copies a tensor into the store."""
         write_copy(node, "LmsSwapOut", tensor, dtype, host_beside(device))
 
     def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` the op that copies a tensor back out of the store."""
         write_copy(node, "LmsSwapIn", held, dtype, host_beside(device))
 
     def stats(self) -> StoreStats:
-        """See :class:`lms.transports.base.Transport`."""
+        """Return the store's figures; totals count from when this transport was made."""
         now, start = self._read(), self._start
         moved = {name: getattr(now, name) - getattr(start, name) for name in _TOTALS}
         return replace(now, **moved)
 
     def _read(self) -> StoreStats:
-        """The store's own figures; it is one for the process, whoever used it before."""
+        """Read the store's own figures; the process has one store, so they count earlier users too."""
         values = (ctypes.c_int64 * _STATS)()
         self._calls.lms_store_stats(values)
         in_use, peak, memory, file, outs, ins, bytes_out, bytes_in, ns_out, ns_in = values

@@ -33,14 +33,14 @@ class NumpyTransport:
         self._moved = {"outs": 0, "ins": 0, "bytes_out": 0, "bytes_in": 0, "in_use": 0, "peak": 0}
 
     def require_room(self, nbytes: int) -> None:
-        """Python's heap has no limit of its own."""
+        """Accept any size: Python's heap has no limit of its own."""
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` call the Python function that copies a tensor into an array."""
         self._write(node, self._put, tensor, dtype, device)
 
     def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
-        """See :class:`lms.transports.base.Transport`."""
+        """Make ``node`` call the Python function that copies an array back."""
         self._write(node, self._get, held, dtype, device)
 
     def _write(self, node: Any, function: Any, tensor: str, dtype: int, device: str) -> None:
@@ -64,7 +64,7 @@ class NumpyTransport:
         return np.array(value, copy=True)
 
     def stats(self) -> StoreStats:
-        """See :class:`lms.transports.base.Transport`."""
+        """Return the bytes moved and held so far."""
         m = self._moved
         return StoreStats(
             m["in_use"], m["peak"], m["in_use"], 0, m["outs"], m["ins"], m["bytes_out"], m["bytes_in"]
@@ -79,7 +79,7 @@ class NumpyTransport:
 
 
 def aligned_copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy that begins at a multiple of :data:`ALIGNMENT`."""
+    """Return a copy that begins at a multiple of :data:`ALIGNMENT`."""
     memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     held: np.ndarray[Any, Any] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
