@@ -1,4 +1,4 @@
-"""Adds IBM's names where they are absent, and never in place of what is there."""
+"""Add IBM's names where they are absent, and never in place of what is there."""
 
 import importlib.util
 import sys
@@ -39,7 +39,7 @@ def install(tensorflow: Any = None) -> tuple[str, ...]:
 
 
 def _modules(tensorflow: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The module at ``where``, in TensorFlow itself and in the copies of its API that scripts import."""
+    """Yield the module at ``where``, in TensorFlow itself and in the copies of its API."""
     for version in ("", "compat.v1.", "compat.v2."):
         found = tensorflow
         for part in f"{version}{where}".split("."):
@@ -64,7 +64,7 @@ class _PackageFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Our own package, by its place beside this file."""
+        """Return the spec of our own package, which lies beside this file."""
         if fullname == CONTRIB:
             return ModuleSpec(fullname, None, is_package=True)
         if fullname not in PACKAGES:

@@ -25,7 +25,7 @@ def set_lms_enabled(enabled: bool) -> None:
 
 
 def get_lms_enabled() -> bool:
-    """Whether Large Model Support is at work in this process."""
+    """Tell whether Large Model Support is at work in this process."""
     import lms
 
     state = lms.state()
@@ -47,7 +47,7 @@ def set_lms_defrag_enabled(enabled: bool) -> None:
 
 
 def choose_allocator(enabled: bool, environ: MutableMapping[str, str], *, initialised: bool) -> None:
-    """The effect of :func:`set_lms_defrag_enabled` on the variable that TensorFlow reads.
+    """Set the variable that TensorFlow reads, as :func:`set_lms_defrag_enabled` asks.
 
     Raises:
         LMSError: If it is too late, or the user has chosen another allocator.
@@ -72,7 +72,7 @@ def choose_allocator(enabled: bool, environ: MutableMapping[str, str], *, initia
 
 
 def get_lms_defrag_enabled() -> bool:
-    """Whether the allocator that does not fragment is chosen."""
+    """Tell whether the allocator that does not fragment is chosen."""
     return os.environ.get(ALLOCATOR) == ASYNC_ALLOCATOR
 
 
