@@ -75,7 +75,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def config(self) -> lms.LMSConfig:
-        """What the engine is asked to do."""
+        """The configuration that the engine is given."""
         return self._config
 
     @property
@@ -145,7 +145,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     # --- as a Keras callback ---------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """Switch LMS on with these parameters, before Keras traces the step; or keep it off this training."""
+        """Switch LMS on with these parameters before Keras traces the step, or keep it off this training."""
         super().set_model(model)
         fits = model is not None and is_inside_of(model, KERAS)
         self._fits_in = threading.get_ident() if fits else None
@@ -158,7 +158,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log_start()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Have the graph of a Keras without eager execution planned: now its size of batches is known."""
+        """Have the graph of a Keras without eager execution planned: its batch size is known now."""
         if self._is_off() or self._engine_at_work() is None or not _trains_in_session(self.model):
             return
         if self.model.train_function is None:  # fit_generator makes it with the first batch
@@ -166,7 +166,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.run(tf.compat.v1.get_default_graph(), keras=True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Models that are trained later have parameters of their own, or no LMS if nobody asks for it."""
+        """Leave the engine: models trained later have parameters of their own, or train without LMS."""
         engine = self._engine_at_work()
         if engine is not None and engine.guest is self:
             self.leave()
@@ -175,15 +175,15 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def refusal(self) -> str:
-        """See :class:`lms.engine.observer.Guest`: with ``n_tensors=0`` no graph is edited."""
+        """The reason why no graph is edited, ``n_tensors=0``; empty where graphs are edited."""
         return "n_tensors is 0" if self._is_off() else ""
 
     def is_over(self) -> bool:
-        """See :class:`lms.engine.observer.Guest`: Keras calls no ``on_train_end`` when ``fit`` raises."""
+        """Tell whether ``fit`` has ended; when it raises, Keras calls no ``on_train_end``."""
         return self._fits_in == threading.get_ident() and not is_inside_of(self.model)
 
     def leave(self) -> None:
-        """See :class:`lms.engine.observer.Guest`. A session needs the engine for as long as it is run."""
+        """Leave the engine, and pause LMS if it is on for this training alone and no session needs it."""
         engine = current()
         if engine is None:
             return
@@ -192,9 +192,10 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             rest()
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """See :class:`lms.engine.observer.Guest`: an optimizer's scope has to be there, and all else.
+        """Raise an error if the graph lacks a name that the script gave; warn if the job gave it.
 
-        What the job's variables name has to be in some model of the job, perhaps not in this one.
+        Of the optimizer's scopes one has to be there. What the job's variables name has to be in some model
+        of the job, perhaps not in this one.
         """
         scopes = [missed for missed in names if missed.filter == "optimizer_scopes"]
         for missed in scopes:
@@ -210,7 +211,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 engine.warn(missed.text)
 
     def planned(self, stats: GraphStats) -> None:
-        """See :class:`lms.engine.observer.Guest`."""
+        """Log what was planned, in IBM's words, and plot it if the script asks for that."""
         for note in stats.notes:
             self._log(note)
         if not stats.edited:
@@ -227,14 +228,14 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._plot(PLOT_NAME if self.autotune_plot is True else self.autotune_plot)
 
     def _plot(self, path: str) -> None:
-        """Draw the plan; a picture that cannot be drawn is no reason not to train."""
+        """Draw the plan; a plot that cannot be drawn must not stop the training."""
         try:
             lms.plot(path)
         except (LMSError, OSError) as error:
             self._log(f"autotune_plot: {error}")
 
     def _log_operations(self, stats: GraphStats) -> None:
-        """IBM's line, whose sum is that of the swaps, and what was added beside them."""
+        """Log IBM's line with the number of swaps, and then the ops added besides."""
         swaps = stats.tensors + stats.swap_ins
         if swaps:
             self._log(
@@ -286,7 +287,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return set()
 
     def _engine(self) -> Engine | None:
-        """The engine, at work with these parameters; None where the job forbids LMS.
+        """Return the engine, at work with these parameters; None where the job forbids LMS.
 
         A script's own parameters replace those of the job: whoever wrote them knew the model.
         """
@@ -311,7 +312,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return None if assumed is None else int(assumed * GIB)
 
     def _take_leave(self, engine: Engine) -> None:
-        """What is planned later is none of ours: neither our lines nor the device's size that we assumed."""
+        """Stop being the engine's guest, and drop the device size that was assumed."""
         engine.guest = None
         engine.assume_limit(None)
 
@@ -325,7 +326,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log(f"{name}: {value}")
 
     def _assumed_batch(self, graph: Any) -> int | None:
-        """The batch size for what an iterator gives, where nobody says it."""
+        """Return the batch size to assume for an iterator's batches where none is given."""
         told = self._config.batch_size or (self.params or {}).get("batch_size")
         if told or self._config.policy != "threshold" or not has_open_batch(graph):
             return None
@@ -333,7 +334,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return ASSUMED_BATCH
 
     def _log(self, text: str) -> None:
-        """One line as IBM wrote it, on stderr unless the program has set up logging itself."""
+        """Log a line as IBM wrote it, on stderr unless the program has set up logging itself."""
         if not _logger.hasHandlers():
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter("%(message)s"))
@@ -345,7 +346,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 def _is_it_necessary(stats: GraphStats) -> str:
-    """For a graph that was left as it is."""
+    """Write the line for a graph that was left as it is."""
     unknown = dict(stats.rejected).get(UNKNOWN_SIZE, 0)
     if not unknown:
         return "LMS is not necessary. Turned LMS off."
@@ -356,12 +357,12 @@ def _is_it_necessary(stats: GraphStats) -> str:
 
 
 def _trains_in_session(model: Any) -> bool:
-    """Whether Keras trains ``model`` as in TensorFlow 1: one graph, run by its session."""
+    """Tell whether Keras trains ``model`` as in TensorFlow 1: one graph, run by its session."""
     return hasattr(model, "_make_train_function")
 
 
 class _Host:
-    """Who hears of the plans of a session's graph: its names were looked at when it was asked for."""
+    """The guest for a session's graph; it logs the plans. ``LMS.run`` has already checked the names."""
 
     refusal = ""
 
@@ -369,17 +370,17 @@ class _Host:
         self._owner = owner
 
     def is_over(self) -> bool:
-        """See :class:`lms.engine.observer.Guest`."""
+        """Return False: the guest stays as long as the graph."""
         return False
 
     def leave(self) -> None:
-        """See :class:`lms.engine.observer.Guest`."""
+        """Do nothing: the guest stays as long as the graph."""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """See :class:`lms.engine.observer.Guest`."""
+        """Do nothing: ``LMS.run`` has already checked the names."""
 
     def planned(self, stats: GraphStats) -> None:
-        """See :class:`lms.engine.observer.Guest`."""
+        """Have the owner log the plan."""
         self._owner.planned(stats)
 
 

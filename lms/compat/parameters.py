@@ -60,7 +60,7 @@ SETS = frozenset(
 
 @dataclass(frozen=True)
 class Request:
-    """What one call of ``LMS(...)`` asked for."""
+    """The request that one call of ``LMS(...)`` makes."""
 
     generation: Literal[1, 2]
     config: LMSConfig
@@ -88,7 +88,7 @@ def parse_call(args: tuple[Any, ...], keywords: Mapping[str, Any], environ: Mapp
 
 
 def is_first_generation(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether these are arguments of ``LMS`` 0.1."""
+    """Tell whether these are arguments of ``LMS`` 0.1."""
     own = set(FIRST).difference(SECOND)
     return bool(own.intersection(keywords)) or bool(args and not isinstance(args[0], int))
 
@@ -96,7 +96,7 @@ def is_first_generation(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> b
 def _given(
     version: str, names: Iterable[str], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments by their names.
+    """Map the names of the parameters to the arguments.
 
     Raises:
         TypeError: If there is no such parameter, or one is given twice.
@@ -112,7 +112,7 @@ def _given(
 
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that are fields of LMSConfig, as it has them."""
+    """Return the arguments that are fields of LMSConfig, as it has them."""
     known = {declared.name for declared in fields(LMSConfig)}
     return {
         name: names_of(value) if name in SETS else value for name, value in given.items() if name in known
@@ -154,7 +154,7 @@ def _second(base: LMSConfig, environ: Mapping[str, str], given: Mapping[str, Any
 
 
 def names_of(value: Iterable[str] | None) -> tuple[str, ...]:
-    """A set of names in their order; a single text is one name, not its letters, and None is no name."""
+    """Sort a set of names; a single text is one name, not its letters, and None is no name."""
     return tuple(sorted({value} if isinstance(value, str) else set(value or ())))
 
 
