@@ -1,4 +1,4 @@
-"""Binds a rank of an elastic job anew, when Horovod has given it another place; Python 3.6 and later.
+"""Bind a rank of an elastic job anew, when Horovod has given it another place; Python 3.6 and later.
 
 A rank that lives through a change of the job may find itself with more or fewer neighbours on its host.
 ``sitecustomize`` then loads this file: lmsrun's planner, in a process of its own, says where the rank now
@@ -29,7 +29,7 @@ _PLACE = (
 
 
 def read_place(environ: "Mapping[str, str]") -> "dict[str, int]":
-    """The place that this rank was last bound for.
+    """Read the place that this rank was last bound for.
 
     Raises:
         KeyError: If the shim did not say.
@@ -43,7 +43,7 @@ def rebind(
     environ: "MutableMapping[str, str]",
     read_binding: "Callable[[], dict[str, Any]]",
 ) -> "dict[str, Any]":
-    """Go where the planner puts this rank now, and look whether we are there.
+    """Bind this rank to the place that the planner now gives it, and verify the binding.
 
     Args:
         place: ``rank``, ``size``, ``local_rank`` and ``local_size`` as Horovod now says.
@@ -99,7 +99,10 @@ def ask_planner(place: "dict[str, int]", environ: "Mapping[str, str]") -> "dict[
 
 
 def planner_environ(environ: "Mapping[str, str]") -> "dict[str, str]":
-    """The planner is not a rank: it needs none of what is put in front of the user's interpreter."""
+    """Return the planner's environment.
+
+    The planner is not a rank: it gets none of what is put in front of the user's interpreter.
+    """
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join(entry for entry in entries if entry and os.path.realpath(entry) != _HERE)
     kept = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")}
@@ -107,7 +110,7 @@ def planner_environ(environ: "Mapping[str, str]") -> "dict[str, str]":
 
 
 def ask_timeout_s(environ: "Mapping[str, str]") -> float:
-    """Half of what the rank's peers wait for it before they give up."""
+    """Return half of the time that the rank's peers wait for it before they give up."""
     text = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "")
     return (int(text) if text.isdigit() and len(text) < 7 else _GLOO_TIMEOUT_S) / 2
 
@@ -140,7 +143,7 @@ class Kernel:
         _call(_SET_MEMPOLICY, ctypes.c_int(_MODES[policy]), _mask(nodes), ctypes.c_ulong(_MAX_NODES + 1))
 
     def migrate(self, old: "set[int]", new: "set[int]") -> str:
-        """Move this process's pages; returns what to say of it."""
+        """Move this process's pages, and return a line that says what was moved."""
         try:
             bits = ctypes.c_ulong(_MAX_NODES + 1)
             left = _call(_MIGRATE_PAGES, ctypes.c_int(0), bits, _mask(old), _mask(new))
@@ -179,7 +182,7 @@ def apply(
 
 
 def read_threads() -> "dict[int, set[int]]":
-    """The CPU mask of every thread of this process."""
+    """Read the CPU mask of every thread of this process."""
     masks = {}
     for name in os.listdir("/proc/self/task"):
         try:
@@ -192,7 +195,7 @@ def read_threads() -> "dict[int, set[int]]":
 def compare(
     expected: "dict[str, Any]", found: "dict[str, Any]", threads: "dict[int, set[int]]"
 ) -> "list[str]":
-    """Where the kernel's account differs from the plan."""
+    """Return where the kernel's account differs from the plan."""
     reasons = []
     cpus = parse_ids(expected["cpus"])
     astray = sorted(tid for tid, mask in threads.items() if mask != cpus) if cpus else []
@@ -207,7 +210,7 @@ def compare(
 
 
 def parse_ids(text: str) -> "set[int]":
-    """``"0-2,8"`` becomes ``{0, 1, 2, 8}``."""
+    """Parse a list of ids: ``"0-2,8"`` becomes ``{0, 1, 2, 8}``."""
     ids = set()  # type: set[int]
     for run in filter(None, text.split(",")):
         low, _, high = run.partition("-")

@@ -1,4 +1,4 @@
-"""What lmsrun does inside the user's interpreter: one self-contained file for Python 3.6 and later.
+"""Bring lmsrun into the user's interpreter: one self-contained file for Python 3.6 and later.
 
 The per-rank shim puts this folder in front of ``PYTHONPATH``, so ``site`` imports this file in place of the
 user's own ``sitecustomize``, which it then runs as if we had not been there. A rank's first import of
@@ -113,7 +113,7 @@ def on_tensorflow(tensorflow: "Any") -> None:
 
 
 def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]":
-    """Hide every GPU but this rank's, whose memory may grow; returns the names that stay visible."""
+    """Hide every GPU but this rank's, whose memory may grow; return the names that stay visible."""
     config = tensorflow.config
     if not hasattr(config, "list_physical_devices"):  # TensorFlow 2.0 and 1.15
         config = config.experimental
@@ -136,7 +136,7 @@ def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]"
 def choose_gpu(
     count: int, tokens: "str | None", visible: "str | None", own_local_rank: "int | None"
 ) -> "tuple[int | None, str]":
-    """Which of TensorFlow's ``count`` GPUs belongs to this rank.
+    """Find which of TensorFlow's ``count`` GPUs belongs to this rank.
 
     Args:
         count: How many GPUs TensorFlow lists, at least one.
@@ -168,7 +168,7 @@ def choose_gpu(
 
 
 def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str, Any]":
-    """Switch Large Model Support on as ``LMS_*`` asks; returns the receipt's account of it.
+    """Switch Large Model Support on as ``LMS_*`` asks; return the receipt's account of it.
 
     ``ends_rank`` is in it where something that the job names (a folder for tensors, a file) cannot be had.
     """
@@ -245,7 +245,7 @@ def load_lms(package: str) -> "Any":
 
 
 def _code_of(spec: "Any") -> "str | None":
-    """The file of a module, or a folder of code without ``__init__.py``; None for a mere folder of data."""
+    """Return a module's file, or its folder of code without ``__init__.py``; None for a folder of data."""
     if spec is None:
         return "no file"
     if spec.has_location and spec.origin:
@@ -260,7 +260,7 @@ def _code_of(spec: "Any") -> "str | None":
 
 
 def has_native(tensorflow: "Any") -> bool:
-    """Whether this is a patched TensorFlow; our own stand-ins for IBM's names do not count."""
+    """Tell whether this is a patched TensorFlow; our own stand-ins for IBM's names do not count."""
     setter = getattr(getattr(tensorflow.config, "experimental", None), "set_lms_enabled", None)
     return setter is not None and not str(getattr(setter, "__module__", "")).startswith("lms")
 
@@ -281,7 +281,7 @@ def enable_native(tensorflow: "Any", defrag: bool) -> None:
 
 
 def _switch_on(experimental: "Any", name: str) -> None:
-    """Set what is not set yet: a second time is refused once the devices exist."""
+    """Switch a setting on unless it is on already: a second time is refused once the devices exist."""
     getter = getattr(experimental, "get_" + name, None)
     if getter is None or not getter():
         getattr(experimental, "set_" + name)(True)
@@ -316,7 +316,7 @@ def _enable_in_sessions(defrag: bool) -> None:
 
 
 def on_horovod(basics: "Any") -> None:
-    """Let ``hvd.init()`` end with a look at where this rank really runs: libraries may have moved it.
+    """Let ``hvd.init()`` end with a receipt of where this rank really runs: libraries may have moved it.
 
     It also leaves word when this rank begins to exit: Horovod's own end makes its peers fail, and one of them
     may be gone first. Registered behind Horovod's handler, ours runs before it.
@@ -353,7 +353,7 @@ def on_horovod(basics: "Any") -> None:
 
 
 def follow_move(basics: "Any") -> None:
-    """Horovod Elastic may have given this rank another place: bind it anew there, and leave a receipt."""
+    """Bind this rank anew if Horovod Elastic has given it another place, and leave a receipt."""
     import importlib.util
 
     place = {
@@ -383,7 +383,7 @@ _MAX_NODES = 4096  # the kernel refuses a mask that is too short for its highest
 
 
 def read_binding() -> "dict[str, Any]":
-    """This thread's CPU mask and memory policy as the kernel has them; one that cannot be read is None."""
+    """Read this thread's CPU mask and memory policy from the kernel; None for what cannot be read."""
     mode, nodes = _read_mempolicy(os.uname().machine)
     return {"cpus": format_ids(os.sched_getaffinity(0)), "mem_policy": mode, "mem_nodes": nodes}
 
@@ -408,7 +408,7 @@ def _read_mempolicy(machine: str) -> "tuple[str | None, str | None]":
 
 
 def format_ids(ids: "Iterable[int]") -> str:
-    """The kernel's list format, ascending, runs joined: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
+    """Format ids as the kernel does, ascending, runs joined: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
     runs = []  # type: list[list[int]]
     for value in sorted(set(ids)):
         if runs and value == runs[-1][1] + 1:
@@ -458,7 +458,7 @@ _PART_CHARS = 640  # as launch/receipts/file.py has it: what a launcher carries 
 
 
 def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
-    """Where no folder leads to the launcher: marked lines, which it takes out of our stderr again."""
+    """Send a receipt as marked lines on stderr, which the launcher takes out again."""
     mark = f"LMSRUN_SENT_{stage.upper()}".replace(".", "_")
     if os.environ.get(mark) == f"{job} {rank}":  # by this process or the one that started it
         return
@@ -473,7 +473,7 @@ def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
 
 
 def local_rank(environ: "Mapping[str, str]") -> "int | None":
-    """This process's number on its host, as launcher or shim wrote it down."""
+    """Return this process's number on its host, as launcher or shim wrote it down."""
     return _rank_number(environ, "local_rank", ("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
 
 
