@@ -23,7 +23,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def is_inside_of(owner: object, packages: Collection[str] = ()) -> bool:
-    """Tell whether a method of ``owner``, or one defined in ``packages``, is running in this thread."""
+    """Tell whether a method of ``owner``, in the code of ``packages`` if given, runs in this thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -74,7 +74,7 @@ class BatchSizes:
 
 @functools.cache
 def _watch_keras() -> None:
-    """Hook into whichever Keras is imported, for good; a hook does nothing while no watch is installed."""
+    """Watch whichever Keras is imported, for good; a hook does nothing while no watch is installed."""
     for module, name, attribute in ITERATORS:
         _watch(module, f"{name}.__init__", _noting(attribute))
     for module in CALLBACKS:
