@@ -42,7 +42,7 @@ class EitherKeras:
         return False
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """What a callback that does nothing here does."""
+        """Do nothing, for every event that a callback does not handle."""
 
     on_train_begin = on_train_end = on_test_begin = on_test_end = on_predict_begin = on_predict_end = _nothing
     on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = _nothing
@@ -52,7 +52,7 @@ class EitherKeras:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step took and moved, or several on average; None where nothing counts it."""
+    """Time and transfers of one step, or the average of several; None where nothing counts it."""
 
     time: float
     """Seconds."""
@@ -70,7 +70,7 @@ class StepStats:
         return self._combine(other, 1)
 
     def over(self, steps: int) -> "StepStats":
-        """The average of ``steps`` steps whose sum this is."""
+        """Return the average of ``steps`` steps whose sum this is."""
         shares: dict[str, Any] = {
             name: None if value is None else value / steps for name, value in vars(self).items()
         }
@@ -98,7 +98,7 @@ class _Meter:
         self._restarts, self._before = _restarts(), self._read()
 
     def end(self) -> StepStats | None:
-        """The step since ``begin``; None where it has not been called."""
+        """Return the step since ``begin``; None where ``begin`` has not been called."""
         if self._before is None:
             return None
         step = _with_plan(self._read() - self._before)
@@ -121,7 +121,7 @@ class _Meter:
 
 
 def _restarts() -> int:
-    """How often the engine has started the allocator's counters anew: when it planned a graph."""
+    """Return how often the engine has restarted the allocator's counters, which planning a graph does."""
     state = lms_state()
     if state is None or state.mode != "graph":
         return 0
@@ -131,7 +131,7 @@ def _restarts() -> int:
 
 
 def _counter(name: str, gpu_id: int) -> int | None:
-    """A statistic by IBM's name: from IBM's TensorFlow if this is one, else from ours; None if uncounted."""
+    """Read a statistic by IBM's name, from IBM's TensorFlow or else from ours; None if nothing counts it."""
     import tensorflow as tf
 
     from lms.device.ibm_counters import GETTERS, NoStatisticError
@@ -144,7 +144,10 @@ def _counter(name: str, gpu_id: int) -> int | None:
 
 
 def _with_plan(step: StepStats) -> StepStats:
-    """On a GPU TensorFlow makes the copies and counts none; every step makes those of the plan."""
+    """Fill in the plan's swaps and bytes where nothing counts the copies.
+
+    On a GPU TensorFlow makes the copies and counts none; every step makes those of the plan.
+    """
     if step.gib_reclaimed is not None:
         return step
     from lms.engine.installation import engine
@@ -200,7 +203,7 @@ class LMSStatsLogger(EitherKeras):
         self._start()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Let TensorBoard see all of it."""
+        """Flush the file for TensorBoard."""
         self._started = False
         if self._board:
             self._board.flush()
@@ -214,7 +217,7 @@ class LMSStatsLogger(EitherKeras):
         self._meter.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write the step."""
+        """Write the line of the step."""
         self._write("t", batch)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -222,7 +225,7 @@ class LMSStatsLogger(EitherKeras):
         self._meter.begin()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write the step."""
+        """Write the line of the step."""
         self._write("v", batch)
 
     def _start(self) -> None:
@@ -243,7 +246,7 @@ class LMSStatsLogger(EitherKeras):
 
 
 def _place(logfile: str | os.PathLike[str]) -> Path:
-    """Where a file of statistics goes, with its folder made, long before the first line is written."""
+    """Make the folder of a statistics file, check that the file can be written, and return its path."""
     path = Path(logfile)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +276,7 @@ class _Board:
         self._put(file_version="brain.Event:2")
 
     def write(self, kind: str, values: Mapping[str, float | None]) -> None:
-        """One step; what nothing counts is left out."""
+        """Write one step; values that nothing counts are left out."""
         name = {"t": "train", "v": "validation"}[kind]
         scalars = [
             self._messages.Summary.Value(tag=f"lms/{name}/{column}", simple_value=value)

@@ -1,4 +1,4 @@
-"""The one configuration of Large Model Support, of launcher, workers and user code; imports no TensorFlow.
+"""Configure Large Model Support, in launcher, workers and user code alike; imports no TensorFlow.
 
 Every field is declared once, here: its ``LMS_*`` variable, its TOML key (the field's own name), its default
 and its help follow from the declaration.
@@ -59,7 +59,7 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` where a known name is near, else nothing."""
+    """Return ``; did you mean X?`` where a known name is near, else an empty text."""
     from difflib import get_close_matches  # Only a mistake pays for it.
 
     near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
@@ -67,7 +67,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_text_file(path: "Path") -> str:
-    """The text of a file or pipe.
+    """Read the text of a file or pipe.
 
     Raises:
         OSError: If it cannot be read.
@@ -85,12 +85,12 @@ def _option(default: Any, text: str, *, low: float | None = None, env: str | Non
 
 
 def env_name(declared: "dataclasses.Field[Any]") -> str:
-    """The environment variable of a field of LMSConfig."""
+    """Return the environment variable of a field of LMSConfig."""
     return declared.metadata["env"] or ENV_PREFIX + declared.name.upper()
 
 
 def _with_nearest_name(cls: type[Any]) -> type[Any]:
-    """Have a misspelt field refused with the nearest name, where Python would tell only what is wrong."""
+    """Have a misspelt field refused with the nearest name, which Python's own error lacks."""
     plain = cls.__init__
 
     @functools.wraps(plain)
@@ -269,7 +269,7 @@ class LMSConfig:
             raise ConfigError(f"{path}: {error}") from error
 
     def to_env(self) -> dict[str, str]:
-        """The variables that differ from the defaults, such that ``from_env`` gives this config back."""
+        """Return the variables that differ from the defaults, for ``from_env`` to give this config back."""
         return {
             env_name(declared): _to_text(value)
             for declared in fields(self)
@@ -277,7 +277,7 @@ class LMSConfig:
         }
 
     def to_toml(self) -> str:
-        """The same as a TOML ``[lms]`` table."""
+        """Return the fields that differ from the defaults as a TOML ``[lms]`` table."""
         lines = ["[lms]"]
         for declared in fields(self):
             value = getattr(self, declared.name)
@@ -291,7 +291,9 @@ DEFAULTS: Mapping[str, Any] = {declared.name: declared.default for declared in f
 
 
 def doubtful_variables(environ: Iterable[str]) -> list[str]:
-    """A warning for each ``LMS_*`` variable that LMS does not know: others may own such names, so no more.
+    """Return a warning for each ``LMS_*`` variable that LMS does not know.
+
+    It is no error, for other programs may own such names.
 
     Args:
         environ: Names of variables.
@@ -305,19 +307,19 @@ def doubtful_variables(environ: Iterable[str]) -> list[str]:
 
 
 def without_rules(config: LMSConfig, names: Iterable[str]) -> LMSConfig:
-    """``config`` with the defaults of these fields, such as ``FIRST_RULES``."""
+    """Return ``config`` with the defaults of these fields, such as ``FIRST_RULES``."""
     return dataclasses.replace(config, **{name: DEFAULTS[name] for name in names})
 
 
 def idle_rules(config: LMSConfig) -> list[str]:
-    """The fields of IBM's rules that ``config`` sets and its policy does not look at."""
+    """Return the fields of IBM's rules that ``config`` sets and its policy does not use."""
     if config.policy == "threshold":
         return []
     return [name for name in (*FIRST_RULES, *SECOND_RULES) if getattr(config, name) != DEFAULTS[name]]
 
 
 def levels_named(text: str) -> slice:
-    """The levels of one item of ``serialization``: ``"7"``, or a slice such as ``"3:5"``.
+    """Return the levels of one item of ``serialization``: ``"7"``, or a slice such as ``"3:5"``.
 
     Raises:
         ConfigError: If it is neither.
@@ -337,7 +339,7 @@ _HINTS: dict[str, Any] = {}
 
 
 def _allowed(declared: "dataclasses.Field[Any]") -> tuple[Any, ...]:
-    """The types, or for a Literal the words, that a field may hold."""
+    """Return the types, or for a Literal the words, that a field may hold."""
     if not _HINTS:
         _HINTS.update(typing.get_type_hints(LMSConfig))
     hint = _HINTS[declared.name]
@@ -372,7 +374,7 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
 
 
 def _check_items(name: str, items: tuple[Any, ...]) -> None:
-    """A variable holds a list between commas: what comes back from there has to be what went in."""
+    """Refuse texts that a variable, which holds a list between commas, would not give back."""
     for item in items:
         if not isinstance(item, str) or "," in item or item != item.strip() or not item:
             raise ConfigError(f"{name} has {item!r}; needed texts without commas and blanks around them")

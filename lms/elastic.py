@@ -1,4 +1,4 @@
-"""What the ranks of an elastic job agree on, under TensorFlow 2 and either Keras.
+"""Keep the state that the ranks of an elastic job share, under TensorFlow 2 and either Keras.
 
 Horovod 0.28's own states cannot take a rank in there: ``TensorFlowState`` broadcasts its variables where it
 is made and not in ``sync()``, so a rank that joins waits in the constructor for peers that wait for it in
@@ -41,7 +41,7 @@ class ElasticState(ObjectState):  # type: ignore[misc]
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was kept last."""
+        """Go back to the state that was kept last."""
         for variable, copy in zip(self._variables, self._copies, strict=True):
             variable.assign(copy)
         super().restore()

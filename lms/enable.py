@@ -1,4 +1,4 @@
-"""Switch LMS on and off: ``lms.enable()`` decides who does the work, once, before the first tensor."""
+"""Switch LMS on and off; ``lms.enable()`` chooses the implementation once, before the first tensor."""
 
 import dataclasses
 import importlib
@@ -28,7 +28,7 @@ FORBIDDEN = "LMS_ENABLED switches it off"
 
 @dataclass(frozen=True)
 class State:
-    """What LMS does in this process."""
+    """The state of LMS in this process."""
 
     config: LMSConfig
     active: bool
@@ -112,12 +112,12 @@ def rest() -> None:
 
 
 def state() -> State | None:
-    """What ``enable`` has set up, or None."""
+    """Return the state that ``enable`` has set up, or None."""
     return _applied.state if _applied is not None else None
 
 
 def report() -> Any:
-    """What LMS did so far, as a value that prints as a table: peaks, tensors and bytes swapped, refusals.
+    """Report what LMS did so far; the value prints as a table: peaks, swapped tensors and bytes, refusals.
 
     Where LMS plans nothing (``lmsrun --no-lms``, IBM's TensorFlow, no ``lms.enable()``) it holds no graph and
     says so, with the peak that the allocator measured: a script runs with and without LMS.
@@ -144,7 +144,7 @@ def plot(path: str | os.PathLike[str]) -> None:
 
 
 def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> LMSConfig:
-    """What a call asks for: LMS on, unless an override or the environment forbids it."""
+    """Return the configuration that a call asks for: LMS on, unless an override or a variable forbids it."""
     base = LMSConfig.from_env(environ) if config is None else config
     enabled = overrides.get("enabled", not _is_forbidden(environ))
     return LMSConfig.from_mapping({**overrides, "enabled": enabled}, base)
@@ -189,7 +189,7 @@ def _rests(applied: State) -> bool:
 
 
 def _kept(applied: State) -> State:
-    """The state once somebody has asked for what is there already: it goes on, and not for guests alone."""
+    """Resume an engine that is paused or borrowed, as its configuration is asked for; return the state."""
     if applied.mode != "graph":
         return applied
     importlib.import_module("lms.engine.installation").resume()
@@ -197,7 +197,7 @@ def _kept(applied: State) -> State:
 
 
 def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
-    """Make room for another configuration, if only the environment asked for this and it has done nothing."""
+    """Stop an earlier configuration, if only the environment asked for it and it has done nothing."""
     if applied.state.active and (not applied.from_environment or _has_worked(applied.state)):
         earlier = ", or enable it before the first step" if applied.from_environment else ""
         raise LMSError(
@@ -208,7 +208,7 @@ def _withdraw(applied: _Applied, wanted: LMSConfig) -> None:
 
 
 def _has_worked(applied: State) -> bool:
-    """Whether a configuration can no longer be replaced as if it had never been."""
+    """Tell whether a configuration has had effects, so that it can no longer be replaced."""
     if applied.mode == "graph":
         return bool(importlib.import_module("lms.engine.installation").has_worked())
     return tensorflow_is_initialised()
@@ -231,14 +231,14 @@ def _differences(current: LMSConfig, wanted: LMSConfig) -> str:
 
 
 def _set_host_limit(config: LMSConfig, environ: "os._Environ[str]") -> None:
-    """TensorFlow reads the variable when it makes its pinned pool, so setting it here is early enough."""
+    """Set TensorFlow's variable for pinned memory, which it reads only when it makes the pool."""
     if config.host_mem_limit_mb is not None:
         for name in HOST_LIMIT_NAMES:
             environ.setdefault(name, str(config.host_mem_limit_mb))
 
 
 def _choose_allocator() -> None:
-    """``defrag`` on a stock TensorFlow: its own allocator against fragments, if there is still a choice."""
+    """Choose TensorFlow's allocator against fragmentation, if there is still a choice; else warn."""
     try:
         importlib.import_module("lms.tf_names.settings").set_lms_defrag_enabled(True)
     except LMSError as error:
@@ -246,7 +246,7 @@ def _choose_allocator() -> None:
 
 
 def _why_idle() -> str:
-    """The mode and the reason where nothing is planned in this process; empty where mode graph is at work."""
+    """Return mode and reason where nothing is planned in this process; empty where mode graph is at work."""
     if _applied is not None:
         state = _applied.state
         return "" if state.mode == "graph" else f"{state.mode}: {state.why}"

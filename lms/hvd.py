@@ -1,4 +1,4 @@
-"""Horovod glue that is right under Keras 3 as well as tf-keras.
+"""Use Horovod correctly under Keras 3 as well as tf-keras.
 
 Horovod 0.28 overrides what Keras 2 calls; Keras 3 calls ``optimizer.apply`` instead, so Horovod's own
 optimizer averages nothing there and its callbacks stumble over Keras 3's variables. Here every collective has
@@ -27,7 +27,7 @@ class OutOfSyncError(LMSError):
 
 
 def horovod() -> Any:
-    """Horovod's TensorFlow module, initialised.
+    """Return Horovod's TensorFlow module, initialised.
 
     Raises:
         LMSError: If Horovod is not installed, or ``hvd.init()`` has not been called.
@@ -114,7 +114,7 @@ def reduce_gradients(
 
 
 def _gather_slices(hvd: Any, slices: tf.IndexedSlices, name: str, op: Any) -> tf.IndexedSlices:
-    """Add up sparse gradients by laying them side by side: repeated indices add when they are applied."""
+    """Add up sparse gradients by concatenation: repeated indices add when they are applied."""
     if op not in (hvd.Average, hvd.Sum):
         raise LMSError("a sparse gradient can only be averaged or summed; try sparse_as_dense=True")
     values = hvd.allgather(slices.values, name=f"{name}.values", ignore_name_scope=True)
@@ -129,7 +129,7 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 
 def _averaging_apply(plain: type, options: dict[str, Any]) -> dict[str, Any]:
-    """What Keras 3 calls with the gradients, by ``fit`` as well as by ``apply_gradients``."""
+    """Override the method that Keras 3 gives gradients to, in ``fit`` and in ``apply_gradients``."""
     reduce = _reducer(options)
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -139,7 +139,7 @@ def _averaging_apply(plain: type, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _averaging_apply_2(plain: type, options: dict[str, Any]) -> dict[str, Any]:
-    """What tf-keras calls with the gradients, its older optimizers too."""
+    """Override the method that tf-keras gives gradients to, in its older optimizers too."""
     reduce = _reducer(options)
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +166,7 @@ def _reducer(options: dict[str, Any]) -> Callable[[Iterable[Any]], list[Any]]:
 
 
 class _Callback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback for whichever Keras drives it: tf-keras asks for more methods than Keras 3 has."""
+    """A callback for either Keras: tf-keras asks for more methods than Keras 3 has."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -190,7 +190,7 @@ class BroadcastVariables(_Callback):
         self._done = False
 
     def set_model(self, model: Any) -> None:
-        """Refuse what cannot work and switch XLA off, for which Horovod has no kernels here."""
+        """Refuse a model that cannot work, and switch off XLA, which cannot compile Horovod's ops."""
         super().set_model(model)
         inner = getattr(getattr(model, "optimizer", None), "inner_optimizer", None)
         if getattr(type(inner), "lms_distributed", False):
@@ -209,7 +209,7 @@ class BroadcastVariables(_Callback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast what the first step has built."""
+        """Broadcast the variables that the first step has built."""
         if not self._done:
             self._broadcast()
 
@@ -266,7 +266,7 @@ def _optimizer_variables(model: Any) -> list[Any]:
 
 
 def tf_variable(variable: Any) -> Any:
-    """TensorFlow's variable behind a Keras 3 variable; tf-keras's are TensorFlow's own."""
+    """Return TensorFlow's variable behind a Keras 3 variable; tf-keras's are TensorFlow's own."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value
 
@@ -304,7 +304,7 @@ def check_in_sync(model_or_variables: Any, *, non_trainable: bool = False) -> No
 
 
 def check_in_agreement(what: str, described: Sequence[str]) -> None:
-    """Make sure that all ranks are about to exchange the same things: a mismatch would hang or mix them up.
+    """Check that all ranks are about to exchange the same things: a mismatch would hang or mix them up.
 
     Raises:
         OutOfSyncError: On every rank, if their descriptions differ.

@@ -1,4 +1,4 @@
-"""Training in sessions of compat.v1."""
+"""Train in sessions of compat.v1."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files and folders that a user names, looked at before any work depends on them."""
+"""Check files and folders that a user names, before any work depends on them."""
 
 import os
 import stat
