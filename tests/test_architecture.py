@@ -168,3 +168,43 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     # pytest imports a test file by that name alone.
     assert [name for name, times in names.items() if times > 1] == []
+
+
+VERB_FIRST = ("lms",)
+"""The packages whose functions are described by a verb. Ruff's D401 knows verbs and not these words."""
+
+NO_VERBS = {"The", "A", "An", "What", "Whether", "Who", "Where", "When", "How", "Which", "See"}
+
+
+def not_begun_with_a_verb(source: str) -> list[str]:
+    """Return the names of the functions whose docstrings begin with one of ``NO_VERBS``; no properties."""
+    return [
+        statement.name
+        for statement in ast.walk(ast.parse(source))
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and not any("property" in ast.unparse(one) for one in statement.decorator_list)
+        and (ast.get_docstring(statement) or "verb").split()[0].rstrip(".,:;") in NO_VERBS
+    ]
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] in VERB_FIRST
+        and (names := not_begun_with_a_verb(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_a_docstring_without_a_verb_is_found() -> None:
+    source = """
+class Shape:
+    @property
+    def rank(self): "The number of dimensions."
+    def size(self): "The number of elements."
+    def is_open(self): "Tell whether a dimension is open."
+    async def read(self): "See: the class."
+    def bare(self): pass
+"""
+    assert not_begun_with_a_verb(source) == ["size", "read"]
