@@ -118,7 +118,7 @@ def _with_fields_told(cls: type[Any]) -> type[Any]:
 @_with_nearest_name
 @dataclass(frozen=True)
 class LMSConfig:
-    """What LMS shall do in one process. Sizes are bytes unless the name says otherwise.
+    """The settings of LMS in one process. Sizes are bytes unless the name says otherwise.
 
     Raises:
         ConfigError: If a value is outside what its field allows, or there is no such field.

@@ -22,7 +22,7 @@ OF_A_JOB = "LMSRUN_JOB_ID"
 """Set in the ranks of a job, whose launcher has told of doubtful variables once for all of them."""
 
 PAUSED_WHY = "the training that LMS was on for is over"
-"""Why it does nothing for now: only a callback has asked for it."""
+"""The reason why LMS plans nothing for now: only a callback had asked for it."""
 FORBIDDEN = "LMS_ENABLED switches it off"
 
 

@@ -33,11 +33,11 @@ from lms.report.stats import GraphStats
 GIB = 1 << 30
 PLOT_NAME = "lms_autotune.png"
 ASSUMED_BATCH = 32
-"""Batch size where a graph leaves it open and nobody says it. Only rules that count levels are given it: what
-fits a device is not to be guessed."""
+"""Batch size where a graph leaves it open and no setting gives it. Only rules that count levels are given it:
+what fits a device is not to be guessed."""
 
 KERAS = frozenset({"keras", "tf_keras"})
-"""Whose method it is that a training ends with; one of the user's model may make callbacks and return."""
+"""Packages whose method of a model is the training; a user's own method may make callbacks and return."""
 
 DISABLED = "LMS is disabled and will not modify the model."
 

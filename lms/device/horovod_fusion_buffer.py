@@ -16,7 +16,7 @@ DEFAULT_BYTES = 128 << 20
 ``common/operations.cc``. Measured with 0.28.1: two gradients of 4 KB each leave 128.0 MiB in use."""
 
 FUSED_TYPES = ("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodReducescatter")
-"""How the types of ops begin whose tensors may share the buffer; a broadcast never does."""
+"""Beginnings of the types of ops whose tensors may share the buffer; a broadcast never does."""
 
 
 class FusionBuffer:

@@ -47,7 +47,7 @@ class OpFacts:
     """``bool``, ``int``, ``float`` or ``str`` by name, or a list of these. A data type is its number in
     ``types.proto``, as in a NodeDef. What is not there has its default."""
     readers: tuple[Reader, ...] = ()
-    """Who reads output 0, aliases not followed: TensorFlow matches kernels edge by edge."""
+    """The readers of output 0, aliases not followed: TensorFlow matches kernels edge by edge."""
     makers: tuple[str, ...] = ()
     """The type of the op that makes each input, where it is known."""
 
@@ -86,7 +86,7 @@ class Nodes(Protocol):
 
     @property
     def inputs(self) -> Sequence[Sequence[Source]]:
-        """What each node reads, by slot."""
+        """The outputs that each node reads, by slot."""
 
     @property
     def controls(self) -> Sequence[Sequence[int]]:
@@ -113,7 +113,7 @@ class Pair(NamedTuple):
 
 
 class Kernels(Protocol):
-    """What the kernels of one device do with memory."""
+    """The memory that the kernels of one device use."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -183,7 +183,7 @@ def shape_at(shapes: Sequence[Shape], index: int) -> Shape:
 
 
 class TensorFlowKernels:
-    """What all devices have in common: kernels that TensorFlow has written once for all of them."""
+    """The kernels that TensorFlow has written once for all devices."""
 
     types: ClassVar[frozenset[str]] = frozenset({"Einsum", *REDUCTIONS, *PARTS, *RESERVING})
 
@@ -248,7 +248,7 @@ class TensorFlowKernels:
 REPOOLING, POOLED, PLACE_BYTES = ("MaxPoolGrad", "MaxPoolGradV2"), 1, 8
 """TensorFlow's own gradient of pooling pools again, for the places of the maxima: that takes an ``int64`` for
 each element of the result, which stands in this slot (``MaxPoolingGradOp`` in ``maxpooling_op.cc``). It also
-takes a copy of the result, but where nobody else holds that any more. It writes over the pooling's input
+takes a copy of the result, except where nothing else holds that any more. It writes over the pooling's input
 (slot 0). Traced."""
 
 NORMALISATION_COPIES = {
@@ -269,7 +269,7 @@ class PlainCpu(TensorFlowKernels):
     """TensorFlow's own kernels on a CPU."""
 
     threads: int = 1
-    """How many work on one op (``intra_op_parallelism_threads``, else the cores)."""
+    """Threads that work on one op (``intra_op_parallelism_threads``, else the cores)."""
     types: ClassVar[frozenset[str]] = TensorFlowKernels.types | {
         *REPOOLING,
         *NORMALISATION_COPIES,
@@ -491,7 +491,7 @@ class Gpu(TensorFlowKernels):
     capability: tuple[int, int] | None = None
     """Compute capability, such as (9, 0)."""
     persistent: bool = False
-    """See :data:`PERSISTENT`."""
+    """Whether cuDNN normalises with :data:`PERSISTENT`."""
     tensor_float: bool = True
     """Whether ``float32`` may be rounded (``tf.config.experimental.enable_tensor_float_32_execution``)."""
 
@@ -509,7 +509,7 @@ class Gpu(TensorFlowKernels):
         if op.type in CONVOLUTIONS:
             # Filters are always brought into cuDNN's order, images where it does not take channels last
             # (conv_ops_impl.h, conv_grad_input_ops.cc, conv_grad_filter_ops.cc). What its algorithms need
-            # beside that nobody knows before.
+            # beside that is not known before.
             made = size_at(op.output_bytes, 0)
             if last and not self._takes_last(op):
                 return made + sum(size_at(op.input_bytes, slot) for slot in CONVOLUTIONS[op.type])

@@ -106,7 +106,7 @@ def measured(
 
 
 def _copy_seconds(link: Link, nbytes: int, source: str, target: str, clock: Callable[[], float]) -> float:
-    """Time one copy, of a tensor that nobody has copied yet.
+    """Time one copy, of a tensor that has not been copied yet.
 
     Eager execution keeps a copied input as a mirror on its handle: a second copy would move nothing.
     """

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from lms.engine.engine import Engine
 
 FULL_STORE = "LMS store:"
-"""How the message of the swap op begins when the store is full, and not the device: more swaps would not
+"""The beginning of the swap op's message when the store is full, and not the device: more swaps would not
 help, and the message says what does."""
 
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
 """What a user can do about batches of many lengths."""
 
 SESSION = "session graph"
-"""What a step of a session is called."""
+"""The name of a session's step."""
 
 
 class _Fresh(threading.local):

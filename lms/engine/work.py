@@ -32,7 +32,7 @@ class Task:
     is_body: bool = False
     """Whether the graph is that of another function, which the called one runs."""
     guest: Guest | None = None
-    """Who hears of the plan in place of the engine's own guest."""
+    """The guest that is told of the plan, in place of the engine's own."""
     limit_bytes: int | None = None
     """The size of the device to plan for; ``None``: that of the real one."""
 
@@ -77,7 +77,7 @@ class Work:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the device has for the step's own tensors; ``None``: not known."""
+        """The bytes that the device has for the step's own tensors; ``None`` where they are not known."""
         whole = self.device.limit_bytes
         return None if whole is None else max(1, whole - self.residents.nbytes)
 

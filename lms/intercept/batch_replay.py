@@ -48,7 +48,7 @@ class Source:
         self._real = real
         self._kept: list[Batch] = []
         self._given = 0
-        """How many of the kept batches the step has been given."""
+        """The number of kept batches that the step has been given."""
         self._nbytes = 0
         self._lock = threading.Lock()
         self._stand_in: Any = None
@@ -207,7 +207,7 @@ class Feed:
     """By the id of the iterator; empty where the step gets the real ones."""
 
     sizes_open: bool = False
-    """Whether the batches tell sizes that nobody else knows."""
+    """Whether the batches have sizes that are known from nothing else."""
 
     @property
     def failure(self) -> Exception | None:
@@ -274,7 +274,7 @@ class Feeder:
             arguments: What it is called with, ``(args, kwargs)``.
             may_retry: Whether a step that is planned in this call may be tried again.
             watched: Whether the shapes of every batch of this function are to be seen.
-            told: Gives the size of the batches, if somebody knows it.
+            told: Gives the size of the batches, where it is known.
         """
         iterators = [leaf for leaf in tf.nest.flatten(arguments) if _can_be_kept(leaf)]
         if not iterators:

@@ -28,7 +28,7 @@ CALLBACKS = ("tf_keras.src.callbacks", "keras.src.callbacks")
 
 
 _active: "BatchSizes | None" = None
-"""Who is told."""
+"""The installed watch, which the hooks report to."""
 
 
 class BatchSizes:

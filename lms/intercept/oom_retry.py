@@ -35,7 +35,7 @@ class _Attempt:
     values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
     """By the id of a variable's handle the handle, and the value before the step."""
     unknown: bool = False
-    """Whether the step makes variables of its own, whose first values nobody can put back."""
+    """Whether the step makes variables of its own, whose first values cannot be put back."""
     fits: bool = True
     """Whether every plan of the step kept to its budget; one that does not needs the least memory already."""
     lasting: str = ""

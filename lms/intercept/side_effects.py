@@ -15,7 +15,7 @@ PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
 """Ops that run Python code with effects of its own. ``PyFuncStateless`` has none."""
 
 TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
-"""How the types of ops begin that take a batch from an iterator."""
+"""Beginnings of the types of ops that take a batch from an iterator."""
 
 LASTING = {
     "it goes through a dataset, which may give other batches the second time; pass an iterator": (
@@ -41,10 +41,10 @@ LASTING = {
     ),
     "it feeds an accumulator": ("AccumulatorApply", "AccumulatorTake", "ResourceAccumulator"),
 }
-"""What ops do whose effect lasts, and how their types begin."""
+"""The lasting effects of ops, each with the beginnings of their types."""
 
 PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
-"""What stands between an iterator's handle and who takes from it, in a loop."""
+"""Ops that stand between an iterator's handle and the op that takes from it, in a loop."""
 
 
 def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:

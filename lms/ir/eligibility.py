@@ -6,7 +6,7 @@ from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import Rejected
 
 UNKNOWN_SIZE = "size is unknown"
-"""The reason why a tensor stays of which nobody can say what it takes."""
+"""The reason why a tensor stays whose bytes are not known."""
 
 FLOATING = "read or made by communication, by an update in a session, or by what waits for one"
 """The reason why a tensor stays whose maker or readers float (:func:`lms.schedule.op_order.floating_ops`)."""

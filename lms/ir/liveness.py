@@ -2,7 +2,7 @@
 
 The model is that of TensorFlow's executor on top of its BFC allocator: an output is allocated when its op
 starts and freed when the last reader of its buffer is done; aliases share one buffer; a kernel may write in
-place over an input that nobody else reads any more; every buffer is rounded up to 256 bytes.
+place over an input that no other op reads any more; every buffer is rounded up to 256 bytes.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,7 +28,8 @@ VARIABLE_OPS = (
     "AssignSubVariableOp",
     "ResourceApply",
 )
-"""How their types begin. All but the first two write in place, or into a copy while others still read it."""
+"""Beginnings of the types of ops on variables. All but the first two write in place, or into a copy while
+others still read it."""
 
 
 def round_up(nbytes: int) -> int:

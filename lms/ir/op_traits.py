@@ -30,7 +30,7 @@ IN_PLACE_TYPES = frozenset(
     Xdivy Xlog1py Xlogy ZerosLike Zeta""".split()
 )
 """Kernels that ask for ``forward_input_or_allocate_output``: output 0 takes over an input's buffer when the
-sizes agree and nobody else holds the buffer any more. All op types of TensorFlow that take and make ``float``
+sizes agree and nothing else holds the buffer. All op types of TensorFlow that take and make ``float``
 of one shape were traced on 2.15.1 and 2.21.0, with oneDNN and without (see :mod:`lms.device.kernels`).
 ``FusedBatchNorm`` and its like are not among them, though older sources say so."""
 
@@ -120,7 +120,7 @@ UPDATE_TYPES = (
     "ScatterUpdate",
     "SparseApply",
 )
-"""How the types of ops begin that change a variable."""
+"""Beginnings of the types of ops that change a variable."""
 
 
 def is_update(op_type: str) -> bool:

@@ -31,7 +31,7 @@ class SwapIn:
     trigger: int
     """Op after which the copy may start. Never an op that needs the copy."""
     uses: tuple[Use, ...]
-    """Who reads the copy, in plan order."""
+    """The readers of the copy, in plan order."""
     blocks: tuple[int, ...] = ()
     """Further ops that wait until the copy is done (``sync_mode``)."""
 
@@ -114,13 +114,13 @@ class SwapPlan:
     floor_op: int | None
     """The op whose working set is the floor."""
     budget_bytes: int | None = None
-    """What had to be met (margin already taken off), if anything."""
+    """The limit that the plan had to meet (margin already taken off), if there was one."""
     notes: tuple[str, ...] = ()
     """One line each, for people: why nothing is edited, why the budget cannot be met and what would help."""
     sent: tuple[Sent, ...] = ()
     """Copies to the host that ops read there, beside the swaps."""
     fetched_bytes: int = 0
-    """What ops that ran on the host have made there, and is copied to the device."""
+    """Bytes that ops on the host have made there, and that are copied to the device."""
 
     @property
     def is_empty(self) -> bool:
@@ -141,7 +141,7 @@ class SwapPlan:
 
     @property
     def tensors_out(self) -> int:
-        """How many tensors leave the device in one step."""
+        """The number of tensors that leave the device in one step."""
         return len(self.swaps) - len(self.copied) + len(self.sent)
 
     @cached_property
@@ -165,5 +165,5 @@ class SwapPlan:
 
     @property
     def rejected_by_reason(self) -> dict[str, int]:
-        """How many tensors each reason kept on the device, most frequent first."""
+        """The number of tensors that each reason kept on the device, most frequent first."""
         return dict(Counter(rejection.reason for rejection in self.rejected).most_common())

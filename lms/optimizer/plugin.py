@@ -37,7 +37,7 @@ class Request:
     """A graph that TensorFlow's own optimizer has finished."""
 
     device_type: str
-    """Whose plug-in was called, ``CPU`` or ``GPU``; a graph on both comes twice."""
+    """The type of device whose plug-in was called, ``CPU`` or ``GPU``; a graph on both comes twice."""
     graph: bytes
     """A serialized GraphDef; the bodies of its functions are stubs."""
     item: GrapplerItem
@@ -49,7 +49,7 @@ Editor = Callable[[Request], bytes | None]
 OnFault = Callable[[BaseException], None]
 
 _EXIT_WAIT_S = 10.0
-"""How long the end of the interpreter waits for editors; the largest graphs take a second."""
+"""Seconds that the end of the interpreter waits for editors; the largest graphs take one."""
 
 
 class _LoadedForm(Protocol):

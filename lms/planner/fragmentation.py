@@ -13,7 +13,7 @@ from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_
 
 TRIES = 9
 MOST_OPS = 150_000
-"""How many ops all further tries together may plan: each costs a quarter of a second for 30,000 ops, and a
+"""The ops that all further tries together may plan: each costs a quarter of a second for 30,000 ops, and a
 limit of time would give another plan on another machine. The least plans come after them in any case."""
 TIGHTER, TIGHTENING = 0.97, 0.03
 """The first further try plans for at most this share of the bytes of the one before, and the share of each
@@ -21,7 +21,7 @@ later one is so much less: what lacks little is found soon, what lacks much befo
 LONGER = 3
 """A plan that needs half of the margin to find room must find it for so many times the steps."""
 LARGER = 1.04
-"""By how much a region is enlarged until a plan that found no room in it does."""
+"""The factor by which a region is enlarged until a plan that did not fit in it does."""
 
 
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
@@ -96,7 +96,7 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
     note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
     told = replace(made, budget_bytes=first.budget_bytes)
-    # That a try missed its own, tighter budget concerns nobody.
+    # Drop the notes of a try that missed its own, tighter budget.
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 

@@ -29,7 +29,7 @@ SEND, FETCH = "LmsSend", "LmsFetch"
 """Types of the ops that stand for a copy to the host and one back in a relocated graph."""
 
 HELD = "a copy on the host"
-"""Why a tensor is not swapped that lies on the host already."""
+"""The reason why a tensor is not swapped that lies on the host already."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
 
 NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
-"""Why a tensor stays that could be swapped."""
+"""Reasons why a tensor stays that could be swapped."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ NO_STALL = 1.02
 
 @dataclass(frozen=True)
 class Pace:
-    """When steps start and end, in seconds: without waiting, or as a simulation found it."""
+    """The start and end of each step, in seconds: without waiting, or as a simulation found it."""
 
     starts_s: tuple[float, ...]
     ends_s: tuple[float, ...]

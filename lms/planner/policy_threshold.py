@@ -34,7 +34,7 @@ class Rule:
     """``ahead`` counts ops of the forward pass, from the producer on; the copy back starts with the backward
     op of the op that is so far (``ctrld_strategy="chain_rule"``)."""
     most: int | None = None
-    """How many buffers are swapped at most, those made first."""
+    """The most buffers that are swapped, those made first."""
     forward_gap: int | None = 0
     """Least distance between two uses in the forward pass to swap there too; ``None``: never there."""
 

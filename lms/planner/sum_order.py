@@ -1,6 +1,6 @@
 """Find the order in which TensorFlow adds the terms of a sum, so that an edited step adds them likewise.
 
-``AddN`` looks for the first input whose buffer nobody else holds, writes into it, and begins with it in
+``AddN`` looks for the first input whose buffer nothing else holds, writes into it, and begins with it in
 place of the first (``AddNOp`` in aggregate_ops.cc). Who holds a buffer is another matter once tensors are
 swapped and ops wait for each other. Of the first two terms either may begin: their sum is the same. So only
 a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.

@@ -2,7 +2,7 @@
 
 TensorFlow infers the shapes. Where they hang on a batch whose size is open, the known sizes are filled in at
 the sources of a copy, and TensorFlow infers again. What an op computes from shapes it does not see through;
-but whoever reshapes a tensor keeps the number of its elements, which settles most of the rest. For what is
+but reshaping a tensor keeps the number of its elements, which settles most of the rest. For what is
 left TensorFlow builds the graph anew and computes, node by node, what depends on shapes alone: a second for
 eight thousand nodes, several times as long. The graph itself keeps its open dimensions: a smaller last batch
 runs through the same edited graph.

@@ -34,7 +34,7 @@ RESULTS = frozenset({"_Retval", "_DeviceRetval"})
 NOT_PLAIN = frozenset(dtype.as_datatype_enum for dtype in (tf.resource, tf.variant, tf.string))
 VARIANT = tf.variant.as_datatype_enum
 KEPT = "a kernel keeps it for another one"
-"""Why a buffer stays of which TensorFlow's graph does not know."""
+"""The reason why a buffer stays that TensorFlow's graph does not show."""
 BODY_ATTRS = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),

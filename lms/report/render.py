@@ -13,14 +13,14 @@ from lms.user_paths import require_file
 MIB = 1 << 20
 PICTURES = (".png", ".svg")
 UNCOUNTED = "device"
-"""The transport whose copies nobody counts."""
+"""The transport whose copies nothing counts."""
 NAMED_TENSORS = 8
 NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
 TOLD_ERROR = 0.1
-"""How far above the plan a measured peak is explained."""
+"""A measured peak that is above the plan by more than this share is explained."""
 LEFT_ALONE = "stays as it is"
-"""What every warning of a step says that has no plan."""
+"""The words in every warning of a step that has no plan."""
 OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
 WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"

@@ -66,7 +66,7 @@ class GraphStats:
     place: tuple[str, str] = ("", "")
     """The device and the frame that were planned."""
     policy: str = ""
-    """Whose rules made the plan: that of ``auto`` is by ``budget`` or ``all``."""
+    """The policy that made the plan; for ``auto`` that is ``budget`` or ``all``."""
     asked_policy: str = ""
     """What the configuration asks for."""
     planned_peak_bytes: int | None = None
@@ -82,7 +82,7 @@ class GraphStats:
     loops: int = 0
     """Loops that keep lists for their backward pass, which are in no plan."""
     fusion_bytes: int = 0
-    """How much of it is the buffer that Horovod will take in the first step."""
+    """The part of it that is the buffer that Horovod will take in the first step."""
     budget_bytes: int | None = None
     floor_bytes: int | None = None
     """The least that the step needs; ``None`` while sizes are open."""

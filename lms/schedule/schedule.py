@@ -20,7 +20,7 @@ class Trip:
     """One absence of a buffer from the device.
 
     The device reads it in step ``left`` for the last time before and in step ``back`` for the first time
-    after. Step ``freed`` waits until the copy to the host is done (``None``: nobody waits); the copy back
+    after. Step ``freed`` waits until the copy to the host is done (``None``: no step waits); the copy back
     may start once step ``trigger`` is done. ``left < freed <= trigger < back``.
     """
 

@@ -130,7 +130,7 @@ class Tape:
 
     def __init__(self, demand: Demand) -> None:
         self.calls: list[tuple[int, int]] = []
-        """Register and bytes of an allocation; register and 0: nobody holds it any more; register and
+        """Register and bytes of an allocation; register and 0: nothing holds it any more; register and
         negative bytes: its chunk is written to, and replaced by a copy of so many bytes where it is another's
         too."""
         self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}

@@ -1,6 +1,6 @@
 """Simulate TensorFlow's BFC allocator, to tell whether fragmentation lets the buffers of steps fit.
 
-A plan whose bytes fit can still fail, because free memory lies in pieces. The allocator takes the smallest
+A plan whose bytes fit can still fail, because free memory is fragmented. The allocator takes the smallest
 free chunk that is large enough, hands out all of it unless at least half would remain, and joins free
 neighbours.
 """
