@@ -78,7 +78,7 @@ class Source(Protocol):
 
 
 class Nodes(Protocol):
-    """The questions about a graph that find pairs in it; nodes are known by number."""
+    """The part of a graph that is needed to find pairs in it; nodes are known by number."""
 
     @property
     def types(self) -> Sequence[str]:
@@ -199,7 +199,7 @@ class TensorFlowKernels:
         return 0
 
     def extra_outputs(self, op: OpFacts) -> tuple[ExtraOutput, ...]:
-        """Return the note of a normalisation, which is next to nothing."""
+        """Return a normalisation's reserve space, which takes no memory here."""
         return (ExtraOutput(0, RESERVE),) if op.type in RESERVING else ()
 
     def in_place_slots(self, op: OpFacts) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ class TensorFlowKernels:
         return in_place_slots(op.type, len(op.input_bytes))
 
     def alias_slots(self, op: OpFacts) -> tuple[int | None, ...]:
-        """Return what the type tells, and the input of which an op passes parts on."""
+        """Return the slots that the op type tells, or the input of which an op passes parts on."""
         count = len(op.output_bytes)
         if op.type == "IdentityN":
             return tuple(range(count))
@@ -233,7 +233,7 @@ class TensorFlowKernels:
         return slot if len(rows) == len(made) else None
 
     def compiled_bytes(self, body: Iterable[OpFacts]) -> int:
-        """Return nothing: what XLA needs beside what it reads and makes is not known."""
+        """Return 0: the memory that XLA needs beside inputs and outputs is not known."""
         return 0
 
     def pairs(self, nodes: Nodes) -> Sequence[Pair]:
@@ -278,7 +278,7 @@ class PlainCpu(TensorFlowKernels):
     }
 
     def workspace_bytes(self, op: OpFacts) -> int:
-        """Return the scratch of convolutions' and poolings' gradients, and of turned images too."""
+        """Return the scratch of the gradients of convolutions and poolings, and of transposed images."""
         item = size_at(op.output_bytes, 0) // (elements(shape_at(op.output_shapes, 0)) or 1)
         if op.type == "Conv2DBackpropInput":
             shapes = shape_at(op.input_shapes, 2), shape_at(op.input_shapes, 1)
@@ -336,11 +336,11 @@ class OneDnnCpu(PlainCpu):
     types: ClassVar[frozenset[str]] = PlainCpu.types | POOLS.keys() | POOLS_OF.keys()
 
     def workspace_bytes(self, op: OpFacts) -> int:
-        """Return the scratch of what TensorFlow's own kernels do; that of oneDNN is not the allocator's."""
+        """Return the scratch of TensorFlow's own kernels; oneDNN's does not come from the allocator."""
         return TensorFlowKernels.workspace_bytes(self, op) if self._takes(op) else super().workspace_bytes(op)
 
     def extra_outputs(self, op: OpFacts) -> tuple[ExtraOutput, ...]:
-        """Return the places that a pooling keeps and what a merged normalisation let pass."""
+        """Return the places that a pooling keeps, and the reserve space of a merged normalisation."""
         if op.type in POOLS and self._takes(op):
             grads = tuple(one for one in op.readers if one == (POOLS[op.type], POOLED))
             return (ExtraOutput(_places_bytes(op), None, grads, PLACES_PIN if grads else None),)
@@ -349,15 +349,15 @@ class OneDnnCpu(PlainCpu):
         return super().extra_outputs(op)
 
     def in_place_slots(self, op: OpFacts) -> tuple[int, ...]:
-        """Return the slots, but for a pooling's gradient that oneDNN takes."""
+        """Return the slots of the op type; none for a pooling's gradient that oneDNN computes."""
         return () if op.type in REPOOLING and self._takes(op) else super().in_place_slots(op)
 
     def pairs(self, nodes: Nodes) -> Sequence[Pair]:
-        """Return what oneDNN's graph pass merges."""
+        """Return the pairs of nodes that oneDNN's graph pass merges."""
         return tuple(_find_pairs(nodes))
 
     def fatal(self, nodes: Nodes) -> Iterable[int]:
-        """Return the biases that wait for the same as their convolution, and for anything at all.
+        """Return the biases that have control inputs, the same ones as their convolution.
 
         TensorFlow merges the two and ends the process (``Check failed: pred->in_edges()``).
         """
@@ -391,7 +391,7 @@ def _places_bytes(op: OpFacts) -> int | None:
 
 
 def reserved_bytes(op: OpFacts) -> int | None:
-    """Return what a normalisation that is merged with its activation leaves to its gradient.
+    """Return the bytes that a normalisation merged with its activation keeps for its gradient.
 
     Which elements the activation let pass: with channels last a bit each where the channels are a multiple of
     eight, else a byte. TensorFlow takes a number of four bytes for each byte of that
@@ -414,7 +414,7 @@ PADDED = frozenset({"Conv2D", "_FusedConv2D"})
 
 
 def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
-    """Find what oneDNN's graph pass merges behind the plug-in: two nodes whose control inputs are the same.
+    """Find the nodes that oneDNN's graph pass merges behind the plug-in: two with the same control inputs.
 
     It does not look for paths between the two: with one it makes a cycle, and where they wait for different
     nodes it leaves them apart and results differ in the last digits. It looks at nodes and not at outputs,
@@ -460,7 +460,7 @@ def _is_only_reader(nodes: Nodes, reader: int, made_by: int) -> bool:
 
 
 def _fit(nodes: Nodes, node: int, other: int) -> bool:
-    """Return whether two nodes are of the type that is merged and wait for the same."""
+    """Return whether two nodes have the type and format that is merged, and the same control inputs."""
     same = set(nodes.controls[node]) == set(nodes.controls[other])
     floats = all(nodes.attr(one, "T") == FLOAT for one in (node, other))
     formats = {nodes.attr(one, "data_format") or "NHWC" for one in (node, other) if nodes.types[one] != "Pad"}
@@ -500,7 +500,7 @@ class Gpu(TensorFlowKernels):
     )
 
     def workspace_bytes(self, op: OpFacts) -> int:
-        """Return the scratch of normalisations and convolutions that turn their images themselves."""
+        """Return the scratch of normalisations and convolutions that transpose their images."""
         last = op.attrs.get("data_format", "NHWC") in CHANNELS_LAST
         if op.type in NORMALISATION_COPIES:
             fast = self.persistent and op.attrs.get("T") == HALF

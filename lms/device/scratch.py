@@ -1,4 +1,4 @@
-"""Work out the scratch that kernels need for what they turn or unfold, from shapes alone.
+"""Compute the scratch of kernels that transpose or unfold their inputs, from shapes alone.
 
 Each formula is that of the kernel's source, and was traced (see :mod:`lms.device.kernels`).
 """
@@ -21,7 +21,7 @@ WORKING_SET_BYTES, LEAST_THREAD_BYTES = 30 << 20, 256 << 10
 
 
 def elements(shape: Shape) -> int | None:
-    """Return how many numbers a tensor of ``shape`` holds; ``None`` where that is open."""
+    """Return the number of elements of a tensor of ``shape``; ``None`` where that is open."""
     dims = known_dims(shape)
     return None if dims is None else math.prod(dims)
 
@@ -33,7 +33,7 @@ def known_dims(shape: Shape) -> tuple[int, ...] | None:
 
 
 def einsum_bytes(equation: str, shapes: Sequence[Shape], inputs: Sequence[int], output: int) -> int:
-    """Return the copies that an einsum makes of what it has to transpose.
+    """Return the bytes of the copies that an einsum makes to transpose its inputs and its output.
 
     It multiplies matrices: an input whose dimensions are not in that order (batch, free, contracted; or with
     the last two the other way round) is transposed, and so is the product where the output's are not
@@ -162,7 +162,7 @@ def image_gradient_bytes(image: Shape, window: Shape, item: int, threads: int) -
 
 
 def _unfolded(image: Shape, window: Shape) -> tuple[int, int]:
-    """Return the numbers that are worked on for one image, and those of its unfolded windows."""
+    """Return the numbers that a kernel works on for one image, and those of its unfolded windows."""
     dims, sizes = known_dims(image), known_dims(window)
     if dims is None or sizes is None or len(dims) != len(sizes):
         return 0, 0

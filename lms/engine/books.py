@@ -107,7 +107,7 @@ class Books:
                 self._warn(f"{graph_name}: {missed.text}")
 
     def _means_to_swap(self, made: SwapPlan) -> bool:
-        """Tell whether the configuration asks for swaps whatever the step needs."""
+        """Tell whether the policy swaps tensors even where the step fits."""
         return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
 
 

@@ -84,7 +84,7 @@ class Engine:
         return self.books.collector.report(self.devices[0], self._transport)
 
     def warn(self, text: str, remedy: str = "") -> None:
-        """Warn once in the process of ``text``, or of all for which there is one ``remedy``."""
+        """Warn once in the process of ``text``, or once of all texts that share a ``remedy``."""
         told = remedy or text
         if told not in self._warned:
             self._warned.add(told)
@@ -107,7 +107,7 @@ class Engine:
             return None
 
     def fault(self, fault: BaseException) -> None:
-        """Note that an edit failed by a fault of ours: the step runs as TensorFlow has optimized it."""
+        """Warn that an edit failed by a fault of LMS: the step runs as TensorFlow has optimized it."""
         if not isinstance(fault, Exception):
             self.steps.note(fault)
             return

@@ -61,7 +61,7 @@ def _log_everything() -> None:
 
 
 def uninstall() -> None:
-    """Plan no more steps; functions and sessions run as before, except graphs that Keras keeps."""
+    """Plan no more steps; functions and sessions run as before, except callables that Keras has made."""
     global _engine
     pause()
     if _engine is not None:

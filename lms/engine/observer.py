@@ -20,11 +20,11 @@ class Guest(Protocol):
         """Remove this guest, and pause LMS where it is on for this guest alone."""
 
     def unmatched(self, names: Sequence[Unmatched]) -> None:
-        """Hear which names in the configuration's filters a graph does not have.
+        """Take note of the names in the configuration's filters that a graph does not have.
 
         Raises:
             LMSArgumentError: If the graph is not to be edited then.
         """
 
     def planned(self, stats: GraphStats) -> None:
-        """Hear that a graph has been planned, and edited where that helps."""
+        """Take note that a graph has been planned, and edited where that helps."""

@@ -240,7 +240,7 @@ class Steps:
             log = None
 
     def _counted(self, step: Callable[[], Any]) -> Any:
-        """Run a step; where it was planned now, count the swaps that ran."""
+        """Run a step; if it was planned in this run, compare the swaps that ran with the plan."""
         outer, self._fresh.stats = self._fresh.stats, []
         before = self._moved()
         try:

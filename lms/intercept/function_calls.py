@@ -83,7 +83,7 @@ class Observer(Protocol):
     """The interface of the object that the watch reports to."""
 
     def xla_dropped(self, function: Any) -> None:
-        """Hear that XLA was switched off for ``function``."""
+        """Take note that XLA was switched off for ``function``."""
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
@@ -92,7 +92,7 @@ class Observer(Protocol):
         """Return the number of the wanted plan; for another number TensorFlow optimizes again."""
 
     def ran(self, runtime: RuntimeCall) -> None:
-        """Hear that a function of the runtime has run, or has failed."""
+        """Take note that a function of the runtime has run, or has failed."""
 
 
 class _UnderWay(threading.local):

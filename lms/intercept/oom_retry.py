@@ -112,7 +112,7 @@ class Rescue:
         return True
 
     def succeeded(self, call: Call) -> None:
-        """Note that a call has run to its end: later failures of an edited step are no first ones."""
+        """Note that a call has run to its end; if it was planned, a later failure is not of a first step."""
         self._worked = self._worked or call.attempt is not None
 
 

@@ -68,7 +68,7 @@ def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> 
 
 
 def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
-    """Yield plans for less and less memory."""
+    """Yield ``first``, and then plans for less and less memory."""
     yield first
     made = first
     for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):

@@ -35,7 +35,7 @@ class Conditions:
         return not fixed and self.loop_runs_with_step(node)
 
     def loop_runs_with_step(self, node: int) -> bool:
-        """Tell the same of a loop within the frame; ``node`` is any node of the loop."""
+        """Tell whether the loop that ``node`` belongs to runs whenever the step does, and only then."""
         return self.of_node[node] == self.step
 
 

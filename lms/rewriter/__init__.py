@@ -1,1 +1,1 @@
-"""Writes a plan into the graph that TensorFlow is about to run, and checks what came out."""
+"""Write a plan into the graph that TensorFlow is about to run, and check the result."""

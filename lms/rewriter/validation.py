@@ -118,7 +118,7 @@ class _Types:
 
 
 def _signature(node: Any) -> _Signature:
-    """Return what an added node reads and makes by the definition of its op.
+    """Return the types of an added node's inputs and outputs, by the definition of its op.
 
     Raises:
         RewriteError: If this TensorFlow does not know the op, or the node lacks a device or an attribute.
@@ -148,7 +148,7 @@ def _signature(node: Any) -> _Signature:
 
 
 def _require_order(nodes: Sequence[Any], before: Sequence[Collection[int]]) -> None:
-    """Check that no nodes wait for each other but over the turns of a loop."""
+    """Check that the graph has no cycle, except through the turns of a loop."""
     waiting = [len(needed) for needed in before]
     after: list[list[int]] = [[] for _ in nodes]
     for place, needed in enumerate(before):

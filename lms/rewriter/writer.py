@@ -222,7 +222,7 @@ class _Editor:
             node.device = host_beside(node.device)
 
     def _fetch(self, op: Op) -> None:
-        """Copy what an op has made on the host to the device, for all that read it."""
+        """Copy the output of an op on the host to the device, for all that read it."""
         made = op.inputs[0]
         uses = self._step.graph.uses[op.outputs[0]]
         there = [use for use in uses if self._step.members[use.op]]
@@ -288,7 +288,7 @@ class _Editor:
         return name
 
     def _redirect(self, use: Use, version: str) -> None:
-        """Let a use read another version."""
+        """Let a use read ``version`` in place of what it read."""
         if (made := self._made_ops.get(use.op)) is not None:
             self.added[made].input[use.slot] = version
             return
