@@ -14,7 +14,7 @@ BROADCAST, BATCH, FREE, CONTRACT, REDUCE = range(5)
 """The kinds of an einsum's dimensions, in the order in which the kernel wants them."""
 
 MOST_GROUPS = 3
-"""Reductions work on so many groups of dimensions at once."""
+"""The most groups of dimensions that a reduction works on at once."""
 
 WORKING_SET_BYTES, LEAST_THREAD_BYTES = 30 << 20, 256 << 10
 """``l3_cache_size`` and ``l2_cache_size`` of ``conv_grad_input_ops.h``."""

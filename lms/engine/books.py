@@ -16,7 +16,7 @@ from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
 logger = logging.getLogger("lms")
 
 UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
-"""What a user can do about a loop."""
+"""The remedy for a loop."""
 
 
 class Books:

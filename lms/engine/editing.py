@@ -23,7 +23,7 @@ FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
 
 KEPT_EDITS = 4
-"""So many edits are kept, for another function with the same graph: a model that is compiled again."""
+"""The number of edits that are kept for other functions with the same graph: a model compiled again."""
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""

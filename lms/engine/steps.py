@@ -31,7 +31,7 @@ FULL_STORE = "LMS store:"
 help, and the message says what does."""
 
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
-"""What a user can do about batches of many lengths."""
+"""The remedy for batches of many lengths."""
 
 SESSION = "session graph"
 """The name of a session's step."""

@@ -30,7 +30,7 @@ KEPT_TYPES = frozenset(
     "bfloat16 bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 string uint16 uint32 "
     "uint64 uint8".split()
 )
-"""What NumPy holds and TensorFlow takes back from Python code."""
+"""The data types that NumPy holds and TensorFlow takes back from Python code."""
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 

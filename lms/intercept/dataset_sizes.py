@@ -12,7 +12,7 @@ BATCH_SIZES = ("_batch_size", "_batch_size_t")
 """What a batching step of a pipeline has; the second that of ``map_and_batch``, which maps first."""
 
 DEEPEST = 64
-"""So many steps of a pipeline are looked at."""
+"""The number of steps of a pipeline that are searched at most."""
 
 
 def dataset_batch_size(dataset: Any) -> int | None:

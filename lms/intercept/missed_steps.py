@@ -9,7 +9,7 @@ from tensorflow.python.eager import imperative_grad, record
 from tensorflow.python.framework import ops as tf_ops
 
 FEWEST_VARIABLES = 4
-"""Two layers. Who takes the gradient of fewer fits a scale or looks at a model, and memory is no matter."""
+"""Two layers. A gradient of fewer variables fits a scale or inspects a model, and needs little memory."""
 
 
 class Unseen:

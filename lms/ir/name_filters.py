@@ -33,7 +33,7 @@ SECOND_GENERATION = (
     "incl_input_by_scopes",
     "incl_input_by_types",
 )
-"""Its eight filters."""
+"""The eight filters of the second generation."""
 
 EXCLUDING = {
     "output": ("excl_scopes", "excl_types", "excl_output_by_scopes", "excl_output_by_types"),
@@ -45,10 +45,10 @@ INCLUDING = {
     "output": ("incl_scopes", "incl_types", "incl_output_by_scopes", "incl_output_by_types"),
     "input": ("incl_input_by_scopes", "incl_input_by_types"),
 }
-"""Where some of these are given, one of them has to."""
+"""Where some of these are given, a tensor stays unless one names its maker (output) or a reader (input)."""
 
 BEGINNINGS = frozenset(SECOND_GENERATION) | {"optimizer_scopes", "starting_scope"}
-"""Their scopes are how names begin."""
+"""The filters whose scopes are beginnings of names."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Unmatched:
     filter: str
     item: str
     text: str = field(compare=False)
-    """What was looked for, and what is there."""
+    """The message: the name that was looked for, and examples of names that are there."""
 
 
 @dataclass(frozen=True)

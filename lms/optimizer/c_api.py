@@ -16,7 +16,7 @@ from typing import Any
 from lms.optimizer.errors import PluginError
 
 DEVICE_TYPES = ("CPU", "GPU")
-"""What the plug-in can register; ``plugin.c`` counts them in this order."""
+"""The device types that the plug-in can register; ``plugin.c`` numbers them in this order."""
 
 OK, ABORTED = 0, 10
 """Of ``TF_Code``. MetaOptimizer takes ABORTED for "did nothing": it neither logs nor copies the graph."""

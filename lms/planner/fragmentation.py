@@ -19,7 +19,7 @@ TIGHTER, TIGHTENING = 0.97, 0.03
 """The first further try plans for at most this share of the bytes of the one before, and the share of each
 later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
 LONGER = 3
-"""A plan that needs half of the margin to find room must find it for so many times the steps."""
+"""A plan that fits only with half of the margin must fit for this many times the steps."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 

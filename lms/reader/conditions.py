@@ -13,7 +13,7 @@ from lms.reader.node_table import EXITS, MERGES, SWITCHES, TURNS, NodeTable, Sou
 
 Branches = frozenset[tuple[Source, int]]
 ALWAYS: Branches = frozenset()
-"""What no condition leaves out."""
+"""The conditions of a node that no condition leaves out: none."""
 
 TURNING = frozenset({"Enter", "LoopCond", "NextIteration", "RefEnter", "RefNextIteration"})
 """Nodes that turn a loop; they are left where they are."""

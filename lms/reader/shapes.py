@@ -101,7 +101,7 @@ def complete_shapes(
 
     Args:
         graph_def: The graph; it is not changed.
-        table: The same as a table.
+        table: The graph as a table.
         outputs: Type and shape of the outputs of each node, as TensorFlow infers them.
         hints: What is known about its arguments.
 

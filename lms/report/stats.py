@@ -73,7 +73,7 @@ class GraphStats:
     """Whole device: what lay there when the graph was planned, plus the edited step's own peak; ``None``
     while sizes are open."""
     peak_before_bytes: int | None = None
-    """The same for the unedited step."""
+    """The peak of the whole device with the unedited step."""
     open_sizes: OpenSizes | None = None
     base_bytes: int = 0
     """What lies on the device when the step begins: variables, constants, data, and Horovod's buffer."""

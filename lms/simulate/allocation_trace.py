@@ -113,7 +113,7 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
 
 
 _PLACE = attrgetter("point", "variable")
-"""In which order updates come; at the same point stays come first."""
+"""The order of updates; at the same point stays come first."""
 
 
 SMALL_BYTES = 16 << 10

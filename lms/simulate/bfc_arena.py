@@ -16,7 +16,7 @@ STEPS = 10
 155 MiB for one step, in 178 for four, in 196 for ten and in 200 for forty."""
 
 GROWN_STEPS = 4
-"""After so many steps a region has grown to nearly what it comes to."""
+"""The number of steps after which a region has nearly its final size."""
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
