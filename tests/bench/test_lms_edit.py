@@ -31,6 +31,7 @@ def test_a_case_times_each_phase_of_the_whole_edit() -> None:
     phases = {name: result["seconds"][name] for name in names}
     assert min(phases.values()) > 0, phases
     assert sum(phases.values()) <= result["seconds"]["edit"]
+    assert 0 < result["again_s"] < result["seconds"]["edit_cpu"], "planned once"
 
 
 def test_growth_compares_the_time_of_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
