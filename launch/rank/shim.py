@@ -5,15 +5,17 @@ another launcher started this rank: plan for it here, then start over with the b
 becomes the program; only where somebody waits for news of its end does it stay, as the program's parent (see
 ``launch.rank.guard``).
 
-Every rank pays for what is imported here: dataclasses, pathlib and shutil would take longer than the work.
+Every rank pays for what is imported here: dataclasses, pathlib, shutil and typing would take longer than the
+work.
 """
+
+from __future__ import annotations
 
 import errno
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from launch.model.errors import LmsrunError, UsageError
 from launch.model.idset import IdSet, format_ids
@@ -23,32 +25,42 @@ from launch.system.numa_policy import BindingError, FoundBinding, apply_cpus, ap
 from launch.system.program_path import find_program
 from launch.system.program_signals import restore_signals, take_interrupts
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from launch.model.plan import MemPolicy, RankPlan
 
 _ROOT = os.path.realpath(__file__).rsplit(os.sep, 3)[0]
 BOOTSTRAP = os.path.join(_ROOT, "lms", "bootstrap")
 _HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
-_POLICIES: "tuple[MemPolicy, ...]" = ("bind", "preferred", "preferred-many", "none")
+_POLICIES: tuple[MemPolicy, ...] = ("bind", "preferred", "preferred-many", "none")
 _STAYS_FOR = ("PMI_FD", "LMSRUN_RECEIPT_LINES", "LMSRUN_RANK_OUTPUT")
 """Variables of ranks whose shim may have to stay beside its program."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a program that is not there, or cannot be run."""
 
 
-class Expectation(NamedTuple):
+class Expectation:
     """What was decided for this rank, as ``LMSRUN_EXPECT`` tells it."""
 
-    rank: int
-    local_rank: int
-    host: str
-    gpu: str | None
-    numa_node: int | None
-    cpus: IdSet
-    mem_policy: "MemPolicy"
-    mem_nodes: IdSet
-    bind_method: str
-    numa: str
+    def __init__(
+        self,
+        rank: int,
+        local_rank: int,
+        host: str,
+        gpu: str | None,
+        numa_node: int | None,
+        cpus: IdSet,
+        mem_policy: MemPolicy,
+        mem_nodes: IdSet,
+        bind_method: str,
+        numa: str,
+    ) -> None:
+        self.rank, self.local_rank, self.host = rank, local_rank, host
+        self.gpu, self.numa_node, self.cpus = gpu, numa_node, cpus
+        self.mem_policy, self.mem_nodes = mem_policy, mem_nodes
+        self.bind_method, self.numa = bind_method, numa
 
 
 class ProgramError(LmsrunError):
@@ -255,7 +267,7 @@ def _give_up(why: str, code: int, environ: Mapping[str, str]) -> NoReturn:
     sys.exit(code)
 
 
-def _warn_of_unbound(rank: "RankPlan", environ: Mapping[str, str]) -> None:
+def _warn_of_unbound(rank: RankPlan, environ: Mapping[str, str]) -> None:
     if not rank.cpus and environ.get("LMSRUN_NUMA") != "off":
         _say(f"rank {rank.rank} is not bound")
 

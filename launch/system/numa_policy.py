@@ -5,14 +5,16 @@ a refusal. Setting goes through py-libnuma where it can (see ``apply_mem_policy`
 back.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
 
 from launch.model.errors import LmsrunError
 from launch.model.idset import IdSet, format_ids, parse_ids
 
+TYPE_CHECKING = False  # Each rank would pay for typing.
 if TYPE_CHECKING:
     from launch.model.plan import MemPolicy
 
@@ -44,12 +46,11 @@ class BindingError(LmsrunError):
     exit_code = 1
 
 
-class FoundBinding(NamedTuple):
+class FoundBinding:
     """What the kernel says of a process. ``mem_policy`` is None when it cannot be read on this system."""
 
-    cpus: IdSet
-    mem_policy: str | None
-    mem_nodes: IdSet
+    def __init__(self, cpus: IdSet, mem_policy: str | None, mem_nodes: IdSet) -> None:
+        self.cpus, self.mem_policy, self.mem_nodes = cpus, mem_policy, mem_nodes
 
 
 def read_binding(sysfs: str = "/sys") -> FoundBinding:
@@ -75,7 +76,7 @@ def apply_cpus(cpus: IdSet) -> None:
         raise BindingError(f"asked for CPUs {format_ids(cpus)}, the kernel gave {format_ids(kept)}")
 
 
-def apply_mem_policy(policy: "MemPolicy", nodes: IdSet, sysfs: str = "/sys") -> str:
+def apply_mem_policy(policy: MemPolicy, nodes: IdSet, sysfs: str = "/sys") -> str:
     """Set the memory policy of the calling process; ``none`` leaves it as it is.
 
     ``bind`` goes through py-libnuma when it can be loaded. libnuma ends the process on ids that do not exist
@@ -148,7 +149,7 @@ def _read_mem_policy(sysfs: str) -> tuple[str | None, IdSet]:
     return kind, frozenset(nodes)
 
 
-def _set_mempolicy(policy: "MemPolicy", nodes: IdSet) -> None:
+def _set_mempolicy(policy: MemPolicy, nodes: IdSet) -> None:
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         raise BindingError(f"cannot set a memory policy on {os.uname().machine}; try --bind-method numactl")

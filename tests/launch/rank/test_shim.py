@@ -14,6 +14,7 @@ import pytest
 from jobs import LMSRUN
 
 from launch.model.errors import UsageError
+from launch.model.plan import SHIM
 from launch.rank import shim
 from launch.rank.shim import (
     BOOTSTRAP,
@@ -272,6 +273,13 @@ def test_the_bootstrap_comes_first_once() -> None:
     assert once["PYTHONPATH"] == f"{BOOTSTRAP}:/a:/b"
     assert program_environ(once) == once
     assert Path(BOOTSTRAP, "sitecustomize.py").is_file()
+
+
+def test_ranks_do_not_pay_for_large_modules() -> None:
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import launch.rank.shim; print(*sys.modules)"
+    argv = [sys.executable, "-S", "-c", code, str(SHIM.parents[1])]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert not {"typing", "dataclasses", "pathlib", "shutil", "subprocess"} & set(done.stdout.split())
 
 
 def test_verification_compares_everything_that_was_planned() -> None:
