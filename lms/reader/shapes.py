@@ -18,6 +18,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.grappler import item as grappler_item
 
+from lms.device.kernels import RESERVE, RESERVING
 from lms.errors import UnreadableError
 from lms.optimizer.grappler_item import Output
 from lms.reader.called_functions import take_in_calls
@@ -130,12 +131,15 @@ def complete_shapes(
 
 
 def _open_nodes(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
-    """Tell whether any output has an open size; ops whose outputs are tiny do not count."""
+    """Tell whether any output has an open size.
+
+    Tiny outputs do not count, nor does what a normalisation notes for its gradient: the kernel knows its size.
+    """
     return any(
         is_open(output)
         for op_type, made in zip(table.types, outputs, strict=True)
         if op_type not in TINY
-        for output in made
+        for output in (made[:RESERVE] if op_type in RESERVING else made)
     )
 
 
