@@ -133,7 +133,7 @@ def complete_shapes(
 def _open_nodes(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
     """Tell whether any output has an open size.
 
-    Tiny outputs do not count, nor do the notes of normalisations for their gradients: kernels know their size.
+    Tiny outputs do not count. Nor do the notes of normalisations for their gradients: kernels know them.
     """
     return any(
         is_open(output)
