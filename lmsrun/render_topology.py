@@ -1,5 +1,6 @@
 """A machine as a tree for people."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from launch.model.idset import format_ids
@@ -21,8 +22,12 @@ def render_tree(machine: Machine) -> str:
     Plain text: it needs no package and reads the same in a terminal, a log and a mail.
     """
     lines = [f"{machine.source}: {machine.architecture}, {_counts(machine)}"]
-    branches = [_package(package, machine) for package in machine.packages]
-    branches += [_numa_node(node, machine) for node in machine.numa_nodes if node.package is None]
+    nodes_of: dict[int | None, list[_Branch]] = {}
+    cores_of = Counter(core.numa_node for core in machine.cores)
+    for node in machine.numa_nodes:
+        nodes_of.setdefault(node.package, []).append(_numa_node(node, cores_of[node.id], machine))
+    branches = [_package(package, nodes_of.get(package.id, [])) for package in machine.packages]
+    branches += nodes_of.get(None, [])
     branches += [_Branch(_gpu_text(gpu)) for gpu in machine.gpus if gpu.numa_node is None]
     branches.append(_Branch(_allowed(machine)))
     if limits := _limits(machine):
@@ -44,15 +49,11 @@ def _counts(machine: Machine) -> str:
     return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
 
 
-def _package(package: Package, machine: Machine) -> _Branch:
-    nodes = [node for node in machine.numa_nodes if node.package == package.id]
-    return _Branch(
-        f"socket {package.id}: CPUs {format_ids(package.cpus)}", [_numa_node(node, machine) for node in nodes]
-    )
+def _package(package: Package, nodes: list[_Branch]) -> _Branch:
+    return _Branch(f"socket {package.id}: CPUs {format_ids(package.cpus)}", nodes)
 
 
-def _numa_node(node: NumaNode, machine: Machine) -> _Branch:
-    cores = sum(core.numa_node == node.id for core in machine.cores)
+def _numa_node(node: NumaNode, cores: int, machine: Machine) -> _Branch:
     cpus = f"CPUs {format_ids(node.cpus)} ({cores} core{'' if cores == 1 else 's'}), " if node.cpus else ""
     return _Branch(
         f"NUMA node {node.id}: {cpus}{format_size(node.memory_bytes)}{_KINDS[node.kind]}",

@@ -19,8 +19,8 @@ from launch.discover.tree import DirTree, Tree
 from launch.model.errors import TopologyError
 from launch.model.topology import Machine
 
-MAX_SOURCE_BYTES = 64 << 20
-"""The largest file that is read as a saved topology."""
+MAX_SOURCE_BYTES = 8 << 20
+"""The largest file that is read as a saved topology; our own of 60,000 CPUs has 4 MiB."""
 _DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 """What the NVIDIA driver (the last one: WSL's) leaves on a machine; without any NVML has nothing to say."""
 _NO_NVML = "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)"
@@ -167,7 +167,7 @@ def _read_file(source: str) -> Machine:
     if start == b"{":
         from launch.discover.saved import parse_saved
 
-        return parse_saved(content.decode("utf-8", "replace").lstrip("\ufeff"), source)
+        return parse_saved(content, source)
     raise TopologyError(
         f"{source} is no topology; needed a directory with proc/ and sys/, an archive of "
         "hwloc-gather-topology, XML of lstopo, or JSON of 'lmsrun topo --save FILE'"

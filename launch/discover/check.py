@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from launch.discover.gpus import parse_pci_address, pci_order
+from launch.discover.gpus import limit_gpus, parse_pci_address, pci_order
+from launch.discover.sysfs import limit_numa_nodes
 from launch.model.errors import TopologyError
 from launch.model.idset import MAX_ID, format_ids
 from launch.model.topology import Gpu, Machine
@@ -16,6 +17,8 @@ def check(machine: Machine) -> None:
     Raises:
         TopologyError: With the first thing that does not.
     """
+    limit_numa_nodes(len(machine.numa_nodes))
+    limit_gpus(len(machine.gpus))
     for complaint in _complaints(machine):
         raise TopologyError(f"the topology contradicts itself: {complaint}")
 

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from launch.discover.sysfs import NODE, Hardware, read_ids, read_ids_or_mask
 from launch.discover.tree import Tree
-from launch.model.errors import TopologyError
+from launch.model.errors import TopologyError, TopologyLimitError
 from launch.model.idset import IdSet
-from launch.model.topology import Gpu, NumaNode
+from launch.model.topology import MAX_GPUS, Gpu, NumaNode
 
 PCI = "sys/bus/pci/devices"
 DRIVER = "proc/driver/nvidia/gpus"
@@ -58,7 +59,7 @@ def pci_order(pci_bus_id: str) -> tuple[int, ...]:
 
 def read_driver_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
     """The GPUs that NVIDIA's driver has a folder for."""
-    return tuple(
+    return _limited(
         _read_driver_gpu(tree, f"{DRIVER}/{name}", address)
         for name in tree.names(DRIVER)
         if (address := parse_pci_address(name))
@@ -87,7 +88,7 @@ def _fields(text: str | None) -> dict[str, str]:
 
 def read_pci_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
     """Display devices of NVIDIA or AMD on the PCI bus, whether a driver is loaded or not."""
-    return tuple(
+    return _limited(
         gpu
         for name in tree.names(PCI)
         if (address := parse_pci_address(name)) and (gpu := _read_pci_gpu(tree, f"{PCI}/{name}", address))
@@ -174,6 +175,22 @@ def place_gpus(
     return placed, say_unplaced(placed)
 
 
+def limit_gpus(count: int) -> None:
+    """Refuse more GPUs than a host has: each is compared with each node.
+
+    Raises:
+        TopologyError: If there are more.
+    """
+    if count > MAX_GPUS:
+        raise TopologyLimitError(f"more than {MAX_GPUS} GPUs; needed one machine")
+
+
+def _limited(gpus: Iterable[GpuFacts]) -> tuple[GpuFacts, ...]:
+    found = tuple(islice(gpus, MAX_GPUS + 1))
+    limit_gpus(len(found))
+    return found
+
+
 def say_unplaced(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """A warning for each GPU whose NUMA node is unknown."""
     return tuple(
@@ -227,8 +244,13 @@ def locate(localities: Iterable[int | IdSet], hardware: Hardware) -> tuple[int |
 
 def _node_around(cpus: IdSet, hardware: Hardware) -> NumaNode | None:
     """The one node that all of the CPUs lie on."""
-    touched = [node for node in hardware.numa_nodes if node.cpus & cpus]
-    return touched[0] if len(touched) == 1 else None
+    around = None
+    for cpu in cpus:
+        node = hardware.node_of.get(cpu, around)
+        if around is not None and node is not around:
+            return None
+        around = node
+    return around
 
 
 def _nearest_with_cpus(node: NumaNode, hardware: Hardware) -> NumaNode | None:
@@ -251,6 +273,8 @@ def _read_localities(tree: Tree, gpu: GpuFacts, online: IdSet) -> Iterator[int |
             yield int(numa_node)
         try:
             near = read_ids_or_mask(tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
+        except TopologyLimitError:
+            raise
         except TopologyError:
             near = None
         if near and near & online:

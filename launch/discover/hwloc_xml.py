@@ -15,17 +15,36 @@ from launch.discover.gpus import (
     GpuFacts,
     build_gpu,
     is_nvlink_machine,
+    limit_gpus,
     parse_pci_address,
     pci_order,
     say_unplaced,
 )
-from launch.discover.sysfs import Hardware, build_cores, build_packages, host_memory_nodes, kind_of, only
+from launch.discover.sysfs import (
+    Hardware,
+    build_cores,
+    build_packages,
+    host_memory_nodes,
+    kind_of,
+    limit_numa_nodes,
+    only,
+)
 from launch.model.errors import TopologyError
-from launch.model.idset import IdSet, format_ids, parse_mask
-from launch.model.topology import Allowed, Machine, NumaNode
+from launch.model.idset import IdParser, IdSet, format_ids
+from launch.model.topology import MAX_NUMA_NODES, Allowed, Machine, NumaNode
 
 MAX_DEPTH = 256
-MAX_OBJECTS = 1_000_000
+MAX_ELEMENTS = 150_000
+"""A machine of 256 CPUs has 3,000; each takes 500 bytes of memory and 2 us."""
+MAX_TAG_BYTES = 256 << 10
+"""Of one element with all its attributes."""
+_PIECE_BYTES = 1 << 16
+_MAX_MATRIX_BYTES = 4 * MAX_NUMA_NODES**2
+"""Distances of three digits."""
+_ATTRIBUTES = frozenset(
+    {"type", "os_index", "cpuset", "online_cpuset", "allowed_cpuset", "allowed_nodeset", "local_memory"}
+    | {"subtype", "name", "pci_busid", "pci_type"}
+)
 
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
 _GPU_OS_DEVICE = re.compile(r"(nvml|cuda|rsmi)[0-9]+")
@@ -34,30 +53,34 @@ _MEMORY_INFOS = ("CUDAGlobalMemorySize", "RSMIVRAMSize")
 _UUID_INFOS = ("NVIDIAUUID", "AMDUUID")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Object:
     """One ``<object>`` with its ``<info>`` children."""
 
     kind: str
     attributes: Mapping[str, str]
     parent: "_Object | None"
+    parser: IdParser
     infos: dict[str, str] = field(default_factory=dict)
     children: "list[_Object]" = field(default_factory=list)
 
-    def walk(self) -> "Iterator[_Object]":
-        """This object and all below it, in document order."""
+    def walk(self, *, into_devices: bool = True) -> "Iterator[_Object]":
+        """This object and all below it, in document order; below PCI devices only if that is wished."""
         stack = [self]
         while stack:
             one = stack.pop()
             yield one
-            stack.extend(reversed(one.children))
+            below = one.children
+            stack.extend(
+                reversed(below if into_devices else [each for each in below if each.kind != "PCIDev"])
+            )
 
     def mask(self, name: str) -> IdSet | None:
         """A set attribute; None when it is absent or infinite."""
         text = self.attributes.get(name)
         if text is None or text.startswith("0xf...f"):
             return None
-        return parse_mask(text)
+        return self.parser.mask(text)
 
     def number(self, name: str) -> int | None:
         """A whole number attribute; None when it is absent or none."""
@@ -105,14 +128,16 @@ class _Reader:
         self.document = _Document()
         self._open: list[_Object] = []
         self._depth = self._objects = 0
+        self._parser = IdParser()
         self._text: list[str] | None = None
+        self._text_bytes = 0
         self._in_latencies = False
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         self._objects += 1
-        if self._depth > MAX_DEPTH or self._objects > MAX_OBJECTS:
-            raise TopologyError(f"more than {MAX_OBJECTS} elements or {MAX_DEPTH} levels; needed a machine")
+        if self._depth > MAX_DEPTH or self._objects > MAX_ELEMENTS:
+            raise TopologyError(f"more than {MAX_ELEMENTS} elements or {MAX_DEPTH} levels; needed a machine")
         if tag == "topology":
             self.document.is_topology = True
         elif tag == "object":
@@ -122,14 +147,15 @@ class _Reader:
             infos[attributes.get("name", "")] = attributes.get("value", "")
         elif tag == "distances2":
             self._in_latencies = _is_numa_latency(attributes) and not self.document.distance_values
-        elif tag in ("indexes", "u64values"):
-            self._text = []
+        elif tag in ("indexes", "u64values") and self._in_latencies:
+            self._text, self._text_bytes = [], 0
 
     def _start_object(self, attributes: dict[str, str]) -> None:
         parent = self._open[-1] if self._open else None
         # Version 1 calls a package "Socket" in its oldest files.
         kind = attributes.get("type", "").replace("Socket", "Package")
-        opened = _Object(kind, attributes, parent)
+        known = {name: text for name, text in attributes.items() if name in _ATTRIBUTES}
+        opened = _Object(kind, known, parent, self._parser)
         if parent is not None:
             parent.children.append(opened)
         elif self.document.root is None:
@@ -139,6 +165,9 @@ class _Reader:
     def text(self, piece: str) -> None:
         if self._text is not None:
             self._text.append(piece)
+            self._text_bytes += len(piece)
+            if self._text_bytes > _MAX_MATRIX_BYTES:
+                raise TopologyError(f"distances of more than {MAX_NUMA_NODES} NUMA nodes; needed a machine")
 
     def end(self, tag: str) -> None:
         self._depth -= 1
@@ -146,11 +175,10 @@ class _Reader:
             self._open.pop()
         elif tag == "distances2":
             self._in_latencies = False
-        elif tag in ("indexes", "u64values"):
-            numbers = [int(word) for word in "".join(self._text or ()).split() if word.isdecimal()]
+        elif tag in ("indexes", "u64values") and self._text is not None:
+            numbers = [int(word) for word in "".join(self._text).split() if word.isdecimal()]
             document = self.document
-            if self._in_latencies:
-                (document.distance_ids if tag == "indexes" else document.distance_values).extend(numbers)
+            (document.distance_ids if tag == "indexes" else document.distance_values).extend(numbers)
             self._text = None
 
 
@@ -171,7 +199,11 @@ def _parse(content: bytes) -> _Document:
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text
     parser.EntityDeclHandler = _refuse_entity
-    parser.Parse(content, True)
+    for start in range(0, len(content), _PIECE_BYTES):
+        parser.Parse(content[start : start + _PIECE_BYTES], False)
+        if start - parser.CurrentByteIndex > MAX_TAG_BYTES:
+            raise TopologyError(f"an element of more than {MAX_TAG_BYTES} bytes; needed lstopo's XML")
+    parser.Parse(b"", True)
     if not reader.document.is_topology or reader.document.root is None:
         raise TopologyError("no topology in it; needed what 'lstopo FILE.xml' writes")
     return reader.document
@@ -211,6 +243,7 @@ def _build_hardware(
         inside = online & (package.mask("cpuset") or frozenset())
         package_of.update(dict.fromkeys(inside, package.number("os_index")))
     nodes = [one for one in objects if one.kind == "NUMANode" and one.number("os_index") is not None]
+    limit_numa_nodes(len(nodes))
     node_cpus = {one.number("os_index") or 0: (one.mask("cpuset") or frozenset()) & online for one in nodes}
     memory = {one.number("os_index") or 0: one.number("local_memory") for one in nodes}
     of_gpu = {one.number("os_index") or 0 for one in nodes if one.attributes.get("subtype") == "GPUMemory"}
@@ -248,7 +281,7 @@ def _take_shared_cpus_once(node_cpus: dict[int, IdSet], of_gpu: set[int]) -> Non
 
     hwloc gives a memory-only node (HBM, CXL) the CPUs it is local to; the kernel gives it none.
     """
-    taken: IdSet = frozenset()
+    taken: set[int] = set()
     for node in sorted(node_cpus):
         node_cpus[node] = frozenset() if node in of_gpu else node_cpus[node] - taken
         taken |= node_cpus[node]
@@ -296,13 +329,14 @@ def _gpu_devices(objects: list[_Object]) -> list[tuple[GpuFacts, _Object]]:
         facts = _gpu_facts(one) if one.kind == "PCIDev" else None
         if facts is not None:
             found[facts.pci_bus_id] = facts, one
+    limit_gpus(len(found))
     return sorted(found.values(), key=lambda pair: pci_order(pair[0].pci_bus_id))
 
 
 def _gpu_facts(device: _Object) -> GpuFacts | None:
     address = parse_pci_address(device.attributes.get("pci_busid", ""))
     matched = _PCI_TYPE.match(device.attributes.get("pci_type", "").lower())
-    os_devices = [one for one in device.walk() if one.kind == "OSDev"]
+    os_devices = [one for one in device.walk(into_devices=False) if one.kind == "OSDev"]
     of_gpu = [one for one in os_devices if _GPU_OS_DEVICE.fullmatch(one.attributes.get("name", ""))]
     vendor, classes = PCI_GPU_CLASSES.get(f"0x{matched[2]}" if matched else "", (None, ()))
     is_display = matched is not None and f"0x{matched[1]}" in classes

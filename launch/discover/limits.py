@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launch.discover.tree import Tree
-from launch.model.idset import IdSet, parse_ids
+from launch.model.idset import IdSet
 from launch.model.topology import Limits
 
 NO_LIMIT_BYTES = 1 << 62
@@ -89,7 +89,7 @@ def _read_cpuset_ids(tree: Tree, what: str) -> IdSet | None:
         for name in (f"cpuset.{what}.effective", f"cpuset.{what}"):
             try:
                 if text := tree.read(f"{folder}/{name}"):
-                    return parse_ids(text)
+                    return tree.parser.ids(text)
             except ValueError:
                 continue
     return None

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from launch.discover.check import check
 from launch.model.errors import TopologyError
-from launch.model.idset import IdSet, format_ids, parse_ids
+from launch.model.idset import MAX_ID, IdParser, IdSet, format_ids
 from launch.model.topology import SCHEMA, Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
 
+MAX_TABLES = 4 * MAX_ID
+"""Lists and objects in a document: one for each core, and some more. Each takes 60 bytes or more."""
+MAX_VALUES = 16 * MAX_ID
 Item = TypeVar("Item")
 
 
@@ -67,14 +70,20 @@ def gpu_to_json(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def parse_saved(text: str, source: str) -> Machine:
+def parse_saved(content: bytes, source: str) -> Machine:
     """Read what ``to_json`` wrote.
 
     Raises:
-        TopologyError: If it is not JSON, not of our schema, or contradicts itself; the text names the place.
+        TopologyError: If it is not JSON, not of our schema, too large, or contradicts itself; the text names
+            the place.
     """
+    if content.count(b"{") + content.count(b"[") > MAX_TABLES or content.count(b",") > MAX_VALUES:
+        raise TopologyError(
+            f"{source} has more than {MAX_TABLES} lists or {MAX_VALUES} values; "
+            f"needed a machine of {MAX_ID} CPUs at most"
+        )
     try:
-        return from_json(json.loads(text))
+        return from_json(json.loads(content.decode("utf-8", "replace").lstrip("\ufeff")))
     except TopologyError as error:
         raise TopologyError(f"{source}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -94,133 +103,150 @@ def from_json(table: Any) -> Machine:
         raise TopologyError(
             f"found schema {found!r}; needed {SCHEMA!r}, as 'lmsrun topo --save FILE' writes it"
         )
-    allowed, limits = _Field(table, "allowed").table(), _Field(table, "limits").table(optional=True)
+    saved = _Table(table, IdParser())
+    allowed, limits = saved.table("allowed"), saved.table("limits", optional=True)
     machine = Machine(
-        source=_Field(table, "source").text(),
-        architecture=_Field(table, "architecture").text(),
-        packages=_Field(table, "packages").items(_package),
-        numa_nodes=_Field(table, "numa_nodes").items(_numa_node),
-        cores=_Field(table, "cores").items(_core),
-        gpus=_Field(table, "gpus").items(_gpu),
-        allowed=Allowed(_Field(allowed, "cpus").ids(), _Field(allowed, "mems").ids()),
+        source=saved.text("source"),
+        architecture=saved.text("architecture"),
+        packages=saved.items("packages", _package),
+        numa_nodes=saved.items("numa_nodes", _numa_node),
+        cores=saved.items("cores", _core),
+        gpus=saved.items("gpus", _gpu),
+        allowed=Allowed(allowed.ids("cpus"), allowed.ids("mems")),
         limits=Limits(
-            memory_bytes=_Field(limits, "memory_bytes").maybe_number(),
-            memlock_bytes=_Field(limits, "memlock_bytes").maybe_number(),
-            set_mempolicy=_Field(limits, "set_mempolicy").maybe_flag(),
+            memory_bytes=limits.maybe_number("memory_bytes"),
+            memlock_bytes=limits.maybe_number("memlock_bytes"),
+            set_mempolicy=limits.maybe_flag("set_mempolicy"),
         ),
-        warnings=tuple(map(str, _Field(table, "warnings").array(optional=True))),
+        warnings=tuple(map(str, saved.array("warnings", optional=True))),
     )
     check(machine)
     return machine
 
 
-def _package(table: Mapping[str, Any]) -> Package:
-    ids = _Field(table, "numa_nodes").array()
-    return Package(
-        id=_Field(table, "id").number(),
-        cpus=_Field(table, "cpus").ids(),
-        numa_nodes=tuple(_Field({"numa_nodes": one}, "numa_nodes").number() for one in ids),
-    )
+def _package(table: "_Table") -> Package:
+    return Package(id=table.number("id"), cpus=table.ids("cpus"), numa_nodes=table.numbers("numa_nodes"))
 
 
-def _numa_node(table: Mapping[str, Any]) -> NumaNode:
-    distances = _Field(table, "distances").table(optional=True)
-    if not all(other.isascii() and other.isdigit() for other in distances):
-        raise TopologyError(f"distances is {distances!r}; needed node ids as keys")
+def _numa_node(table: "_Table") -> NumaNode:
     return NumaNode(
-        id=_Field(table, "id").number(),
-        package=_Field(table, "package").maybe_number(),
-        cpus=_Field(table, "cpus").ids(),
-        memory_bytes=_Field(table, "memory_bytes").maybe_number(),
-        kind=_Field(table, "kind").word("dram", "gpu", "memory-only"),
-        distances=tuple(sorted((int(other), _Field(distances, other).number()) for other in distances)),
+        id=table.number("id"),
+        package=table.maybe_number("package"),
+        cpus=table.ids("cpus"),
+        memory_bytes=table.maybe_number("memory_bytes"),
+        kind=table.word("kind", "dram", "gpu", "memory-only"),
+        distances=table.table("distances", optional=True).by_number(),
     )
 
 
-def _core(table: Mapping[str, Any]) -> Core:
+def _core(table: "_Table") -> Core:
     return Core(
-        package=_Field(table, "package").maybe_number(),
-        numa_node=_Field(table, "numa_node").maybe_number(),
-        cpus=_Field(table, "cpus").ids(),
+        package=table.maybe_number("package"),
+        numa_node=table.maybe_number("numa_node"),
+        cpus=table.ids("cpus"),
     )
 
 
-def _gpu(table: Mapping[str, Any]) -> Gpu:
+def _gpu(table: "_Table") -> Gpu:
     return Gpu(
-        index=_Field(table, "index").number(),
-        pci_bus_id=_Field(table, "pci_bus_id").text(),
-        name=_Field(table, "name").maybe_text(),
-        uuid=_Field(table, "uuid").maybe_text(),
-        numa_node=_Field(table, "numa_node").maybe_number(),
-        cpus=_Field(table, "cpus").ids(),
-        memory_bytes=_Field(table, "memory_bytes").maybe_number(),
-        vendor=_Field(table, "vendor").word("nvidia", "amd", None),
+        index=table.number("index"),
+        pci_bus_id=table.text("pci_bus_id"),
+        name=table.maybe_text("name"),
+        uuid=table.maybe_text("uuid"),
+        numa_node=table.maybe_number("numa_node"),
+        cpus=table.ids("cpus"),
+        memory_bytes=table.maybe_number("memory_bytes"),
+        vendor=table.word("vendor", "nvidia", "amd", None),
     )
 
 
-class _Field:
-    """One value of a JSON object, taken out by the type it must have."""
+class _Table:
+    """A JSON object whose values are taken out by the type that each must have."""
 
-    def __init__(self, table: Mapping[str, Any], key: str) -> None:
-        self._key, self._value = key, table.get(key)
+    def __init__(self, table: Mapping[str, Any], parser: IdParser, name: str = "") -> None:
+        self._table, self._parser, self._name = table, parser, name
 
-    def _wrong(self, needed: str) -> TopologyError:
-        return TopologyError(f"{self._key} is {str(self._value)[:80]!r}; needed {needed}")
+    def _wrong(self, key: str, needed: str) -> TopologyError:
+        return TopologyError(f"{key} is {str(self._table.get(key))[:80]!r}; needed {needed}")
 
-    def number(self) -> int:
-        value: object = self._value
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-            raise self._wrong("a whole number, 0 or more, of at most 63 bits")
+    def number(self, key: str) -> int:
+        value: object = self._table.get(key)
+        if not _is_number(value):
+            raise self._wrong(key, _NUMBER)
         return value
 
-    def maybe_number(self) -> int | None:
-        return None if self._value is None else self.number()
+    def maybe_number(self, key: str) -> int | None:
+        return None if self._table.get(key) is None else self.number(key)
 
-    def maybe_flag(self) -> bool | None:
-        if self._value is not None and not isinstance(self._value, bool):
-            raise self._wrong("true, false or null")
-        return self._value
+    def numbers(self, key: str) -> tuple[int, ...]:
+        values = self.array(key)
+        if not all(map(_is_number, values)):
+            raise self._wrong(key, f"a list, each of it {_NUMBER}")
+        return tuple(values)
 
-    def text(self) -> str:
-        if not isinstance(self._value, str):
-            raise self._wrong("a text")
-        return self._value
+    def by_number(self) -> tuple[tuple[int, int], ...]:
+        if not all(other.isascii() and other.isdigit() for other in self._table):
+            raise TopologyError(f"{self._name} is {str(self._table)[:80]!r}; needed node ids as keys")
+        for other, value in self._table.items():
+            if not _is_number(value):
+                raise self._wrong(other, _NUMBER)
+        return tuple(sorted((int(other), value) for other, value in self._table.items()))
 
-    def maybe_text(self) -> str | None:
-        return None if self._value is None else self.text()
+    def maybe_flag(self, key: str) -> bool | None:
+        value = self._table.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(key, "true, false or null")
+        return value
 
-    def word(self, *words: Any) -> Any:
-        if self._value not in words:
-            raise self._wrong("one of " + ", ".join(str(word) for word in words if word))
-        return self._value
+    def text(self, key: str) -> str:
+        value = self._table.get(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        return value
 
-    def ids(self) -> IdSet:
+    def maybe_text(self, key: str) -> str | None:
+        return None if self._table.get(key) is None else self.text(key)
+
+    def word(self, key: str, *words: Any) -> Any:
+        value = self._table.get(key)
+        if value not in words:
+            raise self._wrong(key, "one of " + ", ".join(str(word) for word in words if word))
+        return value
+
+    def ids(self, key: str) -> IdSet:
         try:
-            return parse_ids(self.text())
+            return self._parser.ids(self.text(key))
         except ValueError as error:
-            raise TopologyError(f"{self._key}: {error}") from error
+            raise TopologyError(f"{key}: {error}") from error
 
-    def array(self, *, optional: bool = False) -> list[Any]:
-        if optional and self._value is None:
+    def array(self, key: str, *, optional: bool = False) -> list[Any]:
+        value = self._table.get(key)
+        if optional and value is None:
             return []
-        if not isinstance(self._value, list):
-            raise self._wrong("a list")
-        return self._value
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list")
+        return value
 
-    def table(self, *, optional: bool = False) -> Mapping[str, Any]:
-        if optional and self._value is None:
-            return {}
-        if not isinstance(self._value, dict):
-            raise self._wrong("an object")
-        return self._value
+    def table(self, key: str, *, optional: bool = False) -> "_Table":
+        value = self._table.get(key)
+        if value is not None and not isinstance(value, dict) or (value is None and not optional):
+            raise self._wrong(key, "an object")
+        return _Table(value or {}, self._parser, key)
 
-    def items(self, build: Callable[[Mapping[str, Any]], Item]) -> tuple[Item, ...]:
+    def items(self, key: str, build: Callable[["_Table"], Item]) -> tuple[Item, ...]:
         built = []
-        for position, one in enumerate(self.array()):
+        for position, one in enumerate(self.array(key)):
             if not isinstance(one, dict):
-                raise self._wrong("a list of objects")
+                raise self._wrong(key, "a list of objects")
             try:
-                built.append(build(one))
+                built.append(build(_Table(one, self._parser)))
             except TopologyError as error:
-                raise TopologyError(f"{self._key}[{position}]: {error}") from error
+                raise TopologyError(f"{key}[{position}]: {error}") from error
         return tuple(built)
+
+
+_NUMBER = "a whole number, 0 or more, of at most 63 bits"
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from launch.discover.tree import Tree
-from launch.model.errors import TopologyError
-from launch.model.idset import IdSet, format_ids, parse_ids, parse_mask
-from launch.model.topology import Allowed, Core, MemoryKind, NumaNode, Package
+from launch.model.errors import TopologyError, TopologyLimitError
+from launch.model.idset import IdParser, IdSet, format_ids
+from launch.model.topology import MAX_NUMA_NODES, Allowed, Core, MemoryKind, NumaNode, Package
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -21,10 +22,15 @@ class Hardware:
     cores: tuple[Core, ...]
     warnings: tuple[str, ...]
 
-    @property
+    @cached_property
     def online(self) -> IdSet:
         """Every online PU."""
         return frozenset().union(*(core.cpus for core in self.cores))
+
+    @cached_property
+    def node_of(self) -> Mapping[int, NumaNode]:
+        """The node of every PU that is on one."""
+        return {cpu: node for node in self.numa_nodes for cpu in node.cpus}
 
 
 def read_hardware(tree: Tree, gpu_memory: Iterable[int] = ()) -> Hardware:
@@ -82,7 +88,7 @@ def read_ids(tree: Tree, path: str) -> IdSet | None:
     """
     text = tree.read(path)
     try:
-        return None if text is None else parse_ids(text)
+        return None if text is None else tree.parser.ids(text)
     except ValueError as error:
         raise TopologyError(f"{path}: {error}") from error
 
@@ -90,7 +96,7 @@ def read_ids(tree: Tree, path: str) -> IdSet | None:
 def _read_mask(tree: Tree, path: str) -> IdSet | None:
     text = tree.read(path)
     try:
-        return None if text is None else parse_mask(text)
+        return None if text is None else tree.parser.mask(text)
     except ValueError as error:
         raise TopologyError(f"{path}: {error}") from error
 
@@ -119,14 +125,26 @@ def _read_node_cpus(tree: Tree, online: IdSet) -> dict[int, IdSet]:
     """Online PUs by NUMA node; a node's list may name offline ones as well."""
     listed = read_ids(tree, f"{NODE}/online")
     present = set(_numbered(tree.names(NODE), "node"))
+    numa_nodes = sorted(present if listed is None else present & listed)
+    limit_numa_nodes(len(numa_nodes))
     return {
         numa_node: online
         & (
             read_ids_or_mask(tree, f"{NODE}/node{numa_node}/cpulist", f"{NODE}/node{numa_node}/cpumap")
             or frozenset()
         )
-        for numa_node in sorted(present if listed is None else present & listed)
+        for numa_node in numa_nodes
     }
+
+
+def limit_numa_nodes(count: int) -> None:
+    """Refuse more nodes than a kernel knows: what is done with them takes the square of their number.
+
+    Raises:
+        TopologyError: If there are more.
+    """
+    if count > MAX_NUMA_NODES:
+        raise TopologyLimitError(f"{count} NUMA nodes; needed {MAX_NUMA_NODES} at most")
 
 
 def _read_cores(tree: Tree, online: IdSet) -> tuple[dict[int, int | None], list[IdSet]]:
@@ -174,11 +192,12 @@ def build_packages(
     for cpu, package in package_of.items():
         if package is not None:
             cpus.setdefault(package, set()).add(cpu)
-    nodes = tuple(numa_nodes)
+    nodes_of: dict[int | None, list[int]] = {}
+    for node in numa_nodes:
+        for package in {package_of.get(cpu) for cpu in node.cpus}:
+            nodes_of.setdefault(package, []).append(node.id)
     return tuple(
-        Package(
-            id=package, cpus=frozenset(pus), numa_nodes=tuple(node.id for node in nodes if node.cpus & pus)
-        )
+        Package(id=package, cpus=frozenset(pus), numa_nodes=tuple(nodes_of.get(package, ())))
         for package, pus in sorted(cpus.items())
     )
 
@@ -247,8 +266,8 @@ def read_allowed(tree: Tree, hardware: Hardware, cgroup_ids: Mapping[str, IdSet 
     """
     status = _fields(tree.read("proc/self/status") or "")
     host = host_memory_nodes(hardware.numa_nodes)
-    cpus = _ids_of(status, "Cpus_allowed_list", cgroup_ids.get("cpus"))
-    mems = _ids_of(status, "Mems_allowed_list", cgroup_ids.get("mems"))
+    cpus = _ids_of(tree.parser, status, "Cpus_allowed_list", cgroup_ids.get("cpus"))
+    mems = _ids_of(tree.parser, status, "Mems_allowed_list", cgroup_ids.get("mems"))
     return Allowed(
         cpus=hardware.online if cpus is None else hardware.online & cpus,
         mems=host if mems is None else host & mems,
@@ -264,10 +283,10 @@ def _fields(text: str) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-def _ids_of(status: Mapping[str, str], key: str, otherwise: IdSet | None) -> IdSet | None:
+def _ids_of(parser: IdParser, status: Mapping[str, str], key: str, otherwise: IdSet | None) -> IdSet | None:
     if key not in status:
         return otherwise
     try:
-        return parse_ids(status[key])
+        return parser.ids(status[key])
     except ValueError as error:
         raise TopologyError(f"proc/self/status: {key}: {error}") from error

@@ -21,6 +21,10 @@ class TopologyError(LmsrunError):
     """A topology source could not be read or contradicts itself."""
 
 
+class TopologyLimitError(TopologyError):
+    """A topology source holds more than a machine can have."""
+
+
 class PlanError(LmsrunError):
     """The request cannot be placed on this machine."""
 

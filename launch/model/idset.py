@@ -3,12 +3,19 @@
 A set is a plain ``frozenset[int]``; ids may be sparse (0 and 8, 250-255): never counted, never assumed dense.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from launch.model.errors import TopologyLimitError
 
 IdSet = frozenset[int]
 MAX_ID = 1 << 16
 """No kernel numbers CPUs or nodes this high; a larger id is a damaged or hostile file, not a machine."""
+MAX_DISTINCT_IDS = 8 * MAX_ID
+"""In the distinct id sets of one machine: 100 bytes each. 60,000 CPUs are in five sets each at most."""
+MAX_IDS = 64 * MAX_ID
+"""In all sets of one machine, equal ones counted again (the CPUs near each of many GPUs): 50 ns each."""
 _HEX = frozenset("0123456789abcdef")
+_BITS = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
 
 
 def parse_ids(text: str) -> IdSet:
@@ -67,5 +74,38 @@ def parse_mask(text: str) -> IdSet:
     digits = "".join(word.rjust(8, "0") for word in words).lstrip("0")
     if len(digits) * 4 > MAX_ID:
         raise ValueError(f"a mask of {len(digits)} digits names ids above {MAX_ID}")
-    bits = reversed(bin(int(digits or "0", 16))[2:])
-    return frozenset(index for index, bit in enumerate(bits) if bit == "1")
+    low_first = reversed(bytes.fromhex(digits.rjust(len(digits) + len(digits) % 2, "0")))
+    return frozenset(8 * index + bit for index, byte in enumerate(low_first) if byte for bit in _BITS[byte])
+
+
+class IdParser:
+    """Parses the id sets of one machine, each text once, and no more ids in all than a machine can have.
+
+    A line of ten bytes names 65,000 CPUs, so a small file with many such lines would fill any memory.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], IdSet] = {}
+        self._distinct, self._all = MAX_DISTINCT_IDS, MAX_IDS
+
+    def ids(self, text: str) -> IdSet:
+        """Parse a list as ``parse_ids`` does; TopologyLimitError if that makes too many ids in all."""
+        return self._parse("list", parse_ids, text)
+
+    def mask(self, text: str) -> IdSet:
+        """Parse a mask as ``parse_mask`` does; TopologyLimitError if that makes too many ids in all."""
+        return self._parse("mask", parse_mask, text)
+
+    def _parse(self, kind: str, parse: Callable[[str], IdSet], text: str) -> IdSet:
+        found = self._known.get((kind, text))
+        if found is None:
+            found = self._known[kind, text] = parse(text)
+            self._distinct -= len(found)
+        self._all -= len(found)
+        if self._distinct < 0 or self._all < 0:
+            self._known.clear()
+            raise TopologyLimitError(
+                f"its lists of CPUs and nodes name more than {MAX_DISTINCT_IDS} ids in all; needed a machine "
+                f"of at most {MAX_ID} CPUs"
+            )
+        return found

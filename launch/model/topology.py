@@ -10,6 +10,10 @@ MemoryKind = Literal["dram", "gpu", "memory-only"]
 ``memory-only`` is any other node without CPUs (CXL, HBM, persistent memory)."""
 
 SCHEMA = "lmsrun.topology/1"
+MAX_NUMA_NODES = 512
+"""Twice as many as the largest machine that was built; their distances are the square of it."""
+MAX_GPUS = 256
+"""No host has more; placement compares each GPU with each node."""
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,10 @@ _NodeCores = dict[int | None, tuple[Core, ...]]
 
 
 def _cores_by_node(cores: Sequence[Core]) -> _NodeCores:
-    nodes = sorted({core.numa_node for core in cores}, key=lambda node: (node is None, node or 0))
-    return {node: tuple(core for core in cores if core.numa_node == node) for node in nodes}
+    cores_of: dict[int | None, list[Core]] = {}
+    for core in sorted(cores, key=lambda core: (core.numa_node is None, core.numa_node or 0)):
+        cores_of.setdefault(core.numa_node, []).append(core)
+    return {node: tuple(cores) for node, cores in cores_of.items()}
 
 
 def _cpus(cores: Sequence[Core]) -> IdSet:

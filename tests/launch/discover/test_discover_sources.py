@@ -103,23 +103,10 @@ def test_archive_with_a_huge_member(tmp_path: Path) -> None:
     assert "2097152 bytes" in refused(path)
 
 
-def test_members_that_claim_more_than_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.discover.archive.MAX_UNPACKED_BYTES", 8 << 20)
-    with tarfile.open(tmp_path / "bomb.tar", "w", format=tarfile.GNU_FORMAT) as archive:
-        for index in range(9):
-            hole = member(f"sys/{index}", tarfile.GNUTYPE_SPARSE)
-            header = bytearray(hole.tobuf(tarfile.GNU_FORMAT))
-            header[386:398] = header[483:495] = b"%011o\0" % (1 << 20)  # one hole of a MiB, and the real size
-            header[398:410] = b"%011o\0" % 0
-            header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
-            archive.fileobj.write(header)  # type: ignore[union-attr]
-    assert "unpacks to more than 8 MiB" in refused(tmp_path / "bomb.tar")
-
-
-def test_decompression_bomb(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.xz"
-    path.write_bytes(lzma.compress(bytes(300 << 20), preset=0))
-    assert "unpacks to more than 256 MiB" in refused(path)
+def test_members_that_claim_more_than_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of((member("host/sparse", tarfile.GNUTYPE_SPARSE), b"")))
+    assert "a device or pipe or sparse file" in refused(path)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
