@@ -28,6 +28,7 @@ from launch.discover.sysfs import (
     kind_of,
     limit_numa_nodes,
     only,
+    take_shared_cpus_once,
 )
 from launch.model.errors import TopologyError
 from launch.model.idset import IdParser, IdSet, format_ids
@@ -251,7 +252,9 @@ def _build_hardware(
     if not nodes:
         warnings.append("the file shows no NUMA nodes: taken as one node 0")
         node_cpus, memory = {0: online}, {0: root.number("local_memory")}
-    _take_shared_cpus_once(node_cpus, of_gpu)
+    # hwloc gives memory-only nodes (HBM, CXL) and a GPU's memory the CPUs near them; the kernel gives none.
+    node_cpus.update(dict.fromkeys(of_gpu, frozenset()))
+    take_shared_cpus_once(node_cpus)
     if nvlink_machine and not of_gpu:  # an hwloc too old to tell
         of_gpu = {node for node, cpus in node_cpus.items() if not cpus}
     # lstopo leaves out nodes that have CPUs and no memory.
@@ -274,17 +277,6 @@ def _build_hardware(
         cores=build_cores(_core_sets(objects, online), package_of, node_cpus),
         warnings=tuple(warnings),
     )
-
-
-def _take_shared_cpus_once(node_cpus: dict[int, IdSet], of_gpu: set[int]) -> None:
-    """Leave CPUs to the lowest of the nodes that name them, and none to a GPU's memory.
-
-    hwloc gives a memory-only node (HBM, CXL) the CPUs it is local to; the kernel gives it none.
-    """
-    taken: set[int] = set()
-    for node in sorted(node_cpus):
-        node_cpus[node] = frozenset() if node in of_gpu else node_cpus[node] - taken
-        taken |= node_cpus[node]
 
 
 def _online(root: _Object, objects: list[_Object]) -> IdSet:

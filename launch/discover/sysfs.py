@@ -49,6 +49,10 @@ def read_hardware(tree: Tree, gpu_memory: Iterable[int] = ()) -> Hardware:
     if not node_cpus:
         warnings.append("the kernel shows no NUMA nodes: taken as one node 0")
         node_cpus = {0: online}
+    if shared := take_shared_cpus_once(node_cpus):
+        warnings.append(
+            f"CPUs {format_ids(shared)} are on several NUMA nodes: taken as on the one with the lowest number"
+        )
     stray = online - frozenset().union(*node_cpus.values())
     if stray:
         warnings.append(f"CPUs {format_ids(stray)} are on no NUMA node")
@@ -135,6 +139,17 @@ def _read_node_cpus(tree: Tree, online: IdSet) -> dict[int, IdSet]:
         )
         for numa_node in numa_nodes
     }
+
+
+def take_shared_cpus_once(node_cpus: dict[int, IdSet]) -> IdSet:
+    """Leave CPUs to the lowest of the nodes that name them; returns those that several named."""
+    taken: set[int] = set()
+    shared: set[int] = set()
+    for node in sorted(node_cpus):
+        shared |= node_cpus[node] & taken
+        node_cpus[node] -= taken
+        taken |= node_cpus[node]
+    return frozenset(shared)
 
 
 def limit_numa_nodes(count: int) -> None:

@@ -54,7 +54,8 @@ class _Limited:
             raise TopologyLimitError(
                 f"its files hold more than {MAX_READ_BYTES >> 20} MiB; needed the proc/ and sys/ of a machine"
             )
-        return content.decode("utf-8", "replace").strip()
+        # Some kernels did not trim the page that they printed to: the text ends at the first NUL, as in C.
+        return content.partition(b"\0")[0].decode("utf-8", "replace").strip()
 
 
 class DirTree(_Limited):

@@ -6,8 +6,9 @@ from pathlib import Path
 import machines
 import pytest
 
-from launch.discover import read_machine
+from launch.discover import read_machine, read_tree
 from launch.discover.check import check
+from launch.discover.tree import MemoryTree
 from launch.model.errors import TopologyError
 from launch.model.idset import format_ids
 from launch.model.topology import Machine
@@ -187,6 +188,31 @@ def test_junk_in_any_file_is_refused_or_unknown(junk: str) -> None:
             check(machines.machine(replace(spec, extra={path: junk})))
         except TopologyError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("of", ["dgx", "gh200", "ac922", "cpuset"])
+def test_texts_end_at_the_first_nul(of: str, tmp_path: Path) -> None:
+    """Some kernels did not trim the page they printed to: 11 of hwloc's own archives hold such files."""
+    files = machines.build_files(machines.SPECS[of])
+    padded = {path: f"{text}\n\0".encode() for path, text in files.items()}
+    assert read_tree(MemoryTree(padded, machines.build_links(machines.SPECS[of])), of) == machines.machine(of)
+    root = machines.build_root(of, tmp_path)
+    for path in files:
+        (root / path).write_bytes(padded[path] + b"left over")
+    assert replace(read_machine(str(root)), source=of) == machines.machine(of)
+
+
+def test_a_cpu_on_several_nodes_is_told() -> None:
+    """Firmware that lies: such a machine runs, so it is read."""
+    at = "sys/devices/system/node"
+    spec = replace(
+        machines.SPECS["cpuset"], extra={f"{at}/node1/cpulist": "8-31"}, allowed_cpus=None, allowed_mems=None
+    )
+    machine = machines.machine(spec)
+    assert [format_ids(node.cpus) for node in machine.numa_nodes] == ["0-15", "16-31"]
+    assert machine.warnings == (
+        "CPUs 8-15 are on several NUMA nodes: taken as on the one with the lowest number",
+    )
 
 
 def test_links_out_of_a_saved_directory_are_not_followed(tmp_path: Path) -> None:
