@@ -47,6 +47,12 @@ FOREIGN_VARIABLES = frozenset(
     }
 )
 """Variables with our prefix that are no option of the command line (or one under a name of its own)."""
+_INSTALLERS = frozenset(
+    {"ROOT", "HOME", "DIR", "BASE", "PREFIX", "PATH", "BIN", "LIB", "INC", "INCLUDE", "VERSION"}
+)
+"""What environment modules and Spack set behind the name of a package, on purpose and for others to read."""
+_MISSPELT = 0.7
+"""How like an option's the name of a variable is, from 0 to 1, that somebody has misspelt."""
 _SENT = f"{ENV_PREFIX}SENT_"
 """Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
 
@@ -185,6 +191,7 @@ class Request:
     """Field name to where its value came from, for those that are not defaults."""
     lms_table: Mapping[str, Any]
     """The ``[lms]`` table of the TOML file."""
+    warnings: tuple[str, ...] = ()
 
 
 def load_command(name: str) -> Any:
@@ -203,7 +210,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     Raises:
         UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
     """
-    check_variables(environ)
+    warnings = check_variables(environ)
     from_env = read_environ(LaunchOptions, environ)
     path = parsed.values.get("config", from_env.get("config"))
     source, table = read_file(Path(path) if path else None, folder)
@@ -217,7 +224,11 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     }
     refuse_contradictions(levels, origins)
     return Request(
-        LaunchOptions(**{**from_file, **from_env, **parsed.values}), parsed.program, origins, lms_table
+        LaunchOptions(**{**from_file, **from_env, **parsed.values}),
+        parsed.program,
+        origins,
+        lms_table,
+        warnings,
     )
 
 
@@ -282,26 +293,42 @@ def _spellings(command: str) -> dict[str, tuple[str, bool]]:
     return known
 
 
-def check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse ``LMSRUN_*`` variables that are no option: a misspelt one would silently do nothing.
+def check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse ``LMSRUN_*`` variables that are nearly an option: a misspelt one would silently do nothing.
 
-    Those that Kubernetes sets in every pod of a namespace with a Service of such a name are no mistake.
+    What environment modules set for a package of our name, and Kubernetes for a Service of such a name in
+    every pod of its namespace, is no mistake.
+
+    Returns:
+        A warning for every other variable that is not read.
 
     Raises:
         UsageError: Naming the nearest variable that exists.
     """
     known = {declared.env_name for declared in OPTIONS.values()} | FOREIGN_VARIABLES
+    unread = []
     for name in sorted(environ):
-        if name.startswith(_SENT) or KUBERNETES_SERVICE.search(name):
+        word = name.removeprefix(ENV_PREFIX)
+        if word in (name, *_INSTALLERS) or name in known or name.startswith(_SENT):
             continue
-        if name.startswith(ENV_PREFIX) and name not in known:
-            word = name.removeprefix(ENV_PREFIX).lower()
-            hint = (
-                f"; did you mean {_BY_SHORT_FLAG[word].env_name}?"
-                if word in _BY_SHORT_FLAG
-                else nearest(name, known)
-            )
-            raise UsageError(f"unknown variable {name}{hint}; unset it")
+        if KUBERNETES_SERVICE.search(name):
+            continue
+        short = _BY_SHORT_FLAG.get(word.lower())
+        near = short.env_name if short else _misspelt(word)
+        if near:
+            raise UsageError(f"unknown variable {name}; did you mean {near}?; unset it")
+        unread.append(f"{name} is no option of lmsrun, and is not read")
+    return tuple(unread)
+
+
+def _misspelt(word: str) -> str | None:
+    """The variable of which a name without our prefix is a misspelling."""
+    from difflib import get_close_matches  # Only a variable that is no option pays for it.
+
+    names = (declared.env_name for declared in OPTIONS.values())
+    known = {name.removeprefix(ENV_PREFIX).replace("_", ""): name for name in sorted(names)}
+    near = get_close_matches(word.replace("_", ""), known, 1, cutoff=_MISSPELT)
+    return known[near[0]] if near else None
 
 
 def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -48,6 +48,8 @@ def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
     except OSError as error:
         raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
     request = read_request(parsed, environ, folder)
+    for warning in request.warnings:
+        say(f"warning: {warning}")
     if request.options.verbose:
         for name, origin in request.origins.items():
             say(f"{OPTIONS[name].name} = {getattr(request.options, name)} (from {origin})")

@@ -168,8 +168,20 @@ def test_what_kubernetes_says_of_a_service_is_no_mistake() -> None:
     service = "LMSRUN_BOARD"
     names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
     assert read("a.py", {f"{service}_{name}": "10.0.0.1" for name in names}).program == ("a.py",)
-    with pytest.raises(UsageError, match="unknown variable LMSRUN_BOARD"):
-        read("a.py", {service: "x"})
+
+
+def test_what_modules_set_for_a_package_is_no_mistake() -> None:
+    """Environment modules and Spack set these for whoever needs to know where a package is."""
+    names = ("ROOT", "HOME", "DIR", "PREFIX", "VERSION", "BASE", "PATH", "BIN", "LIB", "INC", "INCLUDE")
+    request = read("a.py", {f"LMSRUN_{name}": "/opt/lmsrun/1.0" for name in names})
+    assert (request.warnings, request.origins) == ((), {})
+
+
+def test_a_variable_that_is_like_no_option_is_told() -> None:
+    assert read("a.py", {"LMSRUN_BOARD": "x", "LMSRUN_ADMIN_MAIL": "y"}).warnings == (
+        "LMSRUN_ADMIN_MAIL is no option of lmsrun, and is not read",
+        "LMSRUN_BOARD is no option of lmsrun, and is not read",
+    )
 
 
 @pytest.mark.parametrize(
