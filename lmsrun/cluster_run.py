@@ -59,7 +59,15 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         )
     )
     warnings = (*planned.warnings, *resolved.warnings)
-    return LaunchPlan(request.world_size, backend.name, planned.ranks, (command.argv,), warnings), command
+    plan = LaunchPlan(
+        request.world_size,
+        backend.name,
+        planned.ranks,
+        (command.argv,),
+        (*warnings, *command.warnings),
+        frozenset(request.given),
+    )
+    return plan, command
 
 
 def plan_script(

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "schema": SCHEMA,
         "world_size": plan.world_size,
         "launcher": plan.launcher,
-        "ranks": [_rank_to_json(rank) for rank in plan.ranks],
+        "ranks": [_rank_to_json(rank) for rank in _masked(plan).ranks],
         "commands": [list(command) for command in plan.commands],
         "warnings": list(plan.warnings),
     }
@@ -79,6 +80,7 @@ def render_plan(
     machines: Mapping[str, Machine] = MappingProxyType({}),
 ) -> str:
     """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
+    plan = _masked(plan)
     machine_of = {rank.host: machines.get(rank.host, machine) for rank in plan.ranks}
     many_hosts = len({rank.host for rank in plan.ranks}) > 1
     many_models = len(_models(plan)) > 1
@@ -187,6 +189,19 @@ def _shared_env(plan: LaunchPlan) -> list[str]:
 def _own_env(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     shared = _shared(plan)
     return {name: value for name, value in rank.env.items() if name not in shared and name != "LMSRUN_EXPECT"}
+
+
+MASK = "***"
+
+
+def _masked(plan: LaunchPlan) -> LaunchPlan:
+    """The plan with a mask in place of values that may be secrets."""
+
+    def mask(rank: RankPlan) -> RankPlan:
+        env = {name: MASK if name in plan.masked else value for name, value in rank.env.items()}
+        return replace(rank, env=env)
+
+    return replace(plan, ranks=tuple(map(mask, plan.ranks)))
 
 
 def _assignments(env: dict[str, str]) -> str:

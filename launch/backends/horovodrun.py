@@ -1,13 +1,15 @@
 """horovodrun: Horovod's own launcher, over Gloo or MPI, for ssh hosts and for elastic jobs."""
 
+import json
 import os
+import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.backends.backend import Backend, Order
-from launch.cluster.job import ClusterJob, Command, refuse_ipv6
+from launch.cluster.job import ENVIRONMENT, ClusterJob, Command, is_of_a_rank, is_private, refuse_ipv6
 from launch.model.cluster_settings import ClusterSettings
 
 
@@ -74,6 +76,44 @@ def _given(flag: str, value: object) -> tuple[str, ...]:
     return () if value is None else (flag, str(value))
 
 
+# What horovodrun itself needs: it starts every rank as "env NAME=VALUE ... PROGRAM", for all to read in the
+# list of processes, whatever it was started with.
+_OWN = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_[A-Z]+|TZ|TMPDIR|TERM|LD_LIBRARY_PATH|PYTHON(?:PATH|HOME|UTF8)|"
+    r"VIRTUAL_ENV|CONDA_PREFIX|SSH_AUTH_SOCK|HOROVOD_.*"
+)
+
+
+def _others(order: Order) -> tuple[str, ...]:
+    return tuple(sorted(name for name in order.environ if is_private(name) or not _OWN.fullmatch(name)))
+
+
+def _hide_here(command: Command, order: Order) -> Command:
+    """Hand the ranks of this host their environment in a file that only its owner can read."""
+    path = f"{order.files_dir}/environment"
+    inherited = {name: value for name, value in order.environ.items() if not is_of_a_rank(name)}
+    argv, at = command.argv, len(command.argv) - len(order.job.worker) + order.job.worker.index("worker") + 1
+    return replace(
+        command,
+        argv=(*argv[:at], ENVIRONMENT, path, *argv[at:]),
+        env={},
+        unset=_others(order),
+        files={**command.files, path: json.dumps({**inherited, **command.env})},
+    )
+
+
+def _hide_elsewhere(command: Command, order: Order) -> Command:
+    """Leave only what ranks are to get; to other hosts horovodrun has no way but ssh's command line."""
+    names = {*order.job.names, *command.env}
+    unset = tuple(name for name in _others(order) if name not in names)
+    given = sorted(filter(is_private, names))
+    shown = (
+        f"horovodrun writes the values of {', '.join(given)} into ssh's command line, which every user of "
+        "these hosts can read; try --launcher mpirun"
+    )
+    return replace(command, unset=unset, warnings=(shown,) if given else ())
+
+
 class Horovodrun(Backend):
     """Horovod's launcher; it starts nothing but programs that call ``hvd.init()``, so ssh asks the hosts."""
 
@@ -95,7 +135,10 @@ class Horovodrun(Backend):
             max_ranks=settings.max_np,
             discovery_script=settings.host_discovery_script,
         )
-        return build_horovodrun(order.job, options, order.program, order.extra)
+        command = build_horovodrun(order.job, options, order.program, order.extra)
+        if options.controller == "mpi":  # mpirun hands on by name
+            return command
+        return _hide_here(command, order) if order.only_here else _hide_elsewhere(command, order)
 
     def needs_own_name(self, settings: ClusterSettings) -> bool:
         """See ``Backend``."""

@@ -8,6 +8,9 @@ from launch.cluster.hosts import HostShare
 from launch.model.errors import UsageError
 from launch.model.rank_variables import IDENTITY, TRANSPORT
 
+ENVIRONMENT = "--environment"
+"""The shim's option for a file with the job's environment, where the launcher would write it into an argv."""
+
 
 @dataclass(frozen=True)
 class ClusterJob:
@@ -60,6 +63,7 @@ class Command:
     """Whether ranks meet over our own rendezvous, because Horovod is linked with another MPI than this."""
     elastic: bool = False
     """Whether ranks come and go."""
+    warnings: tuple[str, ...] = ()
 
 
 # What a program needs to find itself and its libraries, and the families of variables that tune the job.
@@ -86,13 +90,25 @@ def forwarded_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[
         one rank.
     """
     present = set(environ)
-    portable = {name for name in present if _FORWARDED.fullmatch(name) and not _is_private(name)}
+    portable = {name for name in present if _FORWARDED.fullmatch(name) and not is_private(name)}
     return tuple(sorted(portable | (present & set(asked))))
 
 
 def withheld_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[str, ...]:
     """The inherited variables that a launcher is not given, lest it sends them to other hosts; sorted."""
-    return tuple(sorted(name for name in set(environ) - set(asked) if _is_private(name)))
+    return tuple(sorted(name for name in set(environ) - set(asked) if is_private(name)))
+
+
+def is_private(name: str) -> bool:
+    """Whether a variable belongs to one host or one rank, or looks like a secret."""
+    if name in IDENTITY or name in TRANSPORT:
+        return True
+    return bool(_SECRET.fullmatch(name.upper()) or _OF_ONE_HOST.fullmatch(name))
+
+
+def is_of_a_rank(name: str) -> bool:
+    """Whether a variable says which rank somebody is: never true of the ranks of a job yet to start."""
+    return name in IDENTITY or name in TRANSPORT
 
 
 def refuse_ipv6(job: ClusterJob, launcher: str) -> None:
@@ -116,9 +132,3 @@ def escape_args(args: Iterable[str]) -> tuple[str, ...]:
 def unescape_args(args: Iterable[str]) -> tuple[str, ...]:
     """The reverse of ``escape_args``."""
     return tuple(arg.replace("%3A", ":").replace("%25", "%") for arg in args)
-
-
-def _is_private(name: str) -> bool:
-    if name in IDENTITY or name in TRANSPORT:
-        return True
-    return bool(_SECRET.fullmatch(name.upper()) or _OF_ONE_HOST.fullmatch(name))

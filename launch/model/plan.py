@@ -43,3 +43,5 @@ class LaunchPlan:
     ranks: tuple[RankPlan, ...]
     commands: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...] = field(default=())
+    masked: frozenset[str] = frozenset()
+    """Variables whose values are shown to nobody: those of ``-x NAME=VALUE``, which may be secrets."""

@@ -52,5 +52,8 @@ def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
         say(f"warning: {warning}")
     if request.options.verbose:
         for name, origin in request.origins.items():
-            say(f"{OPTIONS[name].name} = {getattr(request.options, name)} (from {origin})")
+            value = getattr(request.options, name)
+            # The values of variables may be secrets.
+            shown = tuple(item.partition("=")[0] for item in value) if name == "forward" else value
+            say(f"{OPTIONS[name].name} = {shown} (from {origin})")
     return request

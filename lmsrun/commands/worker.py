@@ -1,7 +1,10 @@
 """``lmsrun worker``: a rank of another launcher; its options are variables, checked as options are."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from launch.cluster.job import ENVIRONMENT
 from launch.model.errors import UsageError
 from lmsrun.options import check_variables
 
@@ -21,6 +24,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         print(render_help("worker"))
         return 0
+    argv, environ = _take_environment(argv, environ)
     if argv and argv[0].startswith("-") and argv[0] not in ("--", "--escaped"):
         raise UsageError(
             f"lmsrun worker takes no option, but found {argv[0]}; set LMSRUN_... variables instead, "
@@ -30,3 +34,16 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from launch.rank.shim import main as work
 
     work(argv, environ)
+
+
+def _take_environment(
+    argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """The environment of a job whose launcher would put it on command lines, from a file of lmsrun's own."""
+    if argv[:1] != [ENVIRONMENT] or len(argv) < 2:
+        return argv, environ
+    try:
+        table = json.loads(Path(argv[1]).read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the environment of the job in {argv[1]}: {error}") from error
+    return argv[2:], {**environ, **table}
