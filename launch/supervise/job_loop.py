@@ -15,7 +15,7 @@ from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.rendezvous import Rendezvous, horovod_installed
-from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, poll
+from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
 from launch.supervise.termination import Termination
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
 from launch.system.process_tree import signal_group, sweep
@@ -99,7 +99,7 @@ class JobLoop:
         return reading
 
     def _start(self, child: Child) -> None:
-        out, err = os.pipe(), os.pipe()
+        out, err = open_pipe(), open_pipe()
         parent = os.getpid()
         # A signal between fork and exec must meet the rank's own disposition, not the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)

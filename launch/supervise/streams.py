@@ -1,10 +1,13 @@
 """The ranks' output on its way to the launcher's own: whole lines, tagged, never mixed, never lost."""
 
 import errno
+import fcntl
 import os
 import select
+import stat
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +20,12 @@ MAX_PENDING_BYTES = 1 << 20
 _SAFE_WRITE_BYTES = 4096
 """PIPE_BUF: what a pipe that polls as writable takes without blocking. O_NONBLOCK would not do: it belongs to
 the open file, which the user's shell shares."""
+
+_LARGE_WRITE_BYTES = 1 << 16
+"""What goes at once where no write blocks: a pipe's usual capacity."""
+
+PIPE_BYTES = 1 << 18
+"""Wished capacity of a rank's pipe: a rank writes on while we are busy with another. Users may have 1 MiB."""
 
 
 class Sieve(Protocol):
@@ -33,7 +42,7 @@ class Sink:
     """A file descriptor of ours that is written to only when it takes bytes without blocking."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd, self._chunk_bytes = _open_to_write(fd)
         self.error: OSError | None = None
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
@@ -58,16 +67,16 @@ class Sink:
         """Write what goes now; call when poll says writable."""
         if not self._pending:
             return
-        data = b"".join(self._pending) if self._pending_bytes <= _SAFE_WRITE_BYTES else self._pending[0]
+        data = b"".join(self._pending) if self._pending_bytes <= self._chunk_bytes else self._pending[0]
         try:
-            written = os.write(self.fd, data[:_SAFE_WRITE_BYTES])
+            written = os.write(self.fd, data[: self._chunk_bytes])
         except BlockingIOError:
             return
         except OSError as error:
             self.error = error
             self._clear()
             return
-        if self._pending_bytes <= _SAFE_WRITE_BYTES:
+        if self._pending_bytes <= self._chunk_bytes:
             self._clear()
             self._keep(data[written:])
         else:
@@ -88,6 +97,24 @@ class Sink:
     def closed_by_reader(self) -> bool:
         """Whether the reader went away, as ``| head`` does."""
         return self.error is not None and self.error.errno in (errno.EPIPE, errno.ECONNRESET)
+
+
+def _open_to_write(fd: int) -> tuple[int, int]:
+    """The descriptor to write to, and how many bytes go at once without blocking for long.
+
+    A pipe is opened a second time: O_NONBLOCK then belongs to us alone. One of another user's cannot be.
+    """
+    try:
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISREG(kind):
+            return fd, _LARGE_WRITE_BYTES
+        if stat.S_ISFIFO(kind):
+            return os.open(
+                f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            ), _LARGE_WRITE_BYTES
+    except OSError:
+        pass
+    return fd, _SAFE_WRITE_BYTES
 
 
 class Console:
@@ -116,6 +143,17 @@ class Console:
             self.sink.write(source.tag + piece)
         if not piece.endswith(b"\r"):
             source.held = b""
+
+    def show(self, source: "TaggedStream", data: bytes) -> None:
+        """Write what a stream has brought; its lines at once where no bar is being drawn."""
+        lines = b"" if self._open_by is not None or source.held else source.cut_plain(data)
+        if not lines:
+            for piece in source.cut(data):
+                self.put(source, piece)
+        elif source.tag:
+            self.sink.write(source.tag + lines[:-1].replace(b"\n", b"\n" + source.tag) + b"\n")
+        else:
+            self.sink.write(lines)
 
     def put_raw(self, data: bytes) -> None:
         """Write bytes of the only stream as they come."""
@@ -163,6 +201,15 @@ class TaggedStream:
             yield from self._cut_line(line, b"\n")
         yield from self._cut_rest(rest)
 
+    def cut_plain(self, data: bytes) -> bytes:
+        """All lines that are complete now, where none is a bar and none too long; else nothing is taken."""
+        text = self.rest + data
+        end = text.rfind(b"\n") + 1
+        if not end or len(text) - end > MAX_LINE_BYTES or b"\r" in text or _may_hold_long_line(text[:end]):
+            return b""
+        self.rest = text[end:]
+        return text[:end]
+
     def finish(self) -> Iterator[bytes]:
         """What is left at the end, as a line."""
         if self.rest or self.held:
@@ -188,6 +235,12 @@ class TaggedStream:
         self.rest = last
 
 
+def _may_hold_long_line(text: bytes) -> bool:
+    """Whether some line may exceed ``MAX_LINE_BYTES``: a stretch of half of it holds no end of a line."""
+    half = MAX_LINE_BYTES // 2
+    return any(text.find(b"\n", at, at + half) < 0 for at in range(0, len(text) - half, half))
+
+
 def _bounded(piece: bytes) -> Iterator[bytes]:
     while len(piece) > MAX_LINE_BYTES + 2:
         yield piece[:MAX_LINE_BYTES] + b"\n"
@@ -210,7 +263,7 @@ class RankStream:
     sieve: Sieve | None = None
     """Sees the bytes first, and says which of them are output."""
 
-    def pump(self, limit: int = 1 << 16) -> bool:
+    def pump(self, limit: int = PIPE_BYTES) -> bool:
         """Read once and pass it on; False when nothing was there or the stream has ended."""
         try:
             data = os.read(self.fd, limit)
@@ -247,8 +300,7 @@ class RankStream:
         if self.tagged is None:
             self.console.put_raw(data)
             return
-        for piece in self.tagged.cut(data):
-            self.console.put(self.tagged, piece)
+        self.console.show(self.tagged, data)
 
     def _save(self, data: bytes) -> None:
         if self.file_fd is None or self.file_error is not None:
@@ -269,6 +321,14 @@ def open_consoles(stdout_fd: int, stderr_fd: int) -> tuple[Console, Console]:
     except OSError:
         same = False
     return out, out if same else Console(Sink(stderr_fd))
+
+
+def open_pipe() -> tuple[int, int]:
+    """A pipe for a rank's output, as large as the kernel lets this user have it."""
+    reading, writing = os.pipe()
+    with suppress(OSError):
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
 
 
 def poll(reading: list[int], writing: list[int], timeout_s: float | None) -> set[int]:

@@ -41,6 +41,45 @@ def test_how_a_stream_is_chunked_does_not_change_its_text(data: bytes, draw: st.
     assert all(piece.endswith((b"\n", b"\r")) for piece in pieces)
 
 
+TEXT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\n", b"\r", b"x" * (MAX_LINE_BYTES // 2)]), max_size=9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), TEXT), max_size=8))
+def test_lines_shown_at_once_are_as_one_by_one(writes: list[tuple[int, list[bytes]]]) -> None:
+    consoles = Console(Sink(-1)), Console(Sink(-1))
+    streams = [(TaggedStream(tag), TaggedStream(tag)) for tag in (b"[0] ", b"")]
+    for rank, pieces in writes:
+        consoles[0].show(streams[rank][0], b"".join(pieces))
+        put(consoles[1], streams[rank][1], b"".join(pieces))
+    for fast, slow in streams:
+        assert (fast.rest, fast.held) == (slow.rest, slow.held)
+    assert shown(consoles[0]) == shown(consoles[1])
+
+
+def test_a_pipe_takes_all_it_has_room_for_at_once() -> None:
+    """Four KiB a turn made 100 MB take 24 s."""
+    reading, writing = os.pipe()
+    sink = Sink(writing)
+    sink.write(b"x" * 200_000)
+    sink.pump()
+    assert len(os.read(reading, 1 << 20)) >= 1 << 16
+    assert os.get_blocking(writing)  # The open file is the user's shell's, too.
+    for fd in {reading, writing, sink.fd}:
+        os.close(fd)
+
+
+def test_a_full_pipe_blocks_nobody() -> None:
+    reading, writing = os.pipe()
+    sink = Sink(writing)
+    sink.write(b"x" * 300_000)
+    for _ in range(10):
+        sink.pump()
+    assert sink.waiting
+    assert sink.error is None
+    for fd in {reading, writing, sink.fd}:
+        os.close(fd)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=40)), max_size=20))
 def test_lines_of_three_streams_stay_whole(writes: list[tuple[int, bytes]]) -> None:
     console = Console(Sink(-1))
