@@ -123,7 +123,11 @@ class LaunchOptions(ClusterSettings):
         metavar="S",
     )
     output_dir: str | None = option(
-        None, "output-dir", "write one file a rank and stream there, and receipts.json", OUTPUT, metavar="DIR"
+        None,
+        "output-dir",
+        "write one file a rank and stream into a new folder there, and receipts.json",
+        OUTPUT,
+        metavar="DIR",
     )
     tag_output: bool | None = switch(
         None, "tag-output", "put the rank in front of each line (on with several ranks)", OUTPUT

@@ -18,8 +18,8 @@ def main() -> int:
         from launch.receipts.judge import from_json
         from lmsrun.render_receipts import render_receipts
 
-        document = json.loads((OUTPUT / "receipts.json").read_text(encoding="utf-8"))
-        print(f"\n{render_receipts(from_json(document))}\n\nreceipts: {OUTPUT / 'receipts.json'}")
+        document = json.loads((OUTPUT / "latest" / "receipts.json").read_text(encoding="utf-8"))
+        print(f"\n{render_receipts(from_json(document))}\n\nreceipts: {OUTPUT / 'latest' / 'receipts.json'}")
     return code
 
 

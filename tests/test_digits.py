@@ -48,7 +48,7 @@ def test_two_ranks_reach_the_stated_accuracy_with_equal_weights(tmp_path: Path) 
     last = re.search(r"^test accuracy (0\.\d+|1\.0+), .* 2 ranks hold the same weights$", done.stdout, re.M)
     assert last is not None, done.stdout
     assert float(last[1]) >= 0.95
-    ranks = json.loads((tmp_path / "receipts.json").read_text())["ranks"]
+    ranks = json.loads((tmp_path / "latest" / "receipts.json").read_text())["ranks"]
     assert [(rank["rank"], rank["lms"], rank["stages"]) for rank in ranks] == [
         (0, "graph", ["start", "framework", "init"]),
         (1, "graph", ["start", "framework", "init"]),

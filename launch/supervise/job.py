@@ -35,6 +35,8 @@ class JobOptions:
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit."""
+    command_line: tuple[str, ...] = ()
+    """What the user typed, for ``receipts.json``, without what may be a secret."""
     command: "Command | None" = None
     """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1

@@ -315,6 +315,8 @@ class JobLoop:
         if left:
             self._note(f"error: processes {', '.join(map(str, left))} cannot be killed")
         code = self._conclude()
+        self._receipts.conclude(code, self._statuses)
+        code = code or int(self._receipts.lost)
         for console in self._consoles():
             self._flush(console, wakeup)
         return code

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt
@@ -83,9 +84,14 @@ class ReceiptDisplay:
                 self._console.note(f"lmsrun: {line}")
             self._save()
 
-    def _save(self) -> None:
+    def conclude(self, exit_code: int, statuses: Mapping[int, int]) -> None:
+        """Write down how the job ended."""
+        if not self.lost:
+            self._save(exit_code, statuses)
+
+    def _save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
         try:
-            self._watch.save()
+            self._watch.save(exit_code, statuses)
         except OSError as error:
             self.lost = True
             self._console.note(f"lmsrun: error: cannot write {error.filename}: {error.strerror}")

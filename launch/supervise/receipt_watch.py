@@ -2,7 +2,11 @@
 
 import json
 import os
+import platform
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
 
 from launch.model.plan import LaunchPlan
 from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
@@ -10,7 +14,7 @@ from launch.receipts.file import END
 from launch.receipts.judge import RankReceipt, judge_ranks, read_receipts, to_json
 from launch.supervise.children import Children
 from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
-from launch.system.exit_status import describe_rank, describe_status
+from launch.system.exit_status import describe_rank, describe_status, exit_code_of
 
 
 class ReceiptWatch:
@@ -31,6 +35,7 @@ class ReceiptWatch:
         self.receipts: tuple[RankReceipt, ...] = ()
         self.settled = False
         self.over = False
+        self._started_s = time.time()
         self._moves: list[Move] = []
         self._read: set[str] = set()
 
@@ -75,8 +80,12 @@ class ReceiptWatch:
             if (move.is_elsewhere if move.was_local else (move.host, move.pid) not in first)
         ]
 
-    def save(self) -> None:
+    def save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
         """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
+
+        Args:
+            exit_code: The job's, when it is over.
+            statuses: Wait statuses of the children, then.
 
         Raises:
             OSError: If it cannot be written.
@@ -87,6 +96,16 @@ class ReceiptWatch:
         path = self._files.output_dir / RECEIPTS
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
+        ended = self._children.rank_statuses(statuses)
+        document |= {
+            "command": list(self._options.command_line),
+            "host": os.uname().nodename,
+            "versions": _read_versions(),
+            "started": _moment(self._started_s),
+            "ended": None if exit_code is None else _moment(time.time()),
+            "exit_code": exit_code,
+            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(ended.items())},
+        }
         try:
             draft.write_text(json.dumps(document, indent=1) + "\n")
             os.replace(draft, path)
@@ -94,3 +113,18 @@ class ReceiptWatch:
             draft.unlink(missing_ok=True)
             # A write that fails names no file.
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _read_versions() -> dict[str, str]:
+    """What is installed for this Python, which runs the ranks unless ``--python`` says otherwise."""
+    from importlib import metadata  # Only a job whose output is kept pays for it.
+
+    versions = {"python": platform.python_version()}
+    for name in ("lmsrun", "horovod", "tensorflow"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions

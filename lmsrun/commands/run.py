@@ -4,6 +4,8 @@ Imports that not all jobs need are made where they are needed: the time to the f
 """
 
 import os
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,8 +71,19 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
         )
     if options.print_script:
         return _print_script(request, parsed, environ)
-    job = resolve_job(request, environ, is_plan)
+    job = _with_run_folder(resolve_job(request, environ, is_plan))
     return _run_here(job) if job.place is None else _run_by_launcher(job, job.place)
+
+
+def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
+    """The job with a new folder of its own as its output folder; the folder is made when it starts."""
+    if job.options.dry_run or not job.options.output_dir:
+        return job
+    from launch.cluster.batch_script import job_name
+    from launch.supervise.run_folder import name_run_folder
+
+    folder = name_run_folder(job.options.output_dir, job_name(job.request.program), time.time())
+    return replace(job, options=replace(job.options, output_dir=str(folder)))
 
 
 def _run_here(job: ResolvedJob) -> int:
@@ -150,6 +163,10 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
     for warning in plan.warnings:
         say(f"warning: {warning}")
     options = job.options
+    if options.output_dir:
+        from launch.supervise.run_folder import make_run_folder
+
+        make_run_folder(Path(options.output_dir))
     supervised = JobOptions(
         grace_period_s=options.grace_period,
         output_dir=Path(options.output_dir) if options.output_dir else None,
@@ -158,6 +175,17 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         receipt_timeout_s=options.receipt_timeout,
         verbose=options.verbose,
         environ=dict(job.environ),
+        command_line=_shown_command_line(options),
         command=command,
     )
     return run_job(plan, supervised, render_receipts)
+
+
+def _shown_command_line(options: LaunchOptions) -> tuple[str, ...]:
+    """What was typed, with a mask in place of the values of variables."""
+    secrets = [item for item in options.forward if "=" in item]
+    shown = []
+    for word in sys.argv:
+        item = next((item for item in secrets if word.endswith(item)), None)
+        shown.append(word if item is None else word.removesuffix(item) + item.partition("=")[0] + "=***")
+    return tuple(shown)

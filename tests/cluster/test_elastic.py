@@ -65,7 +65,7 @@ def test_survivors_are_bound_anew_when_ranks_come_and_go(tmp_path: Path) -> None
     assert cpus[1, 3, 1] != cpus[1, 2, 0] == cpus[1, 2, 2], "three share what two had, and two have it again"
     assert len(re.findall(r"is bound anew .*: CPUs [\d,-]+, memory .*, verified", done.stderr)) >= 4
     assert re.search(r"rank \d on \S+ joined: CPUs [\d,-]+, .*, verified", done.stderr), done.stderr
-    moves = json.loads((tmp_path / "job" / "receipts.json").read_text())["moves"]
+    moves = json.loads((tmp_path / "job" / "latest" / "receipts.json").read_text())["moves"]
     grew = {move["pid"] for move in moves if (move["was_local"], move["local"]) == ([1, 2], [1, 3])}
     assert grew == {pids[1, 2, 0]}
     assert processes_with(str(program)) == []

@@ -97,13 +97,13 @@ def test_receipts_come_back(mpi: str, tmp_path: Path) -> None:
     done = run(lmsrun("run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "where the ranks run" in done.stderr
-    assert (tmp_path / "job" / "receipts.json").read_text().count('"rank"') == 2
+    assert (tmp_path / "job" / "latest" / "receipts.json").read_text().count('"rank"') == 2
     said = done.stdout.splitlines()
     assert sorted(line.split("rank ")[1] for line in said) == ["0 is here", "1 is here"], said
     for rank in (0, 1):
-        assert (tmp_path / "job" / f"rank-{rank}.stdout").read_text() == f"rank {rank} is here\n"
-        assert (tmp_path / "job" / f"rank-{rank}.stderr").read_text() == ""
-    assert (tmp_path / "job" / "launcher.stdout").read_text() == done.stdout
+        assert (tmp_path / "job" / "latest" / f"rank-{rank}.stdout").read_text() == f"rank {rank} is here\n"
+        assert (tmp_path / "job" / "latest" / f"rank-{rank}.stderr").read_text() == ""
+    assert (tmp_path / "job" / "latest" / "launcher.stdout").read_text() == done.stdout
 
 
 @pytest.mark.parametrize("mpi", MPIS)

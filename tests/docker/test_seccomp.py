@@ -49,7 +49,7 @@ def test_cpus_are_bound_and_the_refusal_is_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "memory is not bound, CPUs only" in done.stderr
     assert REMEDY in done.stderr
-    (rank,) = json.loads((tmp_path / "out" / "receipts.json").read_text())["ranks"]
+    (rank,) = json.loads((tmp_path / "out" / "latest" / "receipts.json").read_text())["ranks"]
     assert rank["verified"], "the CPU mask was read back and is as planned"
     assert rank["mem_policy"] is None, "what cannot be read back is unknown, not bound"
     allowed = lmsrun(tmp_path, *argv, filtered=False)

@@ -40,7 +40,7 @@ def test_ranks_get_what_the_plan_says_and_the_program_its_arguments(tmp_path: Pa
     plan = json.loads(lmsrun(tmp_path, "plan", "--json", *job, "program.py", *HOSTILE).stdout)
     done = lmsrun(tmp_path, *job, "--output-dir", "out", "program.py", *HOSTILE)
     assert done.returncode == 0, done.stderr
-    receipts = json.loads((tmp_path / "out" / "receipts.json").read_text())["ranks"]
+    receipts = json.loads((tmp_path / "out" / "latest" / "receipts.json").read_text())["ranks"]
     for rank, receipt in zip(plan["ranks"], receipts, strict=True):
         found = json.loads((tmp_path / f"rank-{rank['rank']}.found").read_text())
         assert found["argv"] == HOSTILE

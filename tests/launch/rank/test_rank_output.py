@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from jobs import LMSRUN, wait_until
 
+from launch.model.errors import UsageError
 from launch.receipts.file import format_lines
+from launch.system.output_file import open_output
 
 MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -191,3 +193,15 @@ os._exit(7)
         assert not caught >> number - 1 & 1 and ignored >> number - 1 & 1
     _, said = job.communicate(timeout=30)
     assert job.returncode == 7 and b"exited with code 7" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_another_users_link_is_not_followed(tmp_path: Path) -> None:
+    link = tmp_path / "rank-0.stdout"
+    (tmp_path / "precious").write_text("old")
+    link.symlink_to(tmp_path / "precious")
+    os.close(open_output(link, os.O_APPEND))
+    os.lchown(link, 65534, 65534)
+    with pytest.raises(UsageError, match="is a link of another user"):
+        open_output(link)
+    assert (tmp_path / "precious").read_text() == "old"

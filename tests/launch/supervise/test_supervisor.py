@@ -1,10 +1,13 @@
 """Jobs of real processes: how they end, and that nothing of them is left."""
 
+import json
 import os
+import platform
+import re
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -194,10 +197,13 @@ def test_output_folder(start: JobStarter, tmp_path: Path) -> None:
     )
     assert job.finish() == 0
     files = {f"rank-{rank}.{name}" for rank in range(2) for name in ("stdout", "stderr")}
-    assert {path.name for path in folder.iterdir()} == files | {"receipts.json"}
+    (run_folder,) = (path for path in folder.iterdir() if not path.is_symlink())
+    assert re.fullmatch(r"stub_rank-\d{8}-\d{6}-[0-9a-f]{4}", run_folder.name)
+    assert os.readlink(folder / "latest") == run_folder.name
+    assert {path.name for path in run_folder.iterdir()} == files | {"receipts.json"}
     for rank in range(2):
-        assert (folder / f"rank-{rank}.stdout").read_bytes() == b"\x00\xff whole\rline"
-        assert (folder / f"rank-{rank}.stderr").read_bytes() == b"err\n"
+        assert (run_folder / f"rank-{rank}.stdout").read_bytes() == b"\x00\xff whole\rline"
+        assert (run_folder / f"rank-{rank}.stderr").read_bytes() == b"err\n"
 
 
 def test_an_output_folder_that_fills_up_is_said_and_fails_the_job(start: JobStarter, tmp_path: Path) -> None:
@@ -215,11 +221,11 @@ def test_receipts_that_cannot_be_saved_fail_the_job(start: JobStarter, tmp_path:
     folder = tmp_path / "out"
     job = start(STUB, "ready", "wait_for=go", options=("--numa", "off", "--output-dir", folder))
     job.wait_ready()
-    (folder / "receipts.json").mkdir()
+    (run_folder := (folder / "latest").resolve() / "receipts.json").mkdir()
     (tmp_path / "go").touch()
     assert job.finish() == 1
-    assert job.last_line == f"lmsrun: error: cannot write {folder}/receipts.json: Is a directory"
-    assert not list(folder.glob(".*"))
+    assert job.last_line == f"lmsrun: error: cannot write {run_folder}: Is a directory"
+    assert not list(run_folder.parent.glob(".*"))
 
 
 def test_an_output_folder_that_is_a_file_starts_nothing(start: JobStarter) -> None:
@@ -235,29 +241,49 @@ def test_an_output_folder_that_cannot_be_made_starts_nothing(start: JobStarter) 
     assert not (job.folder / "ready-0").exists()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_where_output_is_to_be_kept_starts_nothing(
-    start: JobStarter, tmp_path: Path, make: Callable[[Path], None]
+def test_a_job_writes_over_nothing(start: JobStarter, tmp_path: Path) -> None:
+    """Whatever lies in the output folder, also what somebody else has put there, is left as it is."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "precious").write_text("old")
+    for name in ("rank-0.stdout", "receipts.json", "latest"):
+        (folder / name).symlink_to(tmp_path / "precious")
+    os.mkfifo(folder / "rank-1.stderr")
+    for word in ("first", "second"):
+        job = start(STUB, f"say={word}", options=("--numa", "off", "--output-dir", folder))
+        assert job.finish() == 0
+        assert (folder / "latest" / "rank-0.stdout").read_text() == word
+    said = sorted(path.read_text() for path in folder.glob("stub_rank-*/rank-0.stdout"))
+    assert said == ["first", "second"]
+    assert (tmp_path / "precious").read_text() == "old"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_an_output_folder_that_is_another_users_link_starts_nothing(
+    start: JobStarter, tmp_path: Path
 ) -> None:
-    """A pipe by that name would have the job wait for a reader."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    make(folder / "rank-1.stderr")
-    job = start(STUB, "ready", options=("--numa", "off", "--output-dir", folder))
-    assert job.finish(20) == 2
-    (line,) = job.stderr.decode().splitlines()
-    assert line.startswith(f"lmsrun: {folder}/rank-1.stderr is no file, and output is to be kept there; ")
-    assert not (job.folder / "ready-0").exists()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    os.lchown(tmp_path / "out", 65534, 65534)
+    job = start(STUB, "ready", options=("--numa", "off", "--output-dir", tmp_path / "out"))
+    assert job.finish() == 2
+    assert "out is a link of user 65534, who may lead it anywhere" in job.last_line
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_output_may_be_linked_elsewhere(start: JobStarter, tmp_path: Path) -> None:
+def test_receipts_tell_of_the_job(start: JobStarter, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "rank-0.stdout").symlink_to("/dev/null")
-    (folder / "rank-1.stdout").symlink_to(tmp_path / "kept")
-    job = start(STUB, "say=word", options=("--numa", "off", "--output-dir", folder))
-    assert job.finish() == 0
-    assert (tmp_path / "kept").read_text() == "word"
+    options = ("--numa", "off", "--output-dir", folder, "-x", "MY_TOKEN=s3cret")
+    job = start(STUB, "1:exit=3", options=options)
+    assert job.finish() == 3
+    told = json.loads((folder / "latest" / "receipts.json").read_text())
+    assert (told["exit_code"], told["exit_codes"]["1"]) == (3, 3)
+    assert told["host"] == os.uname().nodename
+    assert told["versions"]["python"] == platform.python_version()
+    assert told["started"] <= told["ended"]
+    assert told["command"][-1] == "1:exit=3"
+    assert "MY_TOKEN=***" in told["command"]
+    assert "s3cret" not in json.dumps(told)
 
 
 @pytest.mark.parametrize(("program", "code"), [("./missing.py", 127), ("./missing", 127), ("./plain", 126)])

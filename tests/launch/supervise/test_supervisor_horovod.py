@@ -26,8 +26,8 @@ def start(tmp_path: Path) -> Iterator[JobStarter]:
 
 
 def test_ranks_meet_and_are_verified_after_init(start: JobStarter, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    job = start(RANK, options=("--output-dir", folder))
+    job = start(RANK, options=("--output-dir", tmp_path / "out"))
+    folder = tmp_path / "out" / "latest"
     assert job.finish(LIMIT_S) == 0, job.stderr.decode()
     for rank in range(2):
         said = (folder / f"rank-{rank}.stdout").read_text()

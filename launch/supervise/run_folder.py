@@ -1,0 +1,54 @@
+"""A folder for the output of each job, below the one that the user named: no job writes over another."""
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+from launch.model.errors import UsageError
+
+LATEST = "latest"
+"""The link beside the jobs' folders that leads to the last one."""
+
+
+def name_run_folder(output_dir: str, name: str, now_s: float) -> Path:
+    """A folder that is not there yet.
+
+    Args:
+        output_dir: The user's folder.
+        name: The job's.
+        now_s: Seconds since the epoch.
+    """
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    return Path(output_dir) / f"{name}-{when}-{secrets.token_hex(2)}"
+
+
+def make_run_folder(folder: Path) -> None:
+    """Make a job's folder, and have ``latest`` lead to it.
+
+    No link that somebody else has put in the way is followed: the folder is new, and a link is replaced.
+
+    Raises:
+        UsageError: If that cannot be done.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_others_link(folder.parent)
+        folder.mkdir()
+        link = folder.parent / LATEST
+        if link.is_symlink() or not link.exists():
+            draft = link.with_name(f".{LATEST}.{folder.name}")
+            draft.symlink_to(folder.name)
+            os.replace(draft, link)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make {error.filename or folder}: {error.strerror}; choose another --output-dir"
+        ) from error
+
+
+def _refuse_others_link(output_dir: Path) -> None:
+    owner = output_dir.lstat().st_uid
+    if output_dir.is_symlink() and owner not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{output_dir} is a link of user {owner}, who may lead it anywhere; choose another --output-dir"
+        )
