@@ -17,10 +17,12 @@ from typing import Literal
 from launch.discover import find_gpus, has_driver
 from launch.discover.limits import probe_set_mempolicy, read_limits
 from launch.discover.nvml import import_nvml
+from launch.discover.sysfs import read_hardware
 from launch.discover.tree import DirTree, Tree
 from launch.installed.mpi_flavour import read_mpi_flavour
 from launch.model.errors import LmsrunError, TopologyError
 from launch.model.idset import format_ids
+from launch.model.text import count_of
 from launch.preflight.answer import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.system.own_host_name import REMEDY, resolve_name
 from lmsrun.render_topology import format_size
@@ -116,10 +118,21 @@ def render(findings: tuple[Finding, ...]) -> str:
 def check(around: Around) -> tuple[Finding, ...]:
     """All findings, in the order in which a rank needs them."""
     looks = (
-        _check_numactl, _check_libnuma, _check_mempolicy, _check_cpuset, _check_memory_limit, _check_memlock,
+        _check_machine, _check_numactl, _check_libnuma, _check_mempolicy, _check_cpuset,
+        _check_memory_limit, _check_memlock,
         _check_gpus, _check_own_name, _check_tensorflow, _check_horovod, _check_mpi,
     )  # fmt: skip
     return tuple(look(around) for look in looks)
+
+
+def _check_machine(around: Around) -> Finding:
+    """What every plan begins with; a container or a jail may hide it."""
+    try:
+        hardware = read_hardware(around.tree)
+    except (TopologyError, ValueError) as error:
+        return Finding("machine", "missing", str(error), "mount /sys, in a container or jail read-only")
+    told = f"{count_of(len(hardware.numa_nodes), 'NUMA node')}, {count_of(len(hardware.cores), 'core')}"
+    return Finding("machine", "ok", told)
 
 
 def _check_numactl(around: Around) -> Finding:

@@ -47,7 +47,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _accept_any_text() -> None:
     """What the encoding of stdout lacks (the lines of a tree, under ASCII) is escaped instead of fatal."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    # The C locale has surrogateescape, which refuses these as well.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +12,12 @@ from tempfile import gettempdir
 
 from launch.backends.backend import Backend, Order
 from launch.cluster.batch_script import BatchJob, job_name, nodes_for
-from launch.cluster.hosts import count_slots, resolve_slots
+from launch.cluster.hosts import HostShare, count_slots, resolve_slots
 from launch.cluster.job import Command
 from launch.cluster.planner import build_job, plan_shares
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan
+from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.planner import plan_slots
 from lmsrun.options import LaunchOptions
@@ -58,7 +60,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
             files_dir=new_files_dir(resolved.environ),
         )
     )
-    warnings = (*planned.warnings, *resolved.warnings)
+    warnings = (*planned.warnings, *resolved.warnings, *_say_idle(place, shares))
     plan = LaunchPlan(
         request.world_size,
         backend.name,
@@ -68,6 +70,18 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         frozenset(request.given),
     )
     return plan, command
+
+
+def _say_idle(place: Place, shares: Sequence[HostShare]) -> tuple[str, ...]:
+    busy = {share.host for share in shares}
+    # A discovery script's hosts may be there for later, and an allocation's are not the user's choice.
+    idle = [host.name for host in place.hosts if host.name not in busy]
+    if not idle or place.discovered:
+        return ()
+    first = shares[0]
+    spread = ",".join(f"{host.name}:1" for host in place.hosts)
+    room = f"{first.host} has room for {count_of(first.ranks, 'rank')} and is filled first"
+    return (f"no rank runs on {', '.join(idle)}: {room}; slots spread them, as in -H {spread}",)
 
 
 def plan_script(
@@ -101,7 +115,18 @@ def plan_script(
     per_node = min(*sizes, ranks)
     gpus = min(per_node, len(machine.gpus)) if options.gpus != "none" else 0
     nodes, cores = nodes_for(ranks, per_node), len(machine.cores)
-    return BatchJob(job_name(program), nodes, per_node, gpus, cores, ("lmsrun", "run", *argv))
+    return BatchJob(
+        job_name(program),
+        nodes,
+        per_node,
+        gpus,
+        cores,
+        ("lmsrun", "run", *argv),
+        options.walltime,
+        options.account,
+        options.partition,
+        os.path.dirname(sys.executable),
+    )
 
 
 def write_rankfile(path: str, backend: Backend, plan: LaunchPlan) -> str:

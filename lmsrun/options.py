@@ -4,6 +4,7 @@ Parser, TOML file, environment, help and docs follow from what stands here and i
 """
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,9 @@ _MISSPELT = 0.7
 """How like an option's the name of a variable is, from 0 to 1, that somebody has misspelt."""
 _SENT = f"{ENV_PREFIX}SENT_"
 """Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
+
+_STARTING = frozenset({"mpirun", "python", "host_discovery_script", "mpi_args", "forward"})
+"""Options that name a program, or (LD_PRELOAD, an agent for mpirun) can have one started."""
 
 COMMANDS = {
     name: f"lmsrun.commands.{name.replace('-', '_')}"
@@ -220,6 +224,8 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     source, table = read_file(Path(path) if path else None, folder)
     lms_table = table.pop("lms") if isinstance(table.get("lms"), dict) else {}
     from_file = parse_table(table, source)
+    if path is None and source:
+        _refuse_strangers_programs(from_file, folder / source.partition(" ")[0])
     levels = (from_file, from_env, parsed.values)
     origins = {
         **{field: f"{source}: {OPTIONS[field].name}" for field in from_file},
@@ -234,6 +240,20 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         lms_table,
         warnings,
     )
+
+
+def _refuse_strangers_programs(from_file: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file that somebody else has put into this folder to have the user start programs of his.
+
+    Raises:
+        UsageError: If it names one and belongs neither to this user nor to root.
+    """
+    named = sorted(OPTIONS[field].name for field in _STARTING & from_file.keys())
+    if named and (owner := path.stat().st_uid) not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{path.name} belongs to user {owner} and says what to start ({', '.join(named)}); "
+            f"look at it, then give --config {path.name}, or go to another folder"
+        )
 
 
 def parse_argv(command: str, argv: Sequence[str]) -> Parsed:

@@ -7,6 +7,7 @@ from launch.model.idset import format_ids
 from launch.model.text import printable
 from launch.model.topology import Gpu, Machine, NumaNode, Package
 
+_PLAIN = str.maketrans("└├─│", "`|-|")
 _KINDS = {"dram": "", "gpu": " (a GPU's memory)", "memory-only": " (memory only)"}
 
 
@@ -16,10 +17,10 @@ class _Branch:
     below: "list[_Branch]" = field(default_factory=list)
 
 
-def render_tree(machine: Machine) -> str:
+def render_tree(machine: Machine, *, plain: bool = False) -> str:
     """Draw packages, their NUMA nodes and the GPUs on these, then what belongs nowhere, then the limits.
 
-    Plain text: it needs no package and reads the same in a terminal, a log and a mail.
+    Plain text: it needs no package and reads the same in a terminal, a log and a mail, if ``plain`` in ASCII.
     """
     lines = [f"{machine.source}: {machine.architecture}, {_counts(machine)}"]
     nodes_of: dict[int | None, list[_Branch]] = {}
@@ -34,7 +35,8 @@ def render_tree(machine: Machine) -> str:
         branches.append(_Branch(limits))
     lines += _draw(branches)
     lines += [f"warning: {warning}" for warning in machine.warnings]
-    return "\n".join(map(printable, lines))
+    text = "\n".join(map(printable, lines))
+    return text.translate(_PLAIN) if plain else text
 
 
 def _counts(machine: Machine) -> str:

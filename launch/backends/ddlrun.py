@@ -44,6 +44,7 @@ _FLAGS = (
     _Flag(("x",), "env", "NAME[=VALUE]", "hand a variable on to every rank; may repeat"),
     _Flag(("tcp",), "tcp", "", "-tcp for Spectrum MPI"),
     _Flag(("v", "verbose"), "verbose", "", "say more of what is done"),
+    _Flag(("no-host-probe",), "own", "", "start without asking the hosts first"),
     _Flag(("dry-run",), "own", "", "print the plan and start nothing"),
     _Flag(("allow-run-as-root",), "own", "", "consent that Open MPI starts ranks as root"),
     _Flag(("rf", "rankfile"), "rankfile", "FILE", "lmsrun places ranks itself; the rank file is not read"),

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.backends.backend import Backend, Order
-from launch.cluster.job import ENVIRONMENT, ClusterJob, Command, is_of_a_rank, is_private, refuse_ipv6
+from launch.cluster.job import ClusterJob, Command, is_private, refuse_ipv6
 from launch.model.cluster_settings import ClusterSettings
+from launch.model.rank_variables import ENVIRONMENT, IDENTITY, TRANSPORT
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,13 @@ def _others(order: Order) -> tuple[str, ...]:
 def _hide_here(command: Command, order: Order) -> Command:
     """Hand the ranks of this host their environment in a file that only its owner can read."""
     path = f"{order.files_dir}/environment"
-    inherited = {name: value for name, value in order.environ.items() if not is_of_a_rank(name)}
+    inherited = {name: value for name, value in order.environ.items() if name not in IDENTITY}
     argv, at = command.argv, len(command.argv) - len(order.job.worker) + order.job.worker.index("worker") + 1
     return replace(
         command,
         argv=(*argv[:at], ENVIRONMENT, path, *argv[at:]),
         env={},
-        unset=_others(order),
+        unset=tuple(name for name in _others(order) if name not in TRANSPORT),
         files={**command.files, path: json.dumps({**inherited, **command.env})},
     )
 

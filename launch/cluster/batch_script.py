@@ -3,9 +3,11 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.model.errors import UsageError
+
+_WALLTIME = "01:00:00"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,11 @@ class BatchJob:
     """All of a node's: the ranks share them, and some systems confine a job to what it asked for."""
     argv: tuple[str, ...]
     """The lmsrun command line that finds the allocation again by itself."""
-    walltime: str = "01:00:00"
+    walltime: str | None = None
+    account: str | None = None
+    partition: str | None = None
+    path: str = ""
+    """A folder for the front of PATH in the job: where lmsrun and its Python are."""
 
 
 def render_script(system: str, job: BatchJob) -> str:
@@ -30,8 +36,18 @@ def render_script(system: str, job: BatchJob) -> str:
         system: ``slurm``, ``lsf`` or ``pbs``.
         job: What to ask for and to run.
     """
-    lines = [*_DIRECTIVES[system](job), "", "set -eu", f'cd "${{{_FOLDERS[system]}:-$PWD}}"', _line(job.argv)]
+    job = replace(job, walltime=job.walltime or _WALLTIME)
+    path = [f'export PATH={shlex.quote(job.path)}:"$PATH"'] if job.path else []
+    folder = f'cd "${{{_FOLDERS[system]}:-$PWD}}"'
+    lines = [*_DIRECTIVES[system](job), *_names(system, job), "", "set -eu", *path, folder, _line(job.argv)]
     return "#!/bin/bash\n" + "\n".join(lines) + "\n"
+
+
+def _names(system: str, job: BatchJob) -> list[str]:
+    """Who pays and which queue takes the job, as far as the user said."""
+    head, account, partition = _NAMES[system]
+    given = ((account, job.account), (partition, job.partition))
+    return [f"{head} {flag}{value}" for flag, value in given if value]
 
 
 def job_name(program: Sequence[str]) -> str:
@@ -76,7 +92,7 @@ def _lsf(job: BatchJob) -> list[str]:
         *gpus,
         "#BSUB -x",
         "#BSUB -o %J.out",
-        f"#BSUB -W {job.walltime.rpartition(':')[0]}",
+        f"#BSUB -W {str(job.walltime).rpartition(':')[0]}",
         "# Under CSM (Summit, Sierra) replace -n, -R and -gpu by: -nnodes N -alloc_flags smt4",
     ]
 
@@ -95,6 +111,11 @@ def _pbs(job: BatchJob) -> list[str]:
 
 
 _DIRECTIVES: Mapping[str, Callable[[BatchJob], list[str]]] = {"slurm": _slurm, "lsf": _lsf, "pbs": _pbs}
+_NAMES = {
+    "slurm": ("#SBATCH", "--account=", "--partition="),
+    "lsf": ("#BSUB", "-P ", "-q "),
+    "pbs": ("#PBS", "-A ", "-q "),
+}
 _FOLDERS = {"slurm": "SLURM_SUBMIT_DIR", "lsf": "LS_SUBCWD", "pbs": "PBS_O_WORKDIR"}
 
 

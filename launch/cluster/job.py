@@ -8,9 +8,6 @@ from launch.cluster.hosts import HostShare
 from launch.model.errors import UsageError
 from launch.model.rank_variables import IDENTITY, TRANSPORT
 
-ENVIRONMENT = "--environment"
-"""The shim's option for a file with the job's environment, where the launcher would write it into an argv."""
-
 
 @dataclass(frozen=True)
 class ClusterJob:
@@ -104,11 +101,6 @@ def is_private(name: str) -> bool:
     if name in IDENTITY or name in TRANSPORT:
         return True
     return bool(_SECRET.fullmatch(name.upper()) or _OF_ONE_HOST.fullmatch(name))
-
-
-def is_of_a_rank(name: str) -> bool:
-    """Whether a variable says which rank somebody is: never true of the ranks of a job yet to start."""
-    return name in IDENTITY or name in TRANSPORT
 
 
 def refuse_ipv6(job: ClusterJob, launcher: str) -> None:

@@ -187,4 +187,7 @@ def _read_content(source: str) -> bytes:
             raise TopologyError(f"{source} is not a regular file; needed a saved topology or a directory")
         if status.st_size > MAX_SOURCE_BYTES:
             raise TopologyError(f"{source} has {status.st_size} bytes; needed {MAX_SOURCE_BYTES} at most")
-        return file.read(MAX_SOURCE_BYTES)
+        try:
+            return file.read(MAX_SOURCE_BYTES)
+        except OSError as error:
+            raise TopologyError(f"cannot read topology {source}: {error.strerror}") from error

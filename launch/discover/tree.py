@@ -48,14 +48,16 @@ class _Limited:
         self.parser = IdParser()
         self._left = MAX_READ_BYTES
 
-    def _text(self, content: bytes) -> str:
+    def _text(self, path: str, content: bytes) -> str:
         self._left -= len(content)
         if self._left < 0:
             raise TopologyLimitError(
                 f"its files hold more than {MAX_READ_BYTES >> 20} MiB; needed the proc/ and sys/ of a machine"
             )
         # Some kernels did not trim the page that they printed to: the text ends at the first NUL, as in C.
-        return content.partition(b"\0")[0].decode("utf-8", "replace").strip()
+        # What lies in proc/ (environ) may hold NULs on purpose.
+        text = content.partition(b"\0")[0] if path.startswith("sys/") else content
+        return text.decode("utf-8", "replace").strip()
 
 
 class DirTree(_Limited):
@@ -88,7 +90,7 @@ class DirTree(_Limited):
             return None
         finally:
             os.close(descriptor)
-        return self._text(content)
+        return self._text(path, content)
 
     def _is_plain(self, folder: str) -> bool:
         """Whether no part of a folder's path is a link; remembered, for ``real`` asks for every part anew."""
@@ -162,7 +164,7 @@ class MemoryTree(_Limited):
         content = self._files.get(path)
         if content is None and (resolved := self.real(path)) is not None:
             content = self._files.get(resolved)
-        return None if content is None else self._text(content)
+        return None if content is None else self._text(path, content)
 
     def names(self, path: str) -> list[str]:
         """What a directory holds, sorted; empty when there is no such directory."""

@@ -1,5 +1,6 @@
 """The options of a job that another launcher starts, or that runs on more than this machine."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -96,6 +97,43 @@ class ClusterSettings(PlanSettings):
         metavar="|".join(SCRIPTS),
         in_file=False,
     )
+    walltime: str | None = option(
+        None,
+        "walltime",
+        "with --print-script: how long the job may take (01:00:00)",
+        CLUSTER,
+        parse=lambda text: _walltime(text),
+        metavar="HH:MM:SS",
+    )
+    account: str | None = option(
+        None,
+        "account",
+        "with --print-script: the account or project that pays",
+        CLUSTER,
+        parse=lambda text: _batch_name(text),
+        metavar="NAME",
+    )
+    partition: str | None = option(
+        None,
+        "partition",
+        "with --print-script: the partition or queue",
+        CLUSTER,
+        parse=lambda text: _batch_name(text),
+        metavar="NAME",
+    )
+
+
+def _batch_name(text: str) -> str:
+    """A name that stands in a line of a batch script, which a shell reads as well."""
+    if not re.fullmatch(r"[\w.,:+@/-]+", text, re.ASCII):
+        raise ValueError("a name of letters, digits and . , : + @ / _ -")
+    return text
+
+
+def _walltime(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", text):
+        raise ValueError("hours, minutes and seconds such as 01:30:00")
+    return text
 
 
 _READERS: Mapping[str, tuple[str, ...]] = {

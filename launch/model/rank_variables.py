@@ -8,6 +8,8 @@ IDENTITY = frozenset(
 """Who a rank is, and where it meets the others."""
 TRANSPORT = frozenset({"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE"})
 """By what it meets them: inherited from another job they would be wrong, but the user may know better."""
+ENVIRONMENT = "--environment"
+"""The shim's option for a file with the job's variables, where the launcher would write them into an argv."""
 RESERVED = IDENTITY | {
     *("MASTER_ADDR", "MASTER_PORT"),
     *(f"LMSRUN_{name}" for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "RENDEZVOUS_PORT", "GPUS")),

@@ -41,7 +41,8 @@ def parse_forward(
     for item in items:
         name, equals, value = item.partition("=")
         if not name.isidentifier() or not name.isascii():
-            raise UsageError(f"{origin} names {name!r}; needed NAME or NAME=VALUE")
+            shown = name + "=***" * bool(equals)  # The value may be a secret.
+            raise UsageError(f"{origin} is {shown!r}; needed NAME or NAME=VALUE")
         if name in RESERVED:
             raise UsageError(f"{origin} {name}: lmsrun sets {name} for each rank itself; leave it out")
         if equals:

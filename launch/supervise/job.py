@@ -3,6 +3,7 @@
 import os
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 RECEIPTS = "receipts.json"
 """Its name in the output folder."""
 _STREAMS = ("stdout", "stderr")
+_RECEIPT_BYTES = 16 << 10
+"""Of one rank: four files of a block each."""
 _OTHER_FILES = 32
 """Descriptors beside those of the ranks, generously."""
 
@@ -73,7 +76,7 @@ def open_job(names: Mapping[int, str], options: JobOptions) -> JobFiles:
     return JobFiles(job_id, temporary / f"lmsrun-{job_id}", output_fds, options.output_dir, file_limit)
 
 
-def make_receipt_folder(files: JobFiles) -> None:
+def make_receipt_folder(files: JobFiles, ranks: int) -> None:
     """Make the receipts' private folder, which whoever calls this has to remove.
 
     Raises:
@@ -81,11 +84,23 @@ def make_receipt_folder(files: JobFiles) -> None:
     """
     try:
         files.receipt_dir.mkdir(mode=0o700)
+        _check_room(files.receipt_dir, ranks)
     except OSError as error:
+        with suppress(OSError):
+            files.receipt_dir.rmdir()
         raise JobError(
             f"cannot make a folder for receipts in {files.receipt_dir.parent}: {error.strerror}; "
             "set TMPDIR to one that can be written"
         ) from error
+
+
+def _check_room(folder: Path, ranks: int) -> None:
+    """Write as much as all receipts take: on a full disk ranks would be blamed for the lack of theirs."""
+    trial = folder / "room"
+    try:
+        trial.write_bytes(bytes(_RECEIPT_BYTES * ranks))
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def restore_file_limit(files: JobFiles) -> None:

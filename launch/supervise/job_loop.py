@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
+from launch.model.idset import format_ids
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt, read_leaving_before
 from launch.supervise.children import Child, Children
@@ -39,6 +40,8 @@ class Ending:
 
     exit_code: int
     line: str
+    child: int | None = None
+    """The child of ours whose end it is."""
 
 
 class JobLoop:
@@ -250,7 +253,9 @@ class JobLoop:
             name = signal_name(self._signalled)
             self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {how}")
             return
-        self._childs_ending = ending = Ending(code, how + self._children.explain(number, status, self._files))
+        self._childs_ending = ending = Ending(
+            code, how + self._children.explain(number, status, self._files), number
+        )
         if was_suspect:
             self._ending = ending
             return
@@ -326,13 +331,22 @@ class JobLoop:
         self._ask_for_first_failure()
         if self._ending is not None:
             if self._ending.line:
-                self._note(self._ending.line)
+                self._note(self._ending.line + self._say_left_early(self._ending.child))
             return self._ending.exit_code
         if self._signalled is not None:
             self._note(f"ended by {signal_name(self._signalled)}")
             return 0
         lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
         return 1 if lost else 0
+
+    def _say_left_early(self, failed: int | None) -> str:
+        """Name the ranks that had left with 0 when one failed: a collective fails once a peer is gone."""
+        if failed is None:
+            return ""
+        well = {number for number, status in self._statuses.items() if status == 0}
+        left = sorted(self._leaving_before(failed, well))
+        named = "rank" if len(left) == 1 else "ranks"
+        return f", after {named} {format_ids(left)} had left with code 0" if left else ""
 
     def _ask_for_first_failure(self) -> None:
         """Name the rank that failed where its launcher did; the receipts know better than its exit code."""

@@ -66,7 +66,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         # Not before: a Ctrl-C in between would leave it behind.
-        make_receipt_folder(files)
+        make_receipt_folder(files, len(plan.ranks))
         spare = frozenset(read_children(os.getpid()))
         adopt_orphans()
         front = os.getpid()

@@ -108,7 +108,8 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     from lmsrun.options import render_argv
 
     check_program(request.program, True, environ)
-    argv = render_argv(parsed, frozenset({"print_script", "hosts", "hostfile", "topology", "dry_run"}))
+    here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
+    argv = render_argv(parsed, frozenset(here))
     job = plan_script(request.options, request.program, read_machine(request.options.topology), environ, argv)
     print(render_script(str(request.options.print_script), job), end="")
     return 0

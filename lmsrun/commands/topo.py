@@ -1,5 +1,6 @@
 """``lmsrun topo``: show a machine, or save it."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,5 +36,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.json:
         print(render_json(to_json(machine)))
     elif not options.save:
-        print(render_tree(machine))
+        print(render_tree(machine, plain=not _takes_lines(sys.stdout.encoding)))
     return 0
+
+
+def _takes_lines(encoding: str | None) -> bool:
+    """Whether a stream of this encoding can show the lines of a tree."""
+    try:
+        return bool("└├─│".encode(encoding or "ascii"))
+    except (UnicodeEncodeError, LookupError):
+        return False

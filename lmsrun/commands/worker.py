@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launch.cluster.job import ENVIRONMENT
 from launch.model.errors import UsageError
+from launch.model.rank_variables import ENVIRONMENT
 from lmsrun.options import check_variables
 
 USAGE = "lmsrun worker -- PROGRAM ARGS"

@@ -20,7 +20,7 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
     except OSError:
         pass
 rank = os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"]
-names = ("AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "MY_SETTING", "HOROVOD_SIZE", "RANK")
+names = ("HOROVOD_GLOO_IFACE", "AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "MY_SETTING", "HOROVOD_SIZE", "RANK")
 seen = [one for one in seen if "s3cret-of-" in one or "s3tting-of-" in one]
 told = {"argv": seen, "env": {name: os.environ.get(name) for name in names}}
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
@@ -35,13 +35,14 @@ def test_no_value_stands_on_a_command_line(launcher: str, tmp_path: Path) -> Non
     config = tmp_path / "job.toml"  # what a user types himself is the user's
     config.write_text(f'forward = ["MY_TOKEN={GIVEN}"]\n')
     argv = lmsrun("run", *words, "--config", str(config), "-np", "2", "--oversubscribe", "--no-lms", "-v")
-    environ = {"AWS_SECRET_ACCESS_KEY": SECRET, "MY_SETTING": SETTING}
+    environ = {"AWS_SECRET_ACCESS_KEY": SECRET, "MY_SETTING": SETTING, "HOROVOD_GLOO_IFACE": "lo"}
     done = run([*argv, "--", sys.executable, "look.py", str(tmp_path)], tmp_path, environ)
     assert done.returncode == 0, done.stderr
     for rank in ("0", "1"):
         told = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told["argv"] == []
         assert told["env"] == {
+            "HOROVOD_GLOO_IFACE": "lo",
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "MY_TOKEN": GIVEN,
             "MY_SETTING": SETTING,

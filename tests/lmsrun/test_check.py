@@ -37,7 +37,13 @@ def healthy(site: Path) -> check.Around:
     versions = {"py-libnuma": "1.2", "tensorflow": "2.21.0", "horovod": "0.28.1"}
     return check.Around(
         tree=MemoryTree(
-            {"proc/self/limits": UNLIMITED, "proc/self/status": b"Mems_allowed_list:\t0,8\n"}, {}
+            {
+                "proc/self/limits": UNLIMITED,
+                "proc/self/status": b"Mems_allowed_list:\t0,8\n",
+                "sys/devices/system/cpu/online": b"0-3",
+                "sys/devices/system/node/node0/cpulist": b"0-3",
+            },
+            {},
         ),
         environ={},
         cpus=frozenset(range(4)),
@@ -62,6 +68,7 @@ def test_a_healthy_machine_is_said_to_be_one(
 ) -> None:
     assert check.report(False, healthy) == 0
     assert capsys.readouterr().out == (
+        "ok      machine        1 NUMA node, 4 cores\n"
         "ok      numactl        /usr/bin/numactl\n"
         "ok      libnuma        py-libnuma 1.2, libnuma.so.1 loads\n"
         "ok      memory policy  this process may set one\n"
@@ -220,3 +227,11 @@ def test_the_check_imports_no_tensorflow() -> None:
     )
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr
     assert json.loads(done.stdout)["schema"] == "lmsrun.check/1"
+
+
+def test_a_machine_that_shows_no_cpu_can_run_nothing(healthy: check.Around) -> None:
+    hidden = dataclasses.replace(healthy, tree=MemoryTree({"proc/self/limits": UNLIMITED}, {}))
+    found = find(hidden, "machine")
+    assert (found.status, found.remedy) == ("missing", "mount /sys, in a container or jail read-only")
+    assert "no online CPU in sys/devices/system/cpu" in found.detail
+    assert check.report(False, hidden) == 1

@@ -71,7 +71,7 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("-np 1 --gpus 99 train.py", "--gpus names '99', which is not here"),
         ("-np 1 --lms-config nowhere.toml train.py", "LMS: cannot read nowhere.toml"),
         ("-np 1 -x RANK=3 train.py", "-x RANK: lmsrun sets RANK for each rank itself"),
-        ("-np 1 -x =3 train.py", "-x is '=3'; needed NAME or NAME=VALUE"),
+        ("-np 1 -x =3 train.py", "-x is '=***'; needed NAME or NAME=VALUE"),
         ("topo train.py", "lmsrun topo takes no program"),
         ("topo --gpus 0", "unknown option --gpus"),
         ("topo --save /nonexistent/x", "cannot write /nonexistent/x: No such file"),

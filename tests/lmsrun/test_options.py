@@ -1,5 +1,7 @@
 """Options: one declaration, four sources, and a clear line for every mistake."""
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,3 +261,26 @@ def test_what_lms_or_kubernetes_sets_is_not_doubted() -> None:
     known = {*config.to_env(), "LMS_CACHE", "LMS_SERVICE_HOST", "LMS_PORT_80_TCP"}
     assert doubtful_variables(known) == []
     assert "LMS_STORE" in known
+
+
+@pytest.mark.parametrize("text", ["x\nrm -rf ~", "a b", "$(id)", "", "'"])
+def test_names_for_batch_scripts_are_names(text: str, tmp_path: Path) -> None:
+    for option in ("account", "partition", "walltime"):
+        (tmp_path / "lmsrun.toml").write_text(f"{option} = {json.dumps(text)}\n")
+        with pytest.raises(UsageError, match=option):
+            read("a.py", folder=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["lmsrun.toml", "pyproject.toml"])
+def test_a_file_of_somebody_else_starts_nothing(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    head = "[tool.lmsrun]\n" if name == "pyproject.toml" else ""
+    path.write_text(head + 'mpirun = "./mpirun"\n')
+    assert read("a.py", folder=tmp_path).options.mpirun == "./mpirun"
+    os.chown(path, 65534, 65534)
+    with pytest.raises(UsageError, match=r"belongs to user 65534 and says what to start \(mpirun\)"):
+        read("a.py", folder=tmp_path)
+    assert read(f"--config {path} a.py", folder=tmp_path).options.mpirun == "./mpirun"
+    path.write_text(head + "num-proc = 2\n")
+    assert read("a.py", folder=tmp_path).options.num_proc == 2

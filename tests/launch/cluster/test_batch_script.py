@@ -18,6 +18,8 @@ def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
         for system in ("slurm", "lsf", "pbs")
         for each in (job, replace(job, gpus_per_node=0))
     ]
+    named = replace(job, walltime="12:30:00", account="phys", partition="gpu", path="/opt/my env/bin")
+    texts += [render_script(system, named) for system in ("slurm", "lsf", "pbs")]
     golden("batch-scripts.txt", "\n".join(texts))
 
 

@@ -194,11 +194,14 @@ def test_junk_in_any_file_is_refused_or_unknown(junk: str) -> None:
 def test_texts_end_at_the_first_nul(of: str, tmp_path: Path) -> None:
     """Some kernels did not trim the page they printed to: 11 of hwloc's own archives hold such files."""
     files = machines.build_files(machines.SPECS[of])
-    padded = {path: f"{text}\n\0".encode() for path, text in files.items()}
+    padded = {
+        path: f"{text}\n\0".encode() if path.startswith("sys/") else text.encode()
+        for path, text in files.items()
+    }
     assert read_tree(MemoryTree(padded, machines.build_links(machines.SPECS[of])), of) == machines.machine(of)
     root = machines.build_root(of, tmp_path)
     for path in files:
-        (root / path).write_bytes(padded[path] + b"left over")
+        (root / path).write_bytes(padded[path] + b"left over" * path.startswith("sys/"))
     assert replace(read_machine(str(root)), source=of) == machines.machine(of)
 
 

@@ -54,6 +54,16 @@ def test_the_rank_that_left_first_is_named_although_its_peer_is_gone_before(star
     job.assert_nothing_left()
 
 
+def test_a_rank_that_left_early_with_0_is_named(start: JobStarter) -> None:
+    """Its peer fails in a collective that nobody else joins, and would look like the culprit."""
+    job = start(RANK, "leave early")
+    assert job.finish(LIMIT_S) == 1, job.stderr.decode()
+    assert job.last_line == (
+        "lmsrun: rank 0 on localhost (no GPU) exited with code 1, after rank 1 had left with code 0"
+    )
+    job.assert_nothing_left()
+
+
 def test_sigkill_to_the_launcher_ends_a_training(start: JobStarter) -> None:
     job = start(RANK, "wait")
     wait_until(lambda: len(list(job.folder.glob("ready-*"))) == 2, "both ranks train", LIMIT_S)

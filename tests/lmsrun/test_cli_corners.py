@@ -1,0 +1,97 @@
+"""What a user sees where something around the command line is odd."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from jobs import LMSRUN
+
+
+def lmsrun(
+    folder: Path, *words: str, environ: Mapping[str, str] | None = None, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line; ``before`` is a shell's preparation in a mount namespace of its own."""
+    head = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"] if before else []
+    done = subprocess.run(
+        [*head, *LMSRUN, *words],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", **(environ or {})},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    if before and "unshare" in err:
+        pytest.skip("no mount namespace can be made here")
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+def test_a_tree_under_ascii_is_drawn_in_ascii(tmp_path: Path) -> None:
+    done = lmsrun(tmp_path, "topo", environ={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "`-- " in done.stdout
+    assert "\\u" not in done.stdout
+
+
+def test_a_topology_that_cannot_be_read_is_blamed_itself(tmp_path: Path) -> None:
+    done = lmsrun(tmp_path, "topo", "--topology", "/proc/self/mem")
+    assert done.returncode == 2
+    assert done.stderr == "lmsrun: cannot read topology /proc/self/mem: Input/output error\n"
+
+
+def test_check_finds_what_every_run_would_fail_of(tmp_path: Path) -> None:
+    hide = "mount -t tmpfs none /sys"
+    done = lmsrun(tmp_path, "check", before=hide)
+    assert done.returncode == 1, done.stdout
+    assert "missing machine" in done.stdout
+    assert lmsrun(tmp_path, "-np", "1", "true", before=hide).returncode == 2
+
+
+def test_a_full_disk_is_blamed_before_anything_starts(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    fill = f"mount -t tmpfs -o size=16k none '{full}'; head -c 16384 /dev/zero >'{full}/x'"
+    words = ("-np", "1", "--no-lms", "--", "touch", str(tmp_path / "started"))
+    done = lmsrun(tmp_path, *words, environ={"TMPDIR": str(full)}, before=fill)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"lmsrun: cannot make a folder for receipts in {full}: No space left on device; "
+        "set TMPDIR to one that can be written\n"
+    )
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_host_that_gets_no_rank_is_told(tmp_path: Path) -> None:
+    words = ("plan", "--launcher", "horovodrun", "-np", "2", "--no-host-probe")
+    idle = " ".join(lmsrun(tmp_path, *words, "-H", "a:2,b:2", "true").stdout.split())
+    assert "no rank runs on b: a has room for 2 ranks and is filled first" in idle
+    assert "as in -H a:1,b:1" in idle
+    assert "no rank runs on" not in lmsrun(tmp_path, *words, "-H", "a:1,b:1", "true").stdout
+
+
+def test_ddlrun_takes_the_remedy_that_it_is_told(tmp_path: Path) -> None:
+    words = (
+        "--dry-run",
+        "--no-host-probe",
+        "--allow-run-as-root",
+        "-H",
+        "a,b",
+        "--accelerators",
+        "1",
+        "true",
+    )
+    done = lmsrun(tmp_path, "--launcher", "horovodrun", "ddlrun", *words)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks on 2 hosts" in done.stdout
+
+
+def test_a_batch_script_finds_lmsrun(tmp_path: Path) -> None:
+    words = ("--print-script", "slurm", "-np", "1", "-H", "a:1", "--walltime", "12:00:00")
+    done = lmsrun(tmp_path, *words, "--account", "phys", "--partition", "gpu", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert {"#SBATCH --time=12:00:00", "#SBATCH --account=phys", "#SBATCH --partition=gpu"} <= set(
+        done.stdout.splitlines()
+    )
+    assert f'export PATH={Path(LMSRUN[0]).parent}:"$PATH"' in done.stdout
+    assert done.stdout.endswith("exec lmsrun run --num-proc 1 -- train.py\n")
