@@ -228,10 +228,20 @@ def render(entries: Sequence[Found]) -> str:
     return "\n".join([*lines, "", *_applications(entries), *_random_lines(entries)])
 
 
+def _beside(mode: Found, name: str) -> int | None:
+    """Return a peak without what lay there before: Keras keeps models of earlier runs in the process."""
+    peak = mode.get(name)
+    return None if peak is None else int(peak) - int(mode.get("before_bytes", 0))
+
+
 def _row(entry: Found) -> str:
     modes = entry["modes"]
     most, some, auto = (modes.get(mode, {}) for mode in ("all", "budget", "auto"))
-    peaks = [modes["plain"]["peak_bytes"], most.get("planned_peak_bytes"), most.get("measured_peak_bytes")]
+    plain = modes["plain"]
+    peaks = [
+        _beside(plain, "peak_bytes"),
+        *(_beside(most, name) for name in ("planned_peak_bytes", "measured_peak_bytes")),
+    ]
     cells = [
         *(f"{entry['tensorflow']}, {entry['keras']}", entry["case"], entry["steps"]),
         *(_verdict(entry, "all"), most.get("tensors", "")),
