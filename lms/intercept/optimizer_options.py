@@ -4,6 +4,7 @@ They are given to each call of a function and to each session, and nothing else 
 functions run as they did before, with the graph that TensorFlow keeps for its own options.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,8 +23,13 @@ TensorFlow keeps an optimized function, so another timeout has it optimize that 
 trace."""
 
 
+_numbers = itertools.count()
+
+
 class OptimizerOptions:
     """Makes the options of planned calls, each once.
+
+    No two of these make the same: what was planned under one is planned anew under another.
 
     The memory optimizer swaps and accumulates on its own estimate of the peak, which knows nothing of the
     plan: it turns sums into chains of updates whose first buffer is allocated long before the plan has room
@@ -35,6 +41,8 @@ class OptimizerOptions:
 
     def __init__(self, arithmetic: bool | None) -> None:
         self._arithmetic = arithmetic
+        self._number: dict[int, int] = {}
+        """By generation of a plan what no other has in the process."""
         self._made: dict[tuple[bytes, str, int], tuple[Any, int]] = {}
 
     def planned(self, options: Any, generation: int) -> tuple[Any, int]:
@@ -60,7 +68,10 @@ class OptimizerOptions:
             changed.CopyFrom(config)
         rewrite = changed.graph_options.rewrite_options
         rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-        rewrite.meta_optimizer_timeout_ms = TIMEOUT_MS + generation
+        number = self._number.get(generation)
+        if number is None:
+            number = self._number.setdefault(generation, next(_numbers))
+        rewrite.meta_optimizer_timeout_ms = TIMEOUT_MS + number
         if self._arithmetic is not None:
             rewrite.arithmetic_optimization = type(rewrite).ON if self._arithmetic else type(rewrite).OFF
         return changed

@@ -42,5 +42,12 @@ def test_two_loops_of_one_call_are_told_apart(seen: dict[str, Any]) -> None:
     assert seen["two_loops"]["places"] == len(seen["two_loops"]["executed"]) == 2
 
 
+def test_each_configuration_plans_what_ran_under_another(seen: dict[str, Any]) -> None:
+    none, first, again = seen["enabled_again"]
+    assert none == [1, 0]
+    assert first[0] == again[0] == 1, "and the report tells of it"
+    assert first[1] == again[1] > 0
+
+
 def test_a_graph_that_is_handed_over_while_lms_rests_is_planned(seen: dict[str, Any]) -> None:
     assert seen["resting"] == [True, True], "it rested, and is at work now"

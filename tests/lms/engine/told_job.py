@@ -163,6 +163,19 @@ def two_loops() -> Any:
     return {"places": len({one.place for one in plans}), "executed": [one.executed for one in plans]}
 
 
+def enabled_again() -> Any:
+    """A step that was planned, when LMS is switched on again with another configuration."""
+    lms.disable()
+    step = a_step()
+    found = []
+    for options in ({"excl_types": ("Tanh", "MatMul", "Mul")}, {}, {}):
+        lms.disable()
+        lms.enable(policy="all", min_tensor_bytes=1, **options)
+        step(BATCH)
+        found.append([len(lms.report().graphs), swap_outs()])
+    return found
+
+
 def resting() -> Any:
     """A session's graph that is handed over while LMS rests."""
     lms.disable()
@@ -184,7 +197,16 @@ def resting() -> Any:
 def main() -> None:
     """Print what each case has seen."""
     warnings.simplefilter("ignore")
-    cases = (conditional, warnings_as_errors, a_callback, interrupted, a_body, two_loops, resting)
+    cases = (
+        conditional,
+        warnings_as_errors,
+        a_callback,
+        interrupted,
+        a_body,
+        two_loops,
+        enabled_again,
+        resting,
+    )
     wanted = sys.argv[1:] or [case.__name__ for case in cases]
     print(json.dumps({case.__name__: case() for case in cases if case.__name__ in wanted}))
 
