@@ -92,8 +92,8 @@ class Books:
             stay = "such tensors stay on the device and are in no planned peak"
             self._warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
         if loops:
-            which = f"{counted(len(loops), 'loop')} (such as {loops[0]})"
-            kept = f"what {which} keep for the backward pass is in no plan and is not swapped"
+            which = f"{counted(len(loops), 'loop')} (such as {loops[0]}) {'keep' if loops[1:] else 'keeps'}"
+            kept = f"what {which} for the backward pass is in no plan and is not swapped"
             self._warn(f"{name}: {kept}; {UNROLL}", UNROLL)
 
     def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str, guest: Guest | None) -> None:

@@ -19,10 +19,13 @@ NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
 TOLD_ERROR = 0.1
 """A measured peak that is above the plan by more than this share is explained."""
+MOST_ERROR = 1.0
+"""By more than this share the allocator, which gives up to twice the size, does not exceed a plan."""
 LEFT_ALONE = "stays as it is"
 """The words in every warning of a step that has no plan."""
 OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
+OUTSIDE = "; what ran outside of the planned steps, such as predict() or other training, is in it"
 WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
@@ -137,13 +140,15 @@ def _measured(report: Report) -> str:
     text, error = mib(report.measured_peak_bytes), report.peak_error
     if error is None:
         return text
-    return f"{text} ({error:+.1%} against planned{_why_more(report) if error > TOLD_ERROR else ''})"
+    return f"{text} ({error:+.1%} against planned{_why_more(report, error) if error > TOLD_ERROR else ''})"
 
 
-def _why_more(report: Report) -> str:
+def _why_more(report: Report, error: float) -> str:
     if any(LEFT_ALONE in warning for warning in report.warnings):
         return OF_OTHERS
-    return OF_LOOPS if report.loops else WHY_MORE
+    if report.loops:
+        return OF_LOOPS
+    return OUTSIDE if error > MOST_ERROR else WHY_MORE
 
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."

@@ -16,7 +16,7 @@ def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_a_loop_is_told_once_at_the_line_of_the_user(seen: dict[str, Any]) -> None:
     (told,) = seen["loop"]["told"]
-    assert "keep for the backward pass is in no plan" in told
+    assert "keeps for the backward pass is in no plan" in told
     assert "unroll=True" in told
     assert seen["loop"]["here"] == [True]
 
