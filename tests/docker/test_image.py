@@ -110,7 +110,7 @@ def test_any_user_without_home_on_a_read_only_system(
     home = "/tmp/home" if tmpfs else "/dev/shm/home"
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 12345 uid-12345 {home}" for rank in (0, 1)]
     assert [path.name for path in tmp_path.iterdir()] == [HOSTILE]
-    assert (tmp_path / HOSTILE / "receipts.json").is_file()
+    assert (tmp_path / HOSTILE / "latest" / "receipts.json").is_file()
 
 
 def test_a_misspelt_variable_is_one_line(containers: Containers) -> None:
