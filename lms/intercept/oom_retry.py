@@ -87,11 +87,12 @@ class Rescue:
         for handle in variable_handles(inputs):
             if id(handle) in attempt.values:
                 continue
-            if bool(tf.raw_ops.VarIsInitializedOp(resource=handle)):
+            try:
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
-                attempt.values[id(handle)] = handle, value.numpy()
-            else:
+            except tf.errors.FailedPreconditionError:
                 attempt.unknown = True
+            else:
+                attempt.values[id(handle)] = handle, value.numpy()
 
     def prepare(self, call: Call) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried."""
