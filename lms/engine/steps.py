@@ -16,6 +16,7 @@ from lms.intercept.keras_batch_size import BatchSizes
 from lms.intercept.missed_steps import Unseen
 from lms.intercept.oom_retry import Rescue
 from lms.intercept.sessions import SessionRun, SessionWatch
+from lms.intercept.side_effects import draws_from_seed
 from lms.optimizer.plugin import Request
 from lms.reader.shapes import ShapeHints
 from lms.report.render import explain_out_of_memory
@@ -141,7 +142,8 @@ class Steps:
             hints = work.task.hints
             told = hints.batch_size if self._engine.config.batch_size is None else None
             arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
-            self.growth.planned(call.function, runtime.name, told, call.batches, arguments)
+            draws = draws_from_seed(work.table)
+            self.growth.planned(call.function, runtime.name, told, call.batches, arguments, draws=draws)
 
     # --- what the watch tells ----------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Remember the batch sizes that each step was planned for, and ask for a new plan when they grow."""
+"""Remember the batch sizes that each step was planned for, and ask for a new plan when they grow.
+
+A step whose kernels count their own random numbers from a seed keeps its first plan: with a new one it would
+have new kernels, and draw from the beginning again.
+"""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,6 +21,16 @@ class _Step:
     batches: Shapes = ()
     arguments: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     """By function of the runtime the shapes of those of its arguments whose shape is open."""
+    draws: bool = False
+    """Whether its random numbers would begin anew with another plan, whose kernels are new."""
+
+    def grown(self, what: str, was: object, will: object) -> str:
+        """Count another plan, unless that would change what the step computes; return what has grown."""
+        if self.draws:
+            kept = f"keeps its plan for {what} of {was} with {will}"
+            return f"{kept}: a new one would begin its random numbers anew"
+        self.generation += 1
+        return f"was planned for {what} of {was}, and is again for {will}"
 
 
 class Growth:
@@ -34,12 +48,16 @@ class Growth:
         batch_size: int | None,
         batches: Shapes,
         open_arguments: Mapping[int, tuple[int, ...]],
+        *,
+        draws: bool,
     ) -> None:
         """Note that a step is planned for batches of this size or these shapes, and for these arguments.
 
-        A body that the step runs is planned apart, and knows none of its arguments.
+        A body that the step runs is planned apart, and knows none of its arguments. ``draws``: whether a
+        kernel of it counts its own random numbers from a seed.
         """
         step = self._step(function, name)
+        step.draws |= draws
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
 
@@ -83,15 +101,12 @@ class Growth:
         if step is None:
             return ""
         if batch_size and step.batch_size and batch_size > step.batch_size:
-            grown = f"was planned for batches of {step.batch_size}, and is again for {batch_size}"
-            step.batch_size = batch_size
-        elif batches and step.batches and batches != step.batches:
-            grown = f"was planned for batches of {_text(step.batches)}, and is again for {_text(batches)}"
-            step.batches = batches
-        else:
-            return ""
-        step.generation += 1
-        return grown
+            was, step.batch_size = step.batch_size, batch_size
+            return step.grown("batches", was, batch_size)
+        if batches and step.batches and batches != step.batches:
+            earlier, step.batches = step.batches, batches
+            return step.grown("batches", _text(earlier), _text(batches))
+        return ""
 
     def outgrown_arguments(self, function: Any, name: str, inputs: Sequence[Any]) -> str:
         """Have a step planned again if it was planned for smaller arguments; return what has grown."""
@@ -104,9 +119,8 @@ class Growth:
         if all(larger[n] == known[n] for n in larger):
             return ""
         step.arguments[name] = {**known, **larger}
-        step.generation += 1
         was, will = (_text(tuple(shapes[n] for n in larger)) for shapes in (known, larger))
-        return f"was planned for arguments of {was}, and is again for {will}"
+        return step.grown("arguments", was, will)
 
     def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
         """Return the shapes to plan for of the tensors that a function of the runtime is called with."""

@@ -43,6 +43,9 @@ LASTING = {
 }
 """The lasting effects of ops, each with the beginnings of their types."""
 
+SEEDS = ("seed", "seed2")
+"""Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
+
 PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
 """Ops that stand between an iterator's handle and the op that takes from it, in a loop."""
 
@@ -81,6 +84,11 @@ def may_reach_peers(types: Collection[str]) -> bool:
 def runs_python(table: NodeTable) -> bool:
     """Tell whether Python code of the user is a part of the step."""
     return not PYTHON_TYPES.isdisjoint(table.types)
+
+
+def draws_from_seed(table: NodeTable) -> bool:
+    """Tell whether a kernel of the step counts its own random numbers, and begins them from a seed."""
+    return any(node.attr[seed].i for node in table.nodes for seed in SEEDS if seed in node.attr)
 
 
 def _takers(table: NodeTable) -> list[int]:

@@ -12,6 +12,10 @@ FLOATING = "read or made by communication, by an update in a session, or by what
 """The reason why a tensor stays whose maker or readers float (:func:`lms.schedule.op_order.floating_ops`)."""
 
 
+EARLY = "read or made by what a step without a batch runs, too"
+"""The reason why a tensor stays whose maker or readers :func:`lms.schedule.op_order.early_ops` finds."""
+
+
 @dataclass(frozen=True)
 class Eligibility:
     """The verdict on every buffer of a graph, by id."""
@@ -21,7 +25,13 @@ class Eligibility:
     rejected: tuple[Rejected, ...]
 
 
-def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: frozenset[int]) -> Eligibility:
+def judge(
+    buffers: Buffers,
+    min_bytes: int,
+    floating: frozenset[int],
+    big: frozenset[int],
+    early: frozenset[int] = frozenset(),
+) -> Eligibility:
     """Judge every buffer of the graph.
 
     Args:
@@ -29,6 +39,7 @@ def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: froze
         min_bytes: Smaller ones stay.
         floating: See :func:`lms.schedule.op_order.floating_ops`.
         big: The ops whose order is fixed, which all that make and read a buffer have to be.
+        early: See :func:`lms.schedule.op_order.early_ops`.
     """
     graph = buffers.graph
     forbidden: dict[int, str] = {}
@@ -40,7 +51,7 @@ def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: froze
     for tensor in graph.tensors:
         if tensor.alias_of is not None or (tensor.nbytes is not None and not tensor.nbytes):
             continue
-        reason = _why_not(buffers, tensor.id, min_bytes, floating, big) or forbidden.get(tensor.id)
+        reason = _why_not(buffers, tensor.id, min_bytes, floating, big, early) or forbidden.get(tensor.id)
         if reason is None:
             candidates.append(tensor.id)
         else:
@@ -49,7 +60,12 @@ def judge(buffers: Buffers, min_bytes: int, floating: frozenset[int], big: froze
 
 
 def _why_not(
-    buffers: Buffers, root: int, min_bytes: int, floating: frozenset[int], big: frozenset[int]
+    buffers: Buffers,
+    root: int,
+    min_bytes: int,
+    floating: frozenset[int],
+    big: frozenset[int],
+    early: frozenset[int],
 ) -> str | None:
     tensor = buffers.graph.tensors[root]
     if tensor.outside:
@@ -66,6 +82,8 @@ def _why_not(
     if not floating.isdisjoint(touching):
         conditional = any(buffers.graph.ops[op].conditional for op in touching)
         return "read or made under a condition" if conditional else FLOATING
+    if not early.isdisjoint(touching):
+        return EARLY
     if not big.issuperset(touching):
         return "read by an op that passes another buffer on"
     return None

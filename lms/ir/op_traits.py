@@ -128,6 +128,15 @@ def is_update(op_type: str) -> bool:
     return op_type.startswith(UPDATE_TYPES)
 
 
+ENDING_TYPES = ("IteratorGetNext", "MultiDeviceIteratorGetNext", "QueueDequeue", "OptionalGetValue")
+"""Beginnings of the types of ops that end a step with an error as a matter of course: nothing is left."""
+
+
+def may_end_step(op_type: str) -> bool:
+    """Tell whether ops of this type end the step when there is no batch left for it."""
+    return op_type.startswith(ENDING_TYPES)
+
+
 _BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
 _BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
 """Not the gradient to a convolution's input: a transposed convolution of the forward pass is one too."""

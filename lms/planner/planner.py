@@ -15,6 +15,7 @@ from lms.planner.policy_threshold import plan_threshold, rule_of, uses_first_gen
 from lms.planner.threshold_search import best, grid
 from lms.schedule.op_order import (
     big_ops,
+    early_ops,
     executor_order,
     floating_ops,
     frugal_order,
@@ -47,10 +48,11 @@ class Case:
     def of(cls, graph: Graph, config: LMSConfig, costs: Costs) -> "Case":
         """Analyse the graph; of the config only ``min_tensor_bytes`` matters."""
         buffers = Buffers.of(graph)
-        floating = floating_ops(graph)
-        big = big_ops(buffers, config.min_tensor_bytes, floating)
-        verdict = judge(buffers, config.min_tensor_bytes, floating, big)
-        orders = (range(len(graph.ops)), frugal_order(buffers, big, floating))
+        floating, early = floating_ops(graph), early_ops(graph)
+        big = big_ops(buffers, config.min_tensor_bytes, floating | early)
+        verdict = judge(buffers, config.min_tensor_bytes, floating, big, early)
+        given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
+        orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
         before = buffers.timeline(executor_order(graph), ()).peak_bytes
         return cls(buffers, big, verdict.rejected, given, frugal, before, costs)

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
+from lms.ir.op_traits import is_update, may_end_step
 from lms.ir.swap_plan import SerialEdge
 
 
@@ -48,11 +49,28 @@ def floating_ops(graph: Graph) -> frozenset[int]:
     return frozenset(floating).union(op.id for op in graph.ops if op.conditional)
 
 
-def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> frozenset[int]:
+def early_ops(graph: Graph) -> frozenset[int]:
+    """Find the ops that change a variable, or lead to that, and do not wait for the step's batch.
+
+    Weight decay is one. Such ops run even in the step that finds no batch left, and a chain would have them
+    wait for one: that step would leave other values behind.
+    """
+    behind: set[int] = set()
+    for op in graph.ops:
+        if may_end_step(op.type) or not behind.isdisjoint(graph.predecessors[op.id]):
+            behind.add(op.id)
+    early: set[int] = set()
+    for op in reversed(graph.ops) if behind else ():
+        if op.id not in behind and (op.id in early or any(map(is_update, (op.type, *op.parts)))):
+            early.update((op.id, *graph.predecessors[op.id]))
+    return frozenset(early)
+
+
+def big_ops(buffers: Buffers, min_bytes: int, unchained: Collection[int]) -> frozenset[int]:
     """Find the ops that read or make a buffer of at least ``min_bytes`` and may be chained.
 
-    Scratch memory of that size counts too. Views do not belong to them: an edit may leave a view without
-    readers, and then it runs no more.
+    ``unchained`` may not. Scratch memory of that size counts too. Views do not belong to them: an edit may
+    leave a view without readers, and then it runs no more.
     """
     graph = buffers.graph
     min_bytes = max(1, min_bytes)  # what takes no memory need not be put in an order
@@ -61,7 +79,7 @@ def big_ops(buffers: Buffers, min_bytes: int, floating: Collection[int]) -> froz
         if buffers.nbytes[root] >= min_bytes:
             big.add(graph.tensors[root].op)
             big.update(buffers.users[root])
-    return frozenset(big.difference(floating, graph.views))
+    return frozenset(big.difference(unchained, graph.views))
 
 
 def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[int]) -> tuple[int, ...]:

@@ -21,6 +21,13 @@ def test_a_few_cases_end_in_the_same_bits(keras: str) -> None:
     assert faults(train(keras, *QUICK[keras], steps=STEPS)) == []
 
 
+@pytest.mark.skipif(ALL, reason="all cases are run, these among them")
+def test_what_ends_without_a_batch_or_draws_from_a_kernel_ends_in_the_same_bits() -> None:
+    skip_without("3")
+    cases = train("3", "unknown length", "grown noise", steps=4, modes=("plain", "all"))
+    assert faults(cases) == []
+
+
 @pytest.mark.skipif(ALL, reason="all cases are run, this among them")
 def test_two_devices_end_in_the_same_bits() -> None:
     skip_without("3")

@@ -5,12 +5,19 @@ from dataclasses import replace
 import pytest
 
 from lms.config import LMSConfig
-from lms.ir.eligibility import FLOATING
+from lms.ir.eligibility import EARLY, FLOATING
 from lms.ir.graph import GraphBuilder, Use
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SerialEdge, SwapIn
 from lms.planner.planner import plan, usable_bytes, wanted_levels
-from lms.schedule.op_order import big_ops, executor_order, floating_ops, serial_edges, topological_levels
+from lms.schedule.op_order import (
+    big_ops,
+    early_ops,
+    executor_order,
+    floating_ops,
+    serial_edges,
+    topological_levels,
+)
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import simulate
 
@@ -411,3 +418,36 @@ def test_ops_without_memory_are_in_no_order_however_small_a_tensor_may_be():
     assert 0 not in {op for edge in made.serial_edges for op in (edge.before, edge.after)}
     assert 0 not in {swap_in.trigger for swap in made.swaps for swap_in in swap.swap_ins}
     assert big_ops(Buffers.of(graph), 0, ()) == frozenset(range(1, len(graph.ops)))
+
+
+def decaying(update):
+    """A step with weight decay: ``decay`` and ``update`` need no batch, which ``next`` may not find."""
+    build = GraphBuilder()
+    (weight,) = build.add("weight", "ReadVariableOp", outputs=[4 * U])
+    (batch,) = build.add("next", "IteratorGetNext", outputs=[4 * U])
+    (decay,) = build.add("decay", "Mul", inputs=[weight], outputs=[4 * U])
+    values = [batch]
+    for index in range(4):
+        values += build.add(f"f{index}", "Conv2D", inputs=[values[-1]], outputs=[4 * U])
+    build.add("update", update, inputs=[decay], outputs=[])
+    gradient = values[-1]
+    for value in reversed(values):
+        (gradient,) = build.add("grad", "ConvGrad", inputs=[value, gradient], outputs=[4 * U])
+    return build.build(kept=[gradient])
+
+
+def test_what_runs_without_a_batch_does_not_wait_for_one():
+    graph = decaying("AssignSubVariableOp")
+    assert {graph.ops[op].name for op in early_ops(graph)} == {"weight", "decay", "update"}
+    made = plan(graph, config(policy="all"))
+    assert not made.is_empty
+    waiting = {edge.after for edge in made.serial_edges}
+    waiting |= {op for swap in made.swaps for op in swap.blocks}
+    assert waiting.isdisjoint(early_ops(graph))
+    assert [graph.ops[op].name for op in made.order[:1]] == ["weight"]
+    assert EARLY in {one.reason for one in made.rejected}
+
+
+def test_a_step_without_an_iterator_or_an_update_has_no_early_ops():
+    assert early_ops(decaying("Sigmoid")) == frozenset()
+    assert early_ops(deep()) == frozenset()
