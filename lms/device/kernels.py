@@ -164,6 +164,12 @@ PARTS = {"Slice": 0, "Split": 1, "SplitV": 0, "StridedSlice": 0, "Unpack": 0}
 are aligned (``slice_op.cc``, ``split_op.cc``, ``split_v_op.cc``, ``strided_slice_op.cc``, ``unpack_op.cc``).
 Traced. They keep all of it from being freed."""
 
+PASSING_ON = REDUCTIONS | {"BroadcastTo", "MirrorPad", "Pad", "Slice", "Tile"}
+"""Ops that pass their input's buffer on where they have nothing to do, as their output's size shows
+(``reduction_ops_common.h``, ``broadcast_to_op.cc``, ``mirror_pad_op.cc``, ``pad_op.cc``, ``slice_op.cc``,
+``tile_ops.cc``), and ``Transpose`` (``transpose_op.cc``) where at most one dimension is not 1. Seen on
+TensorFlow 2.21 by the addresses. TensorFlow takes such ops out itself where no shape is open."""
+
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 DENSE_FILTERS = 2
@@ -185,7 +191,7 @@ def shape_at(shapes: Sequence[Shape], index: int) -> Shape:
 class TensorFlowKernels:
     """The kernels that TensorFlow has written once for all devices."""
 
-    types: ClassVar[frozenset[str]] = frozenset({"Einsum", *REDUCTIONS, *PARTS, *RESERVING})
+    types: ClassVar[frozenset[str]] = frozenset({"Einsum", "Transpose", *PASSING_ON, *PARTS, *RESERVING})
 
     def workspace_bytes(self, op: OpFacts) -> int:
         """Return the copies of what an einsum or a reduction has to transpose."""
@@ -211,7 +217,8 @@ class TensorFlowKernels:
         count = len(op.output_bytes)
         if op.type == "IdentityN":
             return tuple(range(count))
-        slot = 0 if op.type in ALIAS_TYPES and op.input_bytes else self._divided(op)
+        is_whole = op.type in ALIAS_TYPES or _passes_on(op)
+        slot = 0 if is_whole and op.input_bytes else self._divided(op)
         if slot is None:
             return (None,) * count
         return (slot,) * (count if op.type in PARTS else 1)
@@ -373,6 +380,15 @@ class OneDnnCpu(PlainCpu):
         if op.type in NORMALISATION_COPIES:
             return len(shape_at(op.input_shapes, 0) or ()) == 4
         return op.type not in REPOOLING
+
+
+def _passes_on(op: OpFacts) -> bool:
+    """Return whether an op that could have made a new tensor passes on the one it reads."""
+    if op.type == "Transpose":
+        dims = known_dims(shape_at(op.input_shapes, 0))
+        return dims is not None and sum(dim != 1 for dim in dims) <= 1
+    read = size_at(op.input_bytes, 0)
+    return op.type in PASSING_ON and bool(read) and size_at(op.output_bytes, 0) == read
 
 
 def _pools_in_planes(op: OpFacts) -> bool:

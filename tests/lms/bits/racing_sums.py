@@ -13,6 +13,8 @@ LEAST = 3
 UNDECIDED = {
     *("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration"),
     *("Unpack", "Split", "SplitV", "Slice", "StridedSlice"),
+    *("All", "Any", "Max", "Mean", "Min", "Prod", "Sum"),
+    *("BroadcastTo", "MirrorPad", "Pad", "Tile", "Transpose"),
 }
 """What these give may be their input or a part of it: the branch that is taken, the turns of a loop, or the
 shapes decide."""

@@ -132,6 +132,26 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "split", lambda: list(raw.Split(axis=0, value=read(ROWS), num_split=2))
     yield "split across", lambda: list(raw.Split(axis=1, value=read(ROWS), num_split=2))
     yield "slice", lambda: [raw.Slice(input=read(ROWS), begin=[8, 0], size=[64, 256])]
+    column = (256, 1, 256)
+    for op_type in ("Max", "Mean", "Min", "Prod", "Sum"):
+        definition = getattr(raw, op_type)
+        yield (
+            f"{op_type} of no dimension",
+            lambda d=definition: [d(input=read(ROWS), axis=tf.zeros(0, tf.int32))],
+        )
+        yield f"{op_type} of a column", lambda d=definition: [d(input=read(column), axis=[1])]
+    yield "one tile", lambda: [raw.Tile(input=read(ROWS), multiples=[1, 1])]
+    yield "two tiles", lambda: [raw.Tile(input=read(ROWS), multiples=[2, 1])]
+    yield "broadcast to itself", lambda: [raw.BroadcastTo(input=read(ROWS), shape=ROWS)]
+    yield "padded with nothing", lambda: [raw.Pad(input=read(ROWS), paddings=[[0, 0], [0, 0]])]
+    yield "padded with a row", lambda: [raw.Pad(input=read(ROWS), paddings=[[0, 1], [0, 0]])]
+    yield (
+        "mirrored with nothing",
+        lambda: [raw.MirrorPad(input=read(ROWS), paddings=[[0, 0], [0, 0]], mode="REFLECT")],
+    )
+    yield "whole slice", lambda: [raw.Slice(input=read(ROWS), begin=[0, 0], size=ROWS)]
+    yield "turned row", lambda: [raw.Transpose(x=read((65536, 1)), perm=[1, 0])]
+    yield "turned rows", lambda: [raw.Transpose(x=read(ROWS), perm=[1, 0])]
     yield (
         "loss",
         lambda: list(

@@ -256,12 +256,21 @@ def test_a_reduction_of_many_groups_of_dimensions_copies_its_input(
         (facts("SplitV", [(8, 16), (2,), ()], [(2, 16), (6, 16)]), (0, 0)),
         (facts("Slice", [(8, 16), (2,), (2,)], [(4, 16)]), (0,)),
         (facts("Slice", [(8, 32), (2,), (2,)], [(4, 16)]), (None,)),
+        (facts("Slice", [(8, 16), (2,), (2,)], [(8, 16)]), (0,)),
+        (facts("Sum", [(8, 1, 16), (1,)], [(8, 16)]), (0,)),
+        (facts("Sum", [(8, 2, 16), (1,)], [(8, 16)]), (None,)),
+        (facts("Sum", [(None, 16), (1,)], [(None, 16)]), (None,)),
+        (facts("Tile", [(8, 16), (2,)], [(8, 16)]), (0,)),
+        (facts("Tile", [(8, 16), (2,)], [(16, 16)]), (None,)),
+        (facts("Transpose", [(1, 16), (2,)], [(16, 1)]), (0,)),
+        (facts("Transpose", [(8, 16), (2,)], [(16, 8)]), (None,)),
+        (facts("Transpose", [None, (2,)], [None]), (None,)),
         (facts("StridedSlice", [(4, 8, 16), (1,)], [(8, 16)], shrink_axis_mask=1), (0,)),
         (facts("StridedSlice", [(4, 8, 16), (1,)], [(2, 8, 16)], shrink_axis_mask=0), (None,)),
         (facts("StridedSlice", [(None, 8, 16), (1,)], [(8, 16)], shrink_axis_mask=1), (None,)),
     ],
 )
-def test_parts_of_a_buffer_are_no_buffers(op: OpFacts, slots: tuple[int | None, ...]) -> None:
+def test_what_is_passed_on_in_parts_or_whole_is_no_buffer(op: OpFacts, slots: tuple[int | None, ...]) -> None:
     for kernels in DEVICES:
         assert kernels.alias_slots(op) == slots
 
