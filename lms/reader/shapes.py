@@ -3,9 +3,9 @@
 TensorFlow infers the shapes. Where they hang on a batch whose size is open, the known sizes are filled in at
 the sources of a copy, and TensorFlow infers again. What an op computes from shapes it does not see through;
 but reshaping a tensor keeps the number of its elements, which settles most of the rest. For what is
-left TensorFlow builds the graph anew and computes, node by node, what depends on shapes alone: a second for
-eight thousand nodes, several times as long. The graph itself keeps its open dimensions: a smaller last batch
-runs through the same edited graph.
+left TensorFlow builds the graph anew, with the known shapes as constants, and computes, node by node, what
+depends on them alone: a second for eight thousand nodes, several times as long. The graph itself keeps its
+open dimensions: a smaller last batch runs through the same edited graph.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +39,9 @@ UNNAMED = -1
 """A dimension of which TensorFlow knows nothing, not even that it equals another one."""
 TINY = frozenset({"BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "Rank", "Shape", "Size"})
 """Ops whose outputs are a few numbers, however open their shapes are."""
+
+SHAPES = frozenset({"Shape", "ShapeN"})
+"""Ops whose outputs are the shapes of their inputs."""
 
 KNOWN_SOURCE = "ImmutableConst"
 """An op without inputs whose shape is an attribute, which nothing folds; none of them is ever run."""
@@ -113,21 +116,42 @@ def complete_shapes(
         return outputs
     copy = graph_pb2.GraphDef()
     copy.CopyFrom(graph_def)
-    if not any([_pin(copy, hints), take_in_calls(copy)]):
+    if any([_pin(copy, hints), take_in_calls(copy)]):
+        outputs = settle_elements(table, _closed(table, outputs, _inferred(copy, table)))
+    elif not _knows_sources(table, outputs):
         return outputs
+    if _open_nodes(table, outputs):
+        with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
+            _state_known_shapes(copy, table, outputs)
+            return _closed(table, outputs, _infer_by_building(copy))
+    return outputs
+
+
+def _inferred(graph_def: Any, table: NodeTable) -> dict[str, list[Output]]:
+    """Return what TensorFlow infers once the sources are known.
+
+    Raises:
+        UnreadableError: If the shapes of the call contradict the graph.
+    """
     ends = [name for name, kind in zip(table.names, table.types, strict=True) if kind != ARGUMENT][-1:]
     try:
-        outputs = settle_elements(table, _closed(table, outputs, infer(copy, ends)))
+        return infer(graph_def, ends)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UnreadableError(
             f"its open shapes cannot be completed from those of the call ({reason}); "
             "give its arguments shapes, or set LMS_BATCH_SIZE"
         ) from error
-    if _open_nodes(table, outputs):
-        with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
-            return _closed(table, outputs, _infer_by_building(copy))
-    return outputs
+
+
+def _knows_sources(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
+    """Tell whether all sizes are known where tensors enter the graph: then the others can be computed."""
+    return not any(
+        is_open(output)
+        for node, made in enumerate(outputs)
+        if not table.inputs[node] or "output_shapes" in table.nodes[node].attr
+        for output in made
+    )
 
 
 def _open_nodes(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> bool:
@@ -233,6 +257,27 @@ class _Elements:
 
 BOUND = ("_class", ARGUMENT_SHAPES)
 """Attributes that hold for the whole graph, with its devices and arguments."""
+
+
+def _state_known_shapes(graph_def: Any, table: NodeTable, outputs: Sequence[Sequence[Output]]) -> None:
+    """Put constants in place of known shapes: TensorFlow does not see through all ops that read shapes."""
+    stated: dict[str, str] = {}
+    for node, op_type in enumerate(table.types):
+        if op_type not in SHAPES:
+            continue
+        for slot, source in enumerate(table.inputs[node]):
+            dims = outputs[source.node][source.index].dims
+            if dims is None or min(dims, default=0) < 0:
+                continue
+            dtype = tf.as_dtype(outputs[node][slot].dtype)
+            made = graph_def.node.add(op="Const", name=f"{table.names[node]}/known_{slot}")
+            made.attr["dtype"].type = dtype.as_datatype_enum
+            made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(dims, dtype, (len(dims),)))
+            stated[f"{table.names[node]}:{slot}" if slot else table.names[node]] = made.name
+    for one in graph_def.node:
+        for slot, name in enumerate(one.input):
+            if name in stated:
+                one.input[slot] = stated[name]
 
 
 def _infer_by_building(graph_def: Any) -> dict[str, list[Output]]:
