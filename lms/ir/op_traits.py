@@ -130,14 +130,14 @@ def is_update(op_type: str) -> bool:
 
 REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {"AddN", "CheckNumerics", "DebugIdentity"} | frozenset(
     """All Any ApproximateEqual ArgMax ArgMin AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3
-        BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInput
-        Conv3DBackpropInputV2 Cumprod Cumsum DepthToSpace DepthwiseConv2dNative Einsum Equal Fill
-        FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual L2Loss LRN
-        Less LessEqual LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart Max Mean Min MirrorPad NotEqual
-        OneHot Pack Prod ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll Select SelectV2 Slice SpaceToDepth Split
-        SplitV StridedSlice Sum Tile Transpose Unpack _FusedBatchMatMulV2 _FusedBatchNormEx _FusedConv2D
-        _FusedConv3D _FusedDepthwiseConv2dNative _FusedMatMul _MklFusedBatchMatMulV2 _MklFusedInstanceNorm
-        _MklFusedMish _MklLayerNorm _MklSwish _UnaryOpsComposition""".split()
+    BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInput
+    Conv3DBackpropInputV2 Cumprod Cumsum DepthToSpace DepthwiseConv2dNative Einsum Equal Fill
+    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual L2Loss LRN
+    Less LessEqual LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart Max Mean Min MirrorPad NotEqual
+    OneHot Pack Prod ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll Select SelectV2 Slice
+    SpaceToDepth Split SplitV StridedSlice Sum Tile Transpose Unpack _FusedBatchMatMulV2 _FusedBatchNormEx
+    _FusedConv2D _FusedConv3D _FusedDepthwiseConv2dNative _FusedMatMul _MklFusedBatchMatMulV2
+    _MklFusedInstanceNorm _MklFusedMish _MklLayerNorm _MklSwish _UnaryOpsComposition""".split()
 )
 """Ops that may run a second time: they read nothing but their inputs, draw nothing at random, have no effect,
 and their kernels give the same bits each time. A type that is not named here is never repeated.
