@@ -118,6 +118,8 @@ def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[st
         enabled=True, policy=policy, budget_bytes=budget, min_tensor_bytes=least, recompute=recompute
     )
     decided = decide(step.graph, config, "CPU", None)
+    plan = decided.plan
+    assert plan.peak_bytes <= plan.peak_before_bytes or plan.policy != "budget" or plan.feasible
     repeats = Repeats(decided.case.buffers, least)
     if recompute != "off" and decided.graph is step.graph and repeats.candidates:  # whether it pays or not
         count = choice.randint(1, len(repeats.candidates))
@@ -125,7 +127,6 @@ def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[st
         before = decided.plan.peak_before_bytes
         decided = plan_recomputed(made, config, "CPU", None, decided.case.costs, before)
     plan = decided.plan
-    assert plan.peak_bytes <= plan.peak_before_bytes or plan.policy != "budget" or plan.feasible
     if plan.is_empty:
         return copy, 0, 0
     edits = write_decision(copy, step, decided, transport)
