@@ -32,7 +32,7 @@ from lms.simulate.step_time import clock
 
 ROUNDS = 6
 """The most rounds of the first search."""
-SHARES = (0.25, 0.5, 0.75, 1.0)
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 """The shares of the bytes that the second search drops."""
 SEGMENTS = (2, 4, 8, 16, 32)
 """The numbers of segments that the third search tries."""
@@ -169,12 +169,13 @@ class _Search:
         """Return the best trials, the best first; none where nothing can be recomputed."""
         if not self._repeats.candidates:
             return []
+        self._replace_swaps(self._rate(Choice()))
         for choice in (*self._shares(), *self._segments()):
             self._rate(choice)
-        self._replace_swaps()
-        best = min(self._trials.values(), key=_by_score, default=None)
-        if best is not None and self._config.policy != "all":
+        if self._config.policy != "all":
+            best = min(self._trials.values(), key=_by_score)
             self._spare(best)
+            self._replace_swaps(min(self._trials.values(), key=_by_score))
         tried = (trial for trial in self._trials.values() if trial.choice.dropped)
         return sorted(tried, key=_by_score)[:FINALISTS]
 
@@ -196,36 +197,56 @@ class _Search:
 
     # --- in place of swaps -------------------------------------------------------------------------------
 
-    def _replace_swaps(self) -> None:
-        """Recompute what is swapped where that takes less time than compute waits for it."""
-        best = self._rate(Choice())
-        for _ in range(ROUNDS):
-            if best is None or not (chosen := self._instead_of_swaps(best)):
-                break
-            trial = self._rate(Choice(best.choice.dropped | chosen))
-            if trial is None or trial.score >= best.score:
-                break
-            best = trial
+    def _replace_swaps(self, best: _Trial | None) -> None:
+        """Recompute what is swapped where that takes less time than compute waits for it.
 
-    def _instead_of_swaps(self, trial: _Trial) -> frozenset[int]:
-        """Choose swapped buffers to recompute, as many as compute waits for."""
+        A round that makes it slower is tried again with half of its tensors.
+        """
+        most = len(self._repeats.candidates)
+        for _ in range(ROUNDS):
+            chosen = self._instead_of_swaps(best)[:most] if best is not None else ()
+            if best is None or not chosen:
+                break
+            trial = self._rate(replace(best.choice, dropped=best.choice.dropped.union(chosen)))
+            if trial is not None and trial.score < best.score:
+                best = trial
+            else:
+                most = len(chosen) // 2
+
+    def _instead_of_swaps(self, trial: _Trial) -> Sequence[int]:
+        """Choose swapped buffers to recompute, as many as compute waits for.
+
+        First come those that take the least time a byte in place of their copies. What a chosen one repeats
+        costs the next ones nothing.
+        """
         compute_s = sum(self._costs.op_seconds(trial.recomputation.graph))
         stall_s = trial.makespan_s - compute_s
         if stall_s <= (NO_STALL - 1) * compute_s:
-            return frozenset()
+            return ()
         moved = {trial.recomputation.tensors[swap.tensor] for swap in trial.plan.swaps}
-        done = trial.choice.dropped
-        chosen: set[int] = set()
+        dropped, retained, seconds = trial.choice.dropped, trial.choice.retained, self._case.seconds
+        chain = self._repeats.chain
+        repeated = set(chain(dropped, dropped, retained))
+        gone = set(dropped)
+        chosen: list[int] = []
         saved_s = 0.0
         for root in self._ranked:
+            if root not in moved or root in dropped:
+                continue
+            gone.add(root)
+            new = chain((root,), gone, retained, repeated)
+            own_s = sum(seconds[op] for op in new)
             nbytes = self._case.buffers.nbytes[root]
             link_s = max(self._costs.out_seconds(nbytes), self._costs.in_seconds(nbytes))
-            if root in moved and root not in done and self._own_s[root] < link_s:
-                chosen.add(root)
-                saved_s += link_s - self._own_s[root]
+            if own_s < link_s:
+                chosen.append(root)
+                repeated |= new
+                saved_s += link_s - own_s
                 if saved_s >= stall_s:
                     break
-        return frozenset(chosen)
+            else:
+                gone.remove(root)
+        return chosen
 
     # --- what costs the least ----------------------------------------------------------------------------
 
@@ -241,7 +262,7 @@ class _Search:
     def _own_s(self) -> dict[int, float]:
         """The seconds that dropping a buffer alone costs."""
         seconds, chain = self._case.seconds, self._repeats.chain
-        return {root: sum(seconds[op] for op in chain((root,))) for root in self._repeats.candidates}
+        return {root: sum(seconds[op] for op in chain((root,), (root,))) for root in self._repeats.candidates}
 
     @cached_property
     def _ranked(self) -> tuple[int, ...]:

@@ -140,22 +140,33 @@ class Repeats:
             found.append(shown is None or (found[shown] and self._may_repeat(self.graph.ops[tensor.op])))
         return tuple(found)
 
-    def chain(self, dropped: Collection[int], retained: Collection[int] = ()) -> frozenset[int]:
-        """Return the ops to repeat for ``dropped`` buffers.
+    def chain(
+        self,
+        roots: Iterable[int],
+        dropped: Collection[int],
+        retained: Collection[int] = (),
+        known: Collection[int] = (),
+    ) -> frozenset[int]:
+        """Return the ops to repeat for some buffers.
 
-        These are their makers, and the makers of what those read where it is gone by then and not
-        ``retained``.
+        These are their makers, and the makers of what those read where it is gone by then.
+
+        Args:
+            roots: The buffers, all of them dropped.
+            dropped: All dropped buffers.
+            retained: Those that are kept although the forward pass alone reads them.
+            known: Ops that are repeated in any case, and not returned.
         """
-        graph, roots = self.graph, self.graph.roots
+        graph = self.graph
         chosen: set[int] = set()
-        open_ops = [graph.tensors[root].op for root in dropped]
+        open_ops = [graph.tensors[root].op for root in roots]
         while open_ops:
             op = open_ops.pop()
-            if op in chosen:
+            if op in chosen or op in known:
                 continue
             chosen.add(op)
             for tensor in graph.ops[op].inputs:
-                if self.shows[tensor] and self._is_repeated(roots[tensor], dropped, retained):
+                if self.shows[tensor] and self._is_repeated(graph.roots[tensor], dropped, retained):
                     open_ops.append(graph.tensors[tensor].op)  # a view first, then what it shows
         return frozenset(chosen)
 
@@ -202,7 +213,7 @@ class _Repeater:
 
     def __init__(self, repeats: Repeats, dropped: frozenset[int], retained: Collection[int]) -> None:
         self._repeats, self._graph, self._dropped = repeats, repeats.graph, dropped
-        self._chain = repeats.chain(dropped, retained)
+        self._chain = repeats.chain(dropped, dropped, retained)
         self.ops: list[Op] = []
         self.tensors: list[Tensor] = []
         self.op_sources: list[int] = []

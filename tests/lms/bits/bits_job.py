@@ -6,9 +6,9 @@
 
 ``plain`` and ``again`` are TensorFlow's own settings, but for its memory optimizer. ``all`` is that policy.
 ``budget`` has half of what the plain step takes beside what stays; it needs ``plain`` before it.
-``recompute`` recomputes all that it can and swaps nothing, ``least`` is policy ``all`` with recomputing, and
-``hybrid`` is ``budget`` with it. ``auto`` is for a process with a hard limit
-(``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is started once a rank.
+``recompute`` recomputes and swaps nothing, ``hybrid`` is ``budget`` with both, planned for a slow link.
+``auto`` is for a process with a hard limit (``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is started once
+a rank.
 """
 
 import argparse
@@ -30,8 +30,11 @@ from case_tools import Case, Variables, digest, prepare, values_of  # noqa: E402
 
 MODES = ("plain", "again", "all", "budget")
 PLAIN = ("plain", "again")
-RECOMPUTING = {"recompute": ("all", "only"), "hybrid": ("budget", "auto"), "least": ("all", "auto")}
-"""Modes with the policy and the setting of ``recompute`` of each."""
+RECOMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "recompute": ("all", {"recompute": "only"}),
+    "hybrid": ("budget", {"recompute": "auto", "bandwidth_gb_s": 0.02}),
+}
+"""Modes with the policy and the further settings of each: swaps alone would not hide behind compute."""
 DEVICE = "CPU:0"
 MIN_TENSOR_BYTES = 1024
 LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -100,8 +103,8 @@ def compare(case: Case, modes: Sequence[str], steps: int, least: int) -> dict[st
 def _config_of(mode: str, plain: dict[str, Any] | None, least: int) -> dict[str, Any]:
     if mode in PLAIN:
         return {}
-    policy, recompute = RECOMPUTING.get(mode, (mode, "off"))
-    config = {"policy": policy, "recompute": recompute, "min_tensor_bytes": least}
+    policy, further = RECOMPUTING.get(mode, (mode, {"recompute": "off"}))
+    config = {"policy": policy, "min_tensor_bytes": least, **further}
     if policy == "budget":
         if plain is None:
             raise SystemExit(f"mode {mode} needs the peak of mode plain before it")
