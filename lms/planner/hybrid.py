@@ -24,7 +24,7 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.ir.swap_plan import Recomputed, SwapPlan
 from lms.planner.host_operands import Decision, plan_swaps
-from lms.planner.planner import Case, plan_case
+from lms.planner.planner import Case, plan_case, usable_bytes
 from lms.planner.policy_budget import NO_STALL
 from lms.planner.recomputation import Recomputation, Repeats, recompute
 from lms.simulate.cost_model import Costs, costs_of
@@ -38,9 +38,11 @@ SEGMENTS = (2, 4, 8, 16, 32)
 """The numbers of segments that the third search tries."""
 SPARED = 5
 """How often the best choice is planned again with less of it."""
+BUDGETS = (1.0, 0.8)
+"""The shares of the budget that choices are looked for until one fits in pieces, too."""
 FINALISTS = 2
 """The choices that are planned in full, with the fragmentation of free memory."""
-MOST_OPS = 100_000
+MOST_OPS = 60_000
 """The ops that all trials together may plan: see :data:`lms.planner.fragmentation.MOST_OPS`."""
 
 Score = tuple[float, ...]
@@ -84,13 +86,26 @@ def decide(
         return swapped
     if config.policy != "all" and (swapped.plan.is_empty or _is_good(swapped, limit_bytes)):
         return swapped
-    search = _Search(swapped, config, limit_bytes, costs)
     found = [swapped]
-    for trial in search.finalists():
-        before = swapped.case.peak_before_bytes
-        made = trial.recomputation
-        found.append(plan_recomputed(made, config, device_type, limit_bytes, costs, before))
-    return min(found, key=lambda one: _score(one, limit_bytes))
+    before = swapped.case.peak_before_bytes
+    for share in BUDGETS:
+        search = _Search(swapped, _tighter(config, limit_bytes, share), limit_bytes, costs)
+        for trial in search.finalists():
+            made = trial.recomputation
+            found.append(plan_recomputed(made, config, device_type, limit_bytes, costs, before))
+        best = min(found, key=lambda one: _score(one, limit_bytes))
+        if config.policy == "all" or not any(_score(best, limit_bytes)[:-1]):
+            break
+    return best
+
+
+def _tighter(config: LMSConfig, limit_bytes: int | None, share: float) -> LMSConfig:
+    """Return the configuration for a share of the bytes that a plan may use."""
+    usable = usable_bytes(config, limit_bytes)
+    if config.policy == "all" or usable is None:
+        return config
+    nbytes = max(1, int(usable * share))
+    return replace(config, policy="budget", budget_bytes=nbytes, margin=0.0, exclude_bytes=0)
 
 
 def plan_recomputed(
