@@ -35,6 +35,7 @@ class Case:
     model: str
     units: int = 1
     policy: str = "off"
+    recompute: str = "off"
     limit_mb: int = 512
     device: str = CPU
     steps: int = 3
@@ -64,7 +65,7 @@ def train(case: Case) -> dict[str, Any]:
     else:
         import lms
 
-        lms.enable(policy=case.policy)
+        lms.enable(policy=case.policy, recompute=case.recompute)
     _claim_pool(tf, case)
     tf.keras.utils.set_random_seed(1)
     entry = ZOOS[case.zoo][case.model]
@@ -156,6 +157,8 @@ def _planned(report: Any, steps: int) -> dict[str, Any]:
         "copy_s": (report.store.seconds_out + report.store.seconds_in) / steps,
         "tensors": last.tensors,
         "edit_s": last.edit_s,
+        "recomputed_bytes": last.recomputed.nbytes if last.recomputed else 0,
+        "recomputed_ops": last.recomputed.ops if last.recomputed else 0,
         "retries": report.retries,
         "notes": list(last.notes),
     }

@@ -45,13 +45,15 @@ class Net:
         shape = (x.shape[0], *(-(-size // stride) for size in x.shape[1:-1]), filters)
         weights = prod([kernel] * (len(shape) - 2)) * x.shape[-1] * filters
         flops = 2.0 * prod(shape[:-1]) * weights
-        return self._linear("Conv", x, shape, weights, flops)
+        return self._linear(f"Conv{len(shape) - 2}D", x, shape, weights, flops)
 
     def up_conv(self, x: Value, filters: int, stride: int = 2) -> Value:
         """A transposed convolution whose kernel is its stride."""
         shape = (x.shape[0], *(size * stride for size in x.shape[1:-1]), filters)
         weights = prod([stride] * (len(shape) - 2)) * x.shape[-1] * filters
-        return self._linear("ConvTranspose", x, shape, weights, 2.0 * prod(x.shape[:-1]) * weights)
+        return self._linear(
+            f"Conv{len(shape) - 2}DBackpropInput", x, shape, weights, 2.0 * prod(x.shape[:-1]) * weights
+        )
 
     def dense(self, x: Value, units: int) -> Value:
         """A matrix product."""

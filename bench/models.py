@@ -140,6 +140,29 @@ def _unet3d_plain(keras: Any, shape: tuple[int, ...]) -> Any:
     return keras.Model(inputs, layers.GlobalAveragePooling3D()(layers.Conv3D(10, 1)(x)))
 
 
+GROWTH = 12
+"""Channels that each layer of a dense block adds."""
+
+
+def _densenet(keras: Any, shape: tuple[int, ...]) -> Any:
+    """A DenseNet-BC (Huang et al. 2017): three blocks of eight layers, each reads all before it."""
+    layers = keras.layers
+
+    def conv(x: Any, filters: int, size: int) -> Any:
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        return layers.Conv2D(filters, size, padding="same", use_bias=False)(x)
+
+    inputs = layers.Input(shape)
+    x = layers.Conv2D(2 * GROWTH, 3, padding="same", use_bias=False)(inputs)
+    for block in range(3):
+        if block:
+            x = layers.AveragePooling2D(2)(conv(x, x.shape[-1] // 2, 1))
+        for _ in range(8):
+            x = layers.Concatenate()([x, conv(conv(x, 4 * GROWTH, 1), GROWTH, 3)])
+    x = layers.GlobalAveragePooling2D()(layers.ReLU()(layers.BatchNormalization()(x)))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
 def _chain(keras: Any, shape: tuple[int, ...]) -> Any:
     inputs = x = keras.layers.Input(shape)
     for _ in range(8):
@@ -152,6 +175,7 @@ MODELS = {
     "resnet50": Model("images of 64x64", 400, 6.0, lambda n: (n, 64, 64, 3), _application("ResNet50", 10)),
     "resnet152": Model("images of 64x64", 600, 9.0, lambda n: (n, 64, 64, 3), _application("ResNet152", 10)),
     "googlenet": Model(COLUMNS, 150, 3.0, lambda n: (4, 64, 16 * n, 3), _googlenet),
+    "densenet": Model("images of 32x32", 200, 5.0, lambda n: (n, 32, 32, 3), _densenet),
     "unet3d": Model(SLICES, 200, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_small),
     "unet3d-plain": Model(SLICES, 300, 4.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_plain),
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["auto", "native", "graph", "off"]
 Policy = Literal["auto", "budget", "threshold", "all"]
+Recompute = Literal["auto", "off", "only"]
 CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
@@ -136,6 +137,11 @@ class LMSConfig:
     )
     budget_bytes: int | None = _option(None, "device bytes one step may use (policy budget)", low=1)
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
+    recompute: Recompute = _option(
+        "off",
+        "auto: tensors that are cheaper to make again than to move are recomputed in the backward pass; "
+        "off: only swap; only: recompute and swap nothing; not with policy threshold",
+    )
     batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
     min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)
     bandwidth_gb_s: float | None = _option(

@@ -83,7 +83,7 @@ class Books:
     def _tell_of_plan(self, name: str, made: SwapPlan, *, has_unknown: bool) -> None:
         if not made.feasible:
             self._warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
-        elif self._means_to_swap(made) and not (made.swaps or has_unknown):
+        elif self._means_to_swap(made) and not (made.swaps or made.recomputed or has_unknown):
             self._warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
 
     def _tell_unplanned(self, name: str, open_sizes: OpenSizes | None, loops: Sequence[str]) -> None:
@@ -108,6 +108,8 @@ class Books:
 
     def _means_to_swap(self, made: SwapPlan) -> bool:
         """Tell whether the policy swaps tensors even where the step fits."""
+        if self._config.recompute == "only":
+            return False
         return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
 
 

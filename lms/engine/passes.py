@@ -16,17 +16,17 @@ from lms.device.link_speed import costs_of_device
 from lms.device.small_buffer_pool import SmallPool
 from lms.device.variable_memory import give_own_memory
 from lms.engine.work import Residents, Work
-from lms.ir.liveness import Buffers
 from lms.ir.name_filters import select
 from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import pool_bytes
-from lms.planner.host_operands import decide
-from lms.planner.sum_order import beginnings
+from lms.planner.hybrid import decide
 from lms.reader.node_table import ENTERS, NodeTable
 from lms.reader.shapes import complete_shapes
 from lms.reader.step_reader import constant_bytes, read_step
+from lms.rewriter.decision import write_decision
+from lms.rewriter.repeats import repeated_node
 from lms.rewriter.validation import validate
-from lms.rewriter.writer import MARK_ATTR, write_plan
+from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
 
 
@@ -95,11 +95,14 @@ class Shaping:
 def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequence[Sequence[Output]]:
     """Extend a graph's outputs to the nodes that an edit has added.
 
-    These nodes pass on what they read.
+    These nodes repeat another one, or pass on what they read.
     """
     known = [*outputs, *([()] * (len(table.nodes) - len(outputs)))]
     for node in table.order:
         if node >= len(outputs):
+            if (same := repeated_node(table.names[node])) is not None:
+                known[node] = known[table.number[same]]
+                continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
             known[node] = read if table.types[node] == "IdentityN" else read[:1]
     return known
@@ -203,8 +206,7 @@ class Writing:
         assert work.decision is not None and work.step is not None  # noqa: S101 - required
         decided, transport = work.decision, self._transport()
         transport.require_room(decided.plan.bytes_out)
-        sums = beginnings(Buffers.of(work.step.graph))
-        edits = write_plan(work.graph_def, work.step, decided.plan, transport, decided.relocation, sums)
+        edits = write_decision(work.graph_def, work.step, decided, transport)
         small = pool_bytes(decided.case.buffers, decided.plan, work.limit_bytes)
         self._pool.make(small, work.device.name, work.residents.pending)
         return replace(work, edits=edits)

@@ -24,6 +24,12 @@ class Eligibility:
     """Buffers that may be swapped, in schedule order."""
     rejected: tuple[Rejected, ...]
 
+    def without_candidates(self, reason: str, buffers: Buffers) -> "Eligibility":
+        """Return the verdict that keeps all candidates on the device, for one ``reason``."""
+        tensors = buffers.graph.tensors
+        kept = (Rejected(root, tensors[root].nbytes, reason) for root in self.candidates)
+        return Eligibility((), (*self.rejected, *kept))
+
 
 def judge(
     buffers: Buffers,

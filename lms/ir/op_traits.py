@@ -137,6 +137,30 @@ def may_end_step(op_type: str) -> bool:
     return op_type.startswith(ENDING_TYPES)
 
 
+REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {"AddN", "CheckNumerics", "DebugIdentity"} | frozenset(
+    """All Any ApproximateEqual ArgMax ArgMin AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3
+    BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInput
+    Conv3DBackpropInputV2 Cumprod Cumsum DepthToSpace DepthwiseConv2dNative Einsum Equal Fill
+    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual L2Loss LRN
+    Less LessEqual LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart Max Mean Min MirrorPad NotEqual
+    OneHot Pack Prod ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll Select SelectV2 Slice
+    SpaceToDepth Split SplitV StridedSlice Sum Tile Transpose Unpack _FusedBatchMatMulV2 _FusedBatchNormEx
+    _FusedConv2D _FusedConv3D _FusedDepthwiseConv2dNative _FusedMatMul _MklFusedBatchMatMulV2
+    _MklFusedInstanceNorm _MklFusedMish _MklLayerNorm _MklSwish _UnaryOpsComposition""".split()
+)
+"""Ops that may run a second time: they read nothing but their inputs, draw nothing at random, have no effect,
+and their kernels give the same bits each time. A type that is not named here is never repeated.
+
+``AddN`` begins with whichever of its terms is free (see :mod:`lms.planner.sum_order`); ``Pad`` and
+``MaxPool`` are tied to other kernels by oneDNN (:mod:`lms.device.kernels`); the dropout of cuDNN, all that
+begins with ``Random`` or ``Stateless``, and what reads a variable, a queue or a table are left out for what
+they are.
+"""
+
+CONTRACTIONS = ("Conv", "MatMul", "Einsum")
+"""Parts of the types of ops whose arithmetic outweighs their bytes."""
+
+
 _BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
 _BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
 """Not the gradient to a convolution's input: a transposed convolution of the forward pass is one too."""

@@ -87,6 +87,23 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What a plan does not keep for the backward pass but makes again there.
+
+    The ops that make it again are ops of the plan's graph (see :mod:`lms.planner.recomputation`).
+    """
+
+    ops: int
+    """Ops that run twice."""
+    tensors: int
+    """Tensors of which the backward pass reads copies."""
+    nbytes: int
+    """Bytes of these tensors."""
+    seconds: float
+    """What the ops take a second time, by the cost model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A tensor that stays on the device, and why."""
 
@@ -121,11 +138,13 @@ class SwapPlan:
     """Copies to the host that ops read there, beside the swaps."""
     fetched_bytes: int = 0
     """Bytes that ops on the host have made there, and that are copied to the device."""
+    recomputed: Recomputed | None = None
+    """What is made again in place of being kept; ``None``: nothing."""
 
     @property
     def is_empty(self) -> bool:
         """Whether applying the plan changes nothing."""
-        return not self.swaps and not self.serial_edges and not self.sent
+        return not (self.swaps or self.serial_edges or self.sent or self.recomputed)
 
     @property
     def feasible(self) -> bool:

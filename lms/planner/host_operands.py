@@ -16,7 +16,8 @@ from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
 from lms.planner.fragmentation import plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
-from lms.simulate.cost_model import Costs, costs_of
+from lms.planner.recomputation import Recomputation
+from lms.simulate.cost_model import Costs
 
 MOVERS = frozenset(("ConcatV2", "Pad", "PadV2", "Slice", "Split", "SplitV", "StridedSlice", "Transpose"))
 """Ops whose results hold nothing but the bytes of their inputs, and at most one constant."""
@@ -47,6 +48,7 @@ class HostRead:
 class Relocation:
     """A graph in which some ops read from the host, and where each op and tensor of it comes from."""
 
+    before: Graph
     graph: Graph
     ops: tuple[int | None, ...]
     """For each op the one of the graph before; ``None`` where it was added."""
@@ -80,6 +82,8 @@ class Decision:
     peak_bytes: int
     """What the device's allocator will report for the step."""
     relocation: Relocation | None = None
+    recomputation: Recomputation | None = None
+    """The graph that the relocation, or else the case, begins with, where ops are repeated."""
 
     @property
     def graph(self) -> Graph:
@@ -87,8 +91,13 @@ class Decision:
         return self.case.graph
 
 
-def decide(
-    graph: Graph, config: LMSConfig, device_type: str, limit_bytes: int | None, costs: Costs | None = None
+def plan_swaps(
+    graph: Graph,
+    config: LMSConfig,
+    device_type: str,
+    limit_bytes: int | None,
+    costs: Costs,
+    peak_before_bytes: int | None = None,
 ) -> Decision:
     """Plan a step; ops that only move data read from the host where it does not fit otherwise.
 
@@ -99,10 +108,13 @@ def decide(
         config: Policy and parameters.
         device_type: ``CPU`` or ``GPU``.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
-        costs: The device and its link; the default is a common one of its type.
+        costs: The device and its link.
+        peak_before_bytes: What the unedited step needs, where ``graph`` is not that step.
     """
-    costs = costs or costs_of(device_type)
-    found = _decide(Case.of(graph, config, costs), config, limit_bytes)
+    case = Case.of(graph, config, costs)
+    if peak_before_bytes is not None:
+        case = replace(case, peak_before_bytes=peak_before_bytes)
+    found = _decide(case, config, limit_bytes)
     if not _wants_less(found, config, limit_bytes):
         return found
     movers = narrow_movers(found.case)
@@ -124,6 +136,8 @@ def _decide(case: Case, config: LMSConfig, limit_bytes: int | None) -> Decision:
 
 
 def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
+    if config.recompute == "only":
+        return False
     if config.policy == "all":
         return True
     if config.policy == "threshold" or found.plan.is_empty:
@@ -168,7 +182,7 @@ def read_from_host(graph: Graph, movers: Collection[int], min_bytes: int, *, dir
     kept = frozenset(build.now[tensor] for tensor in graph.kept)
     backward = frozenset(build.op_ids[op] for op in graph.backward)
     made = Graph(tuple(build.ops), tuple(build.tensors), kept, backward)
-    return Relocation(made, tuple(build.op_sources), tuple(build.tensor_sources), tuple(build.reads))
+    return Relocation(graph, made, tuple(build.op_sources), tuple(build.tensor_sources), tuple(build.reads))
 
 
 def _readable(graph: Graph, op: Op, min_bytes: int, direct: bool) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
 
 NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
+ONLY_RECOMPUTED = "recompute is 'only'"
 """Reasons why a tensor stays that could be swapped."""
 
 
@@ -46,11 +47,13 @@ class Case:
 
     @classmethod
     def of(cls, graph: Graph, config: LMSConfig, costs: Costs) -> "Case":
-        """Analyse the graph; of the config only ``min_tensor_bytes`` matters."""
+        """Analyse the graph; of the config only ``min_tensor_bytes`` and ``recompute`` matter."""
         buffers = Buffers.of(graph)
         floating, early = floating_ops(graph), early_ops(graph)
         big = big_ops(buffers, config.min_tensor_bytes, floating | early)
         verdict = judge(buffers, config.min_tensor_bytes, floating, big, early)
+        if config.recompute == "only":
+            verdict = verdict.without_candidates(ONLY_RECOMPUTED, buffers)
         given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
         orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
@@ -100,7 +103,7 @@ def plan(
 def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Decide what a step swaps, from an analysis that several plans can share.
 
-    ``config`` may differ from the one of the analysis in all but ``min_tensor_bytes``.
+    ``config`` may differ from the one of the analysis in all but ``min_tensor_bytes`` and ``recompute``.
     """
     budget = usable_bytes(config, limit_bytes)
     if config.policy == "all":

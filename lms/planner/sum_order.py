@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
+from lms.planner.recomputation import Recomputation
 from lms.schedule.op_order import executor_order
 
 SUM, FEWEST_TERMS = "AddN", 3
@@ -49,6 +50,24 @@ def beginnings(buffers: Buffers) -> dict[int, int]:
         slot = next(free, 0)
         found[op.id] = slot if slot >= FEWEST_TERMS - 1 else 0
     return found
+
+
+def disturbed(buffers: Buffers, made: Recomputation) -> dict[int, int]:
+    """Map each sum to slot 0 whose terms get or lose readers because ops are repeated.
+
+    Of one that :func:`beginnings` leaves out one of the first two terms was free in any case. That need not
+    hold any more.
+    """
+    graph, roots = buffers.graph, buffers.graph.roots
+    read = {roots[tensor] for op in made.repeated for tensor in graph.ops[made.ops[op]].inputs}
+    touched = read | made.dropped
+    return {
+        op.id: 0
+        for op in graph.ops
+        if op.type == SUM
+        and len(op.inputs) >= FEWEST_TERMS
+        and not touched.isdisjoint(roots[tensor] for tensor in op.inputs)
+    }
 
 
 def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:

@@ -94,6 +94,10 @@ def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
     out, back = mib(graph.bytes_out), mib(graph.bytes_in)
     went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
     yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
+    if graph.recomputed is not None:
+        again, spent = graph.recomputed, f"{graph.recomputed.seconds * 1000:,.1f} ms"
+        made = f"{counted(again.tensors, 'tensor')} ({mib(again.nbytes)})"
+        yield "  recomputed", f"{made} by {counted(again.ops, 'op')}, about {spent} a step"
     if graph.executed is not None:
         yield "  executed", f"{counted(graph.executed, 'swap-out')} in the first run"
     yield (

@@ -8,7 +8,7 @@ from typing import Any
 from lms.device.device import MIB, Device, read_devices
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers, Timeline, timeline
-from lms.ir.swap_plan import SwapPlan
+from lms.ir.swap_plan import Recomputed, SwapPlan
 from lms.rewriter.writer import Edits
 from lms.transports.base import StoreStats
 
@@ -91,6 +91,8 @@ class GraphStats:
     swap_ins: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
+    recomputed: Recomputed | None = None
+    """What is made again in the backward pass; ``None``: nothing."""
     added_ops: int = 0
     control_edges: int = 0
     edit_s: float = 0.0
@@ -135,6 +137,7 @@ class GraphStats:
             swap_ins=sum(len(swap.swap_ins) for swap in made.swaps),
             bytes_out=made.bytes_out,
             bytes_in=made.bytes_in,
+            recomputed=made.recomputed if edits else None,
             added_ops=len(edits.nodes) if edits else 0,
             control_edges=edits.control_edges if edits else 0,
             rejected=tuple(made.rejected_by_reason.items()),
@@ -146,7 +149,9 @@ def _why(made: SwapPlan) -> str:
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
     out, back = made.bytes_out / MIB, made.bytes_in / MIB
-    return f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+    text = f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+    again = made.recomputed
+    return f"{text}, {again.tensors:,} recomputed ({again.nbytes / MIB:,.1f} MiB)" if again else text
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ OTHER: dict[str, Any] = {
     "policy": "threshold",
     "budget_bytes": 1 << 34,
     "margin": 0.25,
+    "recompute": "only",
     "batch_size": 16,
     "min_tensor_bytes": 0,
     "bandwidth_gb_s": 60.0,

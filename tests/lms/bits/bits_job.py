@@ -5,8 +5,10 @@
     python tests/lms/bits/bits_job.py --list
 
 ``plain`` and ``again`` are TensorFlow's own settings, but for its memory optimizer. ``all`` is that policy.
-``budget`` has half of what the plain step takes beside what stays; it needs ``plain`` before it. ``auto`` is
-for a process with a hard limit (``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is started once a rank.
+``budget`` has half of what the plain step takes beside what stays; it needs ``plain`` before it.
+``recompute`` recomputes and swaps nothing, ``hybrid`` is ``budget`` with both, planned for a slow link.
+``auto`` is for a process with a hard limit (``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is started once
+a rank.
 """
 
 import argparse
@@ -28,6 +30,11 @@ from case_tools import Case, Variables, digest, prepare, values_of  # noqa: E402
 
 MODES = ("plain", "again", "all", "budget")
 PLAIN = ("plain", "again")
+RECOMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "recompute": ("all", {"recompute": "only"}),
+    "hybrid": ("budget", {"recompute": "auto", "bandwidth_gb_s": 0.02}),
+}
+"""Modes with the policy and the further settings of each: swaps alone would not hide behind compute."""
 DEVICE = "CPU:0"
 MIN_TENSOR_BYTES = 1024
 LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -48,7 +55,9 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, help="steps of each training; default: the case's own")
     parser.add_argument(
-        "--modes", default=",".join(MODES), help="trainings, in order, of: auto, " + ", ".join(MODES)
+        "--modes",
+        default=",".join(MODES),
+        help="trainings, in order, of: auto, " + ", ".join([*MODES, *RECOMPUTING]),
     )
     parser.add_argument("--least", type=int, default=MIN_TENSOR_BYTES, help="min_tensor_bytes")
     options = parser.parse_args()
@@ -94,10 +103,11 @@ def compare(case: Case, modes: Sequence[str], steps: int, least: int) -> dict[st
 def _config_of(mode: str, plain: dict[str, Any] | None, least: int) -> dict[str, Any]:
     if mode in PLAIN:
         return {}
-    config = {"policy": mode, "min_tensor_bytes": least}
-    if mode == "budget":
+    policy, further = RECOMPUTING.get(mode, (mode, {"recompute": "off"}))
+    config = {"policy": policy, "min_tensor_bytes": least, **further}
+    if policy == "budget":
         if plain is None:
-            raise SystemExit("mode budget needs the peak of mode plain before it")
+            raise SystemExit(f"mode {mode} needs the peak of mode plain before it")
         config["budget_bytes"] = max(1, (plain["peak_bytes"] - plain["held_bytes"]) // 2)
     return config
 
@@ -141,6 +151,7 @@ def _told(report: Any) -> dict[str, Any]:
     """What LMS says of a training: tensors that its plans swap, and how often one was."""
     return {
         "tensors": sum(graph.tensors for graph in report.graphs),
+        "repeated": sum(graph.recomputed.ops for graph in report.edited if graph.recomputed),
         "swap_outs": report.store.swap_outs,
         "graphs": len(report.graphs),
         "edited": len(report.edited),

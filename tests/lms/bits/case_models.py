@@ -140,6 +140,18 @@ def residual() -> Any:
     return keras.Model(image, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
 
 
+def grouped() -> Any:
+    """Convolutions, normalised in groups of channels and with some of it dropped, and two unrolled layers."""
+    image = layers.Input((IMAGE, IMAGE, 3))
+    x = layers.Conv2D(16, 3, padding="same")(image)
+    for _ in range(3):
+        y = layers.Activation("swish")(layers.GroupNormalization(4)(x))
+        x = layers.Add()([x, layers.Dropout(0.2)(layers.Conv2D(16, 3, padding="same")(y))])
+    rows = layers.Reshape((8, -1))(layers.AveragePooling2D(4)(x))
+    rows = layers.LSTM(32, return_sequences=True, unroll=True)(rows)
+    return keras.Model(image, layers.Dense(CLASSES)(layers.LSTM(32, unroll=True)(rows)))
+
+
 def connected() -> Any:
     """Convolutions that read all before them, beside a pooling whose windows overlap."""
     image = layers.Input((IMAGE, IMAGE, 3))
@@ -302,6 +314,7 @@ CASES = {
     "vit": Case(fitted(vision_transformer, images, adamw)),
     "swin": Case(fitted(swin, images, adamw)),
     "residual": Case(fitted(residual, images, adam)),
+    "grouped": Case(fitted(grouped, images, adam)),
     "connected": Case(fitted(connected, images, momentum)),
     "volumes": Case(fitted(volumes, lambda count: numbers(count, 16, 16, 16, 1), momentum)),
     "convnext": Case(fitted(convnext, images, momentum), steps=5),

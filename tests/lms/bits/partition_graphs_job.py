@@ -2,6 +2,7 @@
 
     python tests/lms/bits/partition_graphs_job.py encoder          # policy all
     python tests/lms/bits/partition_graphs_job.py encoder plain    # without LMS both times
+    python tests/lms/bits/partition_graphs_job.py encoder recompute
 
 A partition graph is what one device runs, after all passes. Of each function that has one, it is told which
 ops are missing or extra, and which read or wait for something else; what is read through LMS's own ops is the
@@ -33,26 +34,41 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("case")
-    parser.add_argument("policy", nargs="?", default="all", choices=("all", "plain"))
+    parser.add_argument("policy", nargs="?", default="all", choices=("all", "plain", "recompute"))
     parser.add_argument("--least", type=int, default=1024, help="min_tensor_bytes")
     options = parser.parse_args()
     case = all_cases()[options.case]
     warnings.simplefilter("ignore")
     prepare(case.devices)
     plain = functions_of(case)
-    tensors = edges = 0
+    tensors = edges = repeated = 0
     if options.policy != "plain":
         import lms
 
-        lms.enable(enabled=True, policy=options.policy, min_tensor_bytes=options.least)
+        recompute = "only" if options.policy == "recompute" else "off"
+        lms.enable(enabled=True, policy="all", recompute=recompute, min_tensor_bytes=options.least)
     edited = functions_of(case)
     if options.policy != "plain":
         graphs = lms.report().graphs
         tensors, edges = (
             sum(getattr(graph, name) for graph in graphs) for name in ("tensors", "control_edges")
         )
+        repeated = sum(graph.recomputed.ops for graph in graphs if graph.recomputed)
     found = [told(one, other) for one, other in paired(plain, edited, LEAST_OPS)]
-    whole = {"case": options.case, "tensors": tensors, "control_edges": edges, "functions": found}
+    run_twice = sum(
+        node.name.endswith("/lms/again")
+        for one, other in paired(plain, edited, LEAST_OPS)
+        for partition in other or ()
+        for node in partition.node
+    )
+    whole = {
+        "case": options.case,
+        "tensors": tensors,
+        "control_edges": edges,
+        "repeated": repeated,
+        "run_twice": run_twice,
+        "functions": found,
+    }
     print(json.dumps(whole), flush=True)
 
 

@@ -28,6 +28,16 @@ def test_nothing_differs_but_our_ops(keras: str, case: str) -> None:
     assert max(one["ours"] for one in found["functions"]) > 2
 
 
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("keras", "case"), (*QUICK, *MORE) if ALL else QUICK)
+def test_what_is_recomputed_runs_twice_and_nothing_merges_it(keras: str, case: str) -> None:
+    skip_without(keras)
+    found = run_job("bits/partition_graphs_job.py", case, "recompute", **keras_environ(keras))
+    assert [one for one in found["functions"] if not one["equal"]] == []
+    assert found["run_twice"] == found["repeated"] > 2
+    assert not found["tensors"]
+
+
 def node(name: str, *inputs: str, op: str = "Relu", **attributes: str) -> Any:
     return SimpleNamespace(name=name, op=op, device="", input=inputs, attr=attributes)
 

@@ -7,7 +7,8 @@ from child_job import run_job
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
-from lms.planner.host_operands import FETCH, HELD, SEND, decide, narrow_movers, read_from_host
+from lms.planner.host_operands import FETCH, HELD, SEND, narrow_movers, read_from_host
+from lms.planner.hybrid import decide
 from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 

@@ -11,10 +11,12 @@ from lms.config import LMSConfig
 from lms.device.device import Device
 from lms.errors import LMSError
 from lms.ir.graph import GraphBuilder
+from lms.ir.swap_plan import Recomputed
 from lms.planner.planner import plan
 from lms.reader.shapes import ShapeHints
 from lms.report.render import explain_out_of_memory, plot_memory, require_drawable
 from lms.report.stats import GraphStats, OpenSizes, Planned, Report
+from lms.rewriter.writer import Edits
 from lms.transports.base import StoreStats
 
 MIB = 1 << 20
@@ -32,6 +34,16 @@ def planned() -> Planned:
         (gradient,) = build.add(f"b{index}", "ConvGrad", inputs=[made[index], gradient], outputs=[1024])
     graph = build.build(kept=[gradient])
     return Planned("a step", graph, plan(graph, LMSConfig(policy="all")), 3 * MIB, None, graph)
+
+
+def test_what_is_recomputed_is_told_with_bytes_and_time() -> None:
+    base = planned()
+    made = replace(base.plan, recomputed=Recomputed(ops=3, tensors=2, nbytes=16 * MIB, seconds=0.0021))
+    stats = GraphStats.of("a step", made, Edits((), 0, 0, 0), base.base_bytes, 9 * MIB)
+    report = Report(Device("CPU:0", None), "host", (stats,), None, StoreStats())
+    words = " ".join(str(report).split())
+    assert "recomputed 2 tensors (16.0 MiB) by 3 ops, about 2.1 ms a step" in words
+    assert "2 recomputed (16.0 MiB)" in stats.why
 
 
 def test_the_picture_names_what_is_alive_at_the_peak(tmp_path: Path) -> None:

@@ -26,20 +26,23 @@ from tensorflow.core.protobuf import rewriter_config_pb2  # noqa: E402
 from lms.config import LMSConfig  # noqa: E402
 from lms.device.kernels import OneDnnCpu  # noqa: E402
 from lms.errors import UnreadableError  # noqa: E402
-from lms.ir.liveness import Buffers  # noqa: E402
-from lms.planner.host_operands import decide  # noqa: E402
-from lms.planner.sum_order import beginnings  # noqa: E402
+from lms.planner.hybrid import decide, plan_recomputed  # noqa: E402
+from lms.planner.recomputation import Repeats  # noqa: E402
+from lms.planner.recomputation import recompute as recomputed  # noqa: E402
 from lms.reader.node_table import NodeTable  # noqa: E402
 from lms.reader.shapes import infer  # noqa: E402
 from lms.reader.step_reader import Place, read_step, step_frames  # noqa: E402
+from lms.rewriter.decision import write_decision  # noqa: E402
 from lms.rewriter.validation import validate  # noqa: E402
-from lms.rewriter.writer import RewriteError, write_plan  # noqa: E402
+from lms.rewriter.writer import RewriteError  # noqa: E402
 from lms.transports.host import HostTransport  # noqa: E402
 
 v1 = tf.compat.v1
 v1.disable_control_flow_v2()  # conditions and loops as an executor has them, in frames
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 ROWS, WIDTH = 16, 32
+FORWARD = 12
+"""The layers of the forward pass."""
 PLACE = Place(lambda device: True, OneDnnCpu())
 
 
@@ -56,9 +59,11 @@ def random_graph(seed: int) -> tuple[Any, list[str]]:
         tensors = [v1.random_uniform((ROWS, WIDTH), -1, 1, seed=1)]
         weight = v1.random_uniform((WIDTH, WIDTH), -0.2, 0.2, seed=2)
         for number in range(choice.randint(10, 40)):
-            scope = "gradient_tape" if number > 12 else "model"
-            with tf.name_scope(scope):
-                tensors.append(_layer(choice, tensors, weight))
+            is_backward = number > FORWARD
+            with tf.name_scope("gradient_tape" if is_backward else "model"):
+                # Gradients read what the forward pass has made, the latest first.
+                saved = tensors[: max(1, 2 * FORWARD - number)] if is_backward else tensors[-5:]
+                tensors.append(_layer(choice, tensors, saved, weight))
         ends = [tf.identity(one, "end") for one in choice.sample(tensors, min(3, len(tensors)))]
     # A session leaves out what is not needed, and so does TensorFlow before it calls the plug-in.
     graph_def = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), [one.op.name for one in ends])
@@ -67,8 +72,8 @@ def random_graph(seed: int) -> tuple[Any, list[str]]:
     return graph_def, [one.name for one in ends]
 
 
-def _layer(choice: random.Random, tensors: list[Any], weight: Any) -> Any:
-    one, other = (choice.choice(tensors[-5:]) for _ in range(2))
+def _layer(choice: random.Random, tensors: list[Any], saved: list[Any], weight: Any) -> Any:
+    one, other = choice.choice(tensors[-5:]), choice.choice(saved[-5:])
     kind = choice.randrange(12)
     if kind < 3:
         return tf.matmul(one, weight)
@@ -94,8 +99,8 @@ def _layer(choice: random.Random, tensors: list[Any], weight: Any) -> Any:
     ]
 
 
-def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[str]) -> tuple[Any, int]:
-    """An edited copy of a graph, and how many tensors are swapped."""
+def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[str]) -> tuple[Any, int, int]:
+    """An edited copy of a graph, how many tensors are swapped, and how many ops are repeated."""
     choice = random.Random(-seed)  # noqa: S311
     copy = graph_pb2.GraphDef.FromString(graph_def.SerializeToString())
     table = NodeTable.of(copy)
@@ -108,16 +113,25 @@ def edited(graph_def: Any, seed: int, transport: HostTransport, fetches: list[st
     policy = choice.choice(("all", "budget"))
     least = choice.choice((1, 1, 1024, 4096))
     budget = choice.randint(20, 200) * 1024 if policy == "budget" else None
-    config = LMSConfig(enabled=True, policy=policy, budget_bytes=budget, min_tensor_bytes=least)
+    recompute = choice.choice(("auto", "only", "off"))
+    config = LMSConfig(
+        enabled=True, policy=policy, budget_bytes=budget, min_tensor_bytes=least, recompute=recompute
+    )
     decided = decide(step.graph, config, "CPU", None)
     plan = decided.plan
     assert plan.peak_bytes <= plan.peak_before_bytes or plan.policy != "budget" or plan.feasible
+    repeats = Repeats(decided.case.buffers, least)
+    if recompute != "off" and decided.graph is step.graph and repeats.candidates:  # whether it pays or not
+        count = choice.randint(1, len(repeats.candidates))
+        made = recomputed(repeats, choice.sample(repeats.candidates, count))
+        before = decided.plan.peak_before_bytes
+        decided = plan_recomputed(made, config, "CPU", None, decided.case.costs, before)
+    plan = decided.plan
     if plan.is_empty:
-        return copy, 0
-    sums = beginnings(Buffers.of(step.graph))
-    edits = write_plan(copy, step, plan, transport, decided.relocation, sums)
+        return copy, 0, 0
+    edits = write_decision(copy, step, decided, transport)
     validate(copy, table, outputs, edits.nodes, PLACE.kernels)
-    return copy, len(plan.swaps)
+    return copy, len(plan.swaps), plan.recomputed.ops if plan.recomputed else 0
 
 
 def run(graph_def: Any, fetches: list[str]) -> list[Any]:
@@ -156,11 +170,18 @@ def damaged(graph_def: Any, seed: int) -> Any:
 def main(first: int, count: int) -> dict[str, Any]:
     """Return by kind the seeds that went wrong, negative of damaged copies, and the tensors swapped."""
     transport = HostTransport(os.environ)
-    found: dict[str, Any] = {"differ": [], "racing": [], "refused": [], "faults": [], "swapped": 0}
+    found: dict[str, Any] = {
+        "differ": [],
+        "racing": [],
+        "refused": [],
+        "faults": [],
+        "swapped": 0,
+        "repeated": 0,
+    }
     for seed in range(first, first + count):
         graph_def, fetches = random_graph(seed)
         try:
-            copy, swapped = edited(graph_def, seed, transport, fetches)
+            copy, swapped, repeated = edited(graph_def, seed, transport, fetches)
         except RewriteError as error:
             found["refused"].append((seed, str(error)))
             continue
@@ -168,6 +189,7 @@ def main(first: int, count: int) -> dict[str, Any]:
             found["faults"].append((seed, f"{type(error).__name__}: {error}"))
             continue
         found["swapped"] += swapped
+        found["repeated"] += repeated
         before, after = run(graph_def, fetches), run(copy, fetches)
         if any(one.tobytes() != other.tobytes() for one, other in zip(before, after, strict=True)):
             found["racing" if racing_sums(graph_def, fetches) else "differ"].append(seed)

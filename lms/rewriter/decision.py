@@ -1,0 +1,33 @@
+"""Write what was decided for a step into the GraphDef that it was read from."""
+
+from dataclasses import replace
+from typing import Any
+
+from lms.ir.liveness import Buffers
+from lms.planner.host_operands import Decision
+from lms.planner.sum_order import beginnings, disturbed
+from lms.reader.step_reader import Step
+from lms.rewriter.repeats import write_repeats
+from lms.rewriter.writer import Edits, write_plan
+from lms.transports.base import Transport
+
+
+def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Transport) -> Edits:
+    """Edit ``graph_def``: first the ops that are repeated, then the plan for the graph with these.
+
+    Args:
+        graph_def: The graph that ``step`` was read from.
+        step: Its values, and the nodes behind them.
+        decided: A decision for ``step.graph``, or for one that differs from it in what may be swapped.
+        transport: How tensors leave and come back.
+
+    Raises:
+        RewriteError: If the decision does not fit the graph, which is of no use then.
+    """
+    buffers, known = Buffers.of(step.graph), len(graph_def.node)
+    sums, made = beginnings(buffers), decided.recomputation
+    if made is not None:
+        sums = {made.places[op]: slot for op, slot in {**disturbed(buffers, made), **sums}.items()}
+        step = write_repeats(graph_def, step, made)
+    edits = write_plan(graph_def, step, decided.plan, transport, decided.relocation, sums)
+    return replace(edits, nodes=tuple(node.name for node in list(graph_def.node)[known:]))
