@@ -39,6 +39,7 @@ FOREIGN_VARIABLES = frozenset(
             "RECEIPT_DIR",
             "RECEIPT_LINES",
             "RENDEZVOUS_PORT",
+            "CONTROL",
             "LINE_BUFFERED",
             "EXPECT",
             "REPLAN",
