@@ -42,11 +42,22 @@ class JobLoop:
         children: Children,
         files: JobFiles,
         render_receipts: Callable[[Sequence[RankReceipt]], str],
-        front: int,
+        above: tuple[int, int],
         passed: set[signal.Signals],
     ) -> None:
+        """Take a job.
+
+        Args:
+            plan: What to start.
+            options: How to supervise it.
+            children: What is started.
+            files: What the job has on disk.
+            render_receipts: Makes the table of receipts.
+            above: A pipe that ends when the front does, and the guard, our parent.
+            passed: The signals that the front passes on.
+        """
         self._plan, self._options, self._children, self._files = plan, options, children, files
-        self._front, self._handled = front, {*passed, signal.SIGTERM, signal.SIGCHLD}
+        (self._front, self._guard), self._handled = above, {*passed, signal.SIGTERM, signal.SIGCHLD}
         self._pids: dict[int, int] = {}
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
@@ -130,6 +141,8 @@ class JobLoop:
         ready = poll(self._readable(wakeup), self._writable(), self._next_due())
         if wakeup in ready:
             self._take_notice(os.read(wakeup, 4096))
+        if self._front in ready:
+            self._front_is_gone()
         for stream in self._streams:
             if stream.open and stream.fd in ready:
                 stream.pump()
@@ -149,7 +162,8 @@ class JobLoop:
         if self._rendezvous.fileno() >= 0:
             fds.append(self._rendezvous.fileno())
         channel = self._children.channel
-        return [wakeup, *fds, *(channel.filenos() if channel is not None else ())]
+        above = [self._front] if self._front >= 0 else []
+        return [wakeup, *above, *fds, *(channel.filenos() if channel is not None else ())]
 
     def _writable(self) -> list[int]:
         return [console.sink.fd for console in self._consoles() if console.sink.waiting]
@@ -189,11 +203,16 @@ class JobLoop:
         for number in numbers:
             if number in _FORWARDED:
                 self._end.pass_on(_FORWARDED[signal.Signals(number)])
-            elif number in _ENDING and os.getppid() == self._front:
+            elif number in _ENDING and os.getppid() == self._guard:
                 self._end.take_ending_signal(number)
-        if os.getppid() != self._front:
+        if os.getppid() != self._guard:
             self._end.hurry()
         self._reap()
+
+    def _front_is_gone(self) -> None:
+        os.close(self._front)
+        self._front = -1
+        self._end.hurry()
 
     def _reap(self) -> None:
         numbers = {pid: number for number, pid in self._pids.items()}
@@ -354,9 +373,12 @@ class JobLoop:
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
         while console.sink.waiting:
-            ready = poll([wakeup], [console.sink.fd], 0 if self._end.hurried else None)
+            watched = [wakeup, self._front] if self._front >= 0 else [wakeup]
+            ready = poll(watched, [console.sink.fd], 0 if self._end.hurried else None)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
+            if self._front in ready:
+                self._front_is_gone()
             if console.sink.fd in ready:
                 self._pump_sinks({console.sink.fd})
             elif self._end.hurried:

@@ -114,3 +114,23 @@ def test_the_others_have_their_time_when_a_rank_fails(
     assert names(tmp_path, "saved") == ["saved-0"], err.decode()
     assert "rank 1 on " in err.decode().splitlines()[-1]
     assert_nothing_left(tmp_path)
+
+
+def test_nothing_survives_when_lmsrun_is_killed(
+    launcher: tuple[list[str], list[str], Mapping[str, str]], tmp_path: Path
+) -> None:
+    """Front and supervisor at once, as ``pkill -9 lmsrun`` does."""
+    job = start(launcher, tmp_path, "wait")
+    wait_until(lambda: len(names(tmp_path, "ready")) == 2, "the ranks are ready", 60)
+    front = int((tmp_path / "pid").read_text())
+    guard = only_child(front)
+    for pid in (front, only_child(guard)):
+        os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=60)
+    wait_until(lambda: not Path(f"/proc/{guard}").exists(), "the guard is gone", 30)
+    assert_nothing_left(tmp_path)
+
+
+def only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
