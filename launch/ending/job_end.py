@@ -111,10 +111,9 @@ class JobEnd:
     @property
     def over(self) -> bool:
         """Whether nothing of the job runs any more, or all has been tried."""
-        given_up = self._termination.given_up
-        if self._launcher_runs:
-            return given_up or (self._launcher_end is not None and self._launcher_end.given_up)
-        return given_up or not self._running
+        if self._running and not self._termination.given_up:
+            return False
+        return not self._launcher_runs or (self._launcher_end is not None and self._launcher_end.given_up)
 
     @property
     def due(self) -> float | None:
@@ -205,6 +204,8 @@ class JobEnd:
     def advance(self) -> None:
         """Do what is due."""
         self._termination.advance()
+        if self._termination.given_up:
+            self._end_launcher()
         if self._launcher_end is not None:
             self._launcher_end.advance()
 
@@ -243,9 +244,10 @@ class JobEnd:
 
     def _end_launcher(self) -> None:
         """Let the launcher end, once all of its ranks have; one that does not is made to."""
-        if not self._launcher_runs or self._is_elastic or self._running:
+        if not self._launcher_runs:
             return
-        if self._expected <= self.statuses.keys() or self._termination.is_set:
+        all_ended = self._expected <= self.statuses.keys() or self._termination.is_set
+        if self._termination.given_up or (all_ended and not self._running and not self._is_elastic):
             self._orders.let_go()
             if self._launcher_end is None:
                 self._launcher_end = Termination(_LAUNCHER_HAS_S, self._orders.signal_launcher, self._clock)

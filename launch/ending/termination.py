@@ -38,7 +38,7 @@ class Termination:
     @property
     def due(self) -> float | None:
         """When something is to be done next, by the clock."""
-        return self._steps[0][0] if self._steps else None
+        return self._steps[0][0] if self._steps and not self.given_up else None
 
     @property
     def given_up(self) -> bool:
