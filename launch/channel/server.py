@@ -14,6 +14,7 @@ _BACKLOG = 1024
 _MAX_STRANGERS = 64
 """Connections that have not said yet who they are."""
 _MAX_STATUS = 1 << 16
+_MAX_PID = 1 << 22
 
 
 class _Connection:
@@ -24,13 +25,18 @@ class _Connection:
 
 
 class RankChannel:
-    """Listens for ranks, and tells them what to do. Use one a job."""
+    """Listens for ranks, and tells them what to do. Use one a job.
+
+    Attributes:
+        programs: The processes of ranks' programs, of those that run on this host.
+    """
 
     def __init__(self, job_id: str, world_size: int, grace_s: float) -> None:
         self._job_id, self._world_size, self._grace_s = job_id, world_size, grace_s
         self._listening: list[socket.socket] = []
         self._connections: dict[int, _Connection] = {}
         self._ranks: dict[int, _Connection] = {}
+        self.programs: dict[int, int] = {}
 
     def listen_here(self, folder: Path) -> str:
         """Listen on a socket in a private folder; returns where ranks find it."""
@@ -120,6 +126,9 @@ class RankChannel:
     def _take(self, connection: _Connection, message: dict[str, object]) -> Event | None:
         if connection.rank is None:
             return self._welcome(connection, message)
+        program = to_count(message.get("program"), _MAX_PID)
+        if program and connection.socket.family == socket.AF_UNIX:
+            self.programs[connection.rank] = program
         if message.get("ending") is True:
             return Ending(connection.rank)
         status = to_count(message.get("ended"), _MAX_STATUS)

@@ -114,6 +114,8 @@ def _keep(
         if program == 0:
             _become(argv, environ, parent, mask, tees, passed)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if supervisor is not None:
+            supervisor.tell({"program": program})
         for tee in tees:
             tee.start()
         keeper = Keeper(program, tees, supervisor, starter, alarm)

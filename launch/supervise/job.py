@@ -35,6 +35,10 @@ class JobOptions:
     """``strict`` ends the job on a rank whose binding is not verified; ``off`` expects none."""
     receipt_timeout_s: float = 120.0
     """When to print the receipts that have arrived, if some rank never calls ``hvd.init()``."""
+    stall_timeout_s: float = 60.0
+    """How long no rank may print anything before it is told who waits for whom; 0: for ever."""
+    stall_kill: bool = False
+    """Whether a job that stands still for so long is ended."""
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from launch.channel.events import Ended, Ending, Joined, Lost
 from launch.ending.job_end import JobEnd, Verdict
+from launch.ending.stall import StallWatch, name_culprits
 from launch.model.idset import format_ids
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt, read_leaving_before
@@ -19,9 +20,14 @@ from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.rendezvous import Rendezvous, horovod_installed
 from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
 from launch.system.exit_status import describe_rank, describe_status, signal_name
+from launch.system.process_load import Load, read_load
 from launch.system.process_tree import signal_group, sweep
 
 _SWEEP_LIMIT_S = 5.0
+_QUIET_S = 10.0
+"""How long after the last output ranks that wait for another wait for something that goes wrong."""
+_STALLED = 124
+"""The code of a job that was ended because it stood still, as ``timeout`` has it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = {
     signal.SIGUSR1: signal.SIGUSR1,
@@ -64,6 +70,9 @@ class JobLoop:
         self._has_launcher = options.command is not None
         grace_s, elastic = options.grace_period_s, children.elastic
         self._end = JobEnd(plan.world_size, self, grace_s, time.monotonic, self._has_launcher, elastic)
+        self._stall = StallWatch(options.stall_timeout_s, time.monotonic)
+        self._culprits = ""
+        self._is_held = False
         self._receipts = ReceiptDisplay(plan, options, children, files, render_receipts, self._err)
         self._notes: list[str] = []
         self._whys: dict[int, str] = {}
@@ -146,6 +155,7 @@ class JobLoop:
         for stream in self._streams:
             if stream.open and stream.fd in ready:
                 stream.pump()
+                self._stall.progress()
                 self._check_file(stream)
         self._pump_sinks(ready)
         if self._rendezvous.fileno() in ready:
@@ -155,6 +165,7 @@ class JobLoop:
             self._note(self._notes.pop(0))
         self._look_at_receipts()
         self._end_waiting_in_vain()
+        self._look_for_stall()
         self._end.advance()
 
     def _readable(self, wakeup: int) -> list[int]:
@@ -172,7 +183,7 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        due = [when for when in (self._end.due, self._receipts.due) if when is not None]
+        due = [when for when in (self._end.due, self._receipts.due, self._stall.due) if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -202,8 +213,11 @@ class JobLoop:
     def _take_notice(self, numbers: bytes) -> None:
         for number in numbers:
             if number in _FORWARDED:
+                self._stall.progress()
+                self._is_held = number == signal.SIGTSTP or (self._is_held and number != signal.SIGCONT)
                 self._end.pass_on(_FORWARDED[signal.Signals(number)])
             elif number in _ENDING and os.getppid() == self._guard:
+                self._culprits = self._culprits or self._name_culprits()
                 self._end.take_ending_signal(number)
         if os.getppid() != self._guard:
             self._end.hurry()
@@ -274,6 +288,31 @@ class JobLoop:
                 self._end.end(Verdict(1, line), signal.SIGTERM)
                 return
 
+    def _look_for_stall(self) -> None:
+        """Say that the job stands still, or end it, as was asked."""
+        if self._is_held or self._end.is_ending or self._children.elastic:
+            return
+        line = self._stall.look(self._read_loads, self._end.running, self._rendezvous.arrived)
+        if line is None:
+            return
+        if self._options.stall_kill:
+            self._end.end(Verdict(_STALLED, line), signal.SIGTERM)
+        else:
+            self._note(f"warning: {line}")
+
+    def _read_loads(self) -> dict[int, Load]:
+        """What the ranks that can be seen from here are at."""
+        pids = self._pids if self._children.channel is None else self._children.channel.programs
+        found = {rank: read_load(pid) for rank, pid in pids.items() if rank in self._end.running}
+        return {rank: load for rank, load in found.items() if load is not None}
+
+    def _name_culprits(self, failed: int | None = None) -> str:
+        """Name the ranks that others wait for; in ``hvd.init()`` only when that goes wrong."""
+        arrived = self._rendezvous.arrived
+        is_clear = failed in arrived if failed is not None else self._stall.quiet_s > _QUIET_S
+        ranks = self._end.running | ({failed} if failed is not None else set())
+        return name_culprits(ranks, self._read_loads(), arrived if is_clear else set())
+
     # Orders of ``JobEnd``
 
     def signal_rank(self, rank: int, number: int) -> None:
@@ -303,6 +342,7 @@ class JobLoop:
 
     def explain_end(self, rank: int, status: int) -> str:
         """See ``Orders``."""
+        self._culprits = self._culprits or self._name_culprits(rank)
         return self._whys.get(rank, "") + self._children.explain(rank, status, self._files)
 
     def find_leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
@@ -333,7 +373,8 @@ class JobLoop:
         verdict = self._ask_for_first_failure(self._end.verdict)
         if verdict is not None:
             if verdict.line:
-                self._note(verdict.line + self._say_left_early(verdict.rank))
+                culprits = f"; {self._culprits}" if self._culprits else ""
+                self._note(verdict.line + self._say_left_early(verdict.rank) + culprits)
             return verdict.exit_code
         if self._end.signalled is not None:
             self._note(f"ended by {signal_name(self._end.signalled)}")

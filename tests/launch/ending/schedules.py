@@ -46,7 +46,7 @@ class Schedule:
     """One job's life. It is also what carries out the orders."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - replayable, not secret
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.number = 0
