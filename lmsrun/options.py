@@ -40,6 +40,7 @@ FOREIGN_VARIABLES = frozenset(
             "RECEIPT_LINES",
             "RENDEZVOUS_PORT",
             "CONTROL",
+            "FAILURE_FILE",
             "LINE_BUFFERED",
             "EXPECT",
             "REPLAN",

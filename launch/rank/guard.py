@@ -136,6 +136,7 @@ def _end_unreleased(environ: Mapping[str, str], rank: int, status: int, why: str
     """Tell the launcher how the program ended, for no supervisor has; returns the exit code."""
     code = exit_code_of(status)
     if code:
+        _write_down(environ, code)
         _report(environ, rank, describe_status(status) + why, code)
         abort_hydra(environ, code)
     return code
@@ -188,6 +189,21 @@ def _pass_on(child: int, number: int) -> None:
         os.kill(child, number)
     except ProcessLookupError:
         pass
+
+
+def _write_down(environ: Mapping[str, str], code: int) -> None:
+    """Leave the code in a file that a batch script has named, unless another rank was faster."""
+    path = environ.get("LMSRUN_FAILURE_FILE")
+    if not path:
+        return
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(fd, b"%d\n" % code)
+        os.close(fd)
+    except FileExistsError:
+        return
+    except OSError as error:
+        os.write(2, f"lmsrun: cannot write {path}: {error.strerror}\n".encode(errors="replace"))
 
 
 def _report(environ: Mapping[str, str], rank: int, how: str, code: int) -> None:
