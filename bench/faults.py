@@ -212,6 +212,8 @@ class Run:
             (self.folder / f"order-{self.victim}").write_text(str(self.code))
         if kind.to_rank is not None:
             _kill(pids[self.victim], kind.to_rank)
+        while kind.to_rank == signal.SIGSTOP and not _is_stopped(pids[self.victim]):
+            time.sleep(0.01)  # The kernel stops a process when it runs next.
         for number in kind.signals:
             _kill(front, number)
             end = time.monotonic() + 10
@@ -278,6 +280,10 @@ def only_child(pid: int) -> int:
     """The only child of a process."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _kill(pid: int, number: int) -> None:

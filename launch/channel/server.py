@@ -102,8 +102,10 @@ class RankChannel:
                 accepted, _ = listening.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise
-                return  # Whoever knocked is gone again.
+                    # Those for whom there is no room are their launcher's alone.
+                    self._listening.remove(listening)
+                    listening.close()
+                return  # Else whoever knocked is gone again.
             accepted.setblocking(False)
             strangers = [each for each in self._connections.values() if each.rank is None]
             if len(strangers) >= _MAX_STRANGERS:

@@ -60,7 +60,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         JobError: If the job could not be set up; nothing was started.
     """
     children = choose_children(plan, options)
-    files = open_job(children.names, options)
+    files = open_job(children.names, options, 0 if options.command is None else plan.world_size)
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal that was being ignored (nohup, a shell's background job) stays ignored.
