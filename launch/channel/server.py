@@ -15,6 +15,7 @@ _MAX_STRANGERS = 64
 """Connections that have not said yet who they are."""
 _MAX_STATUS = 1 << 16
 _MAX_PID = 1 << 22
+_MAX_RANKS = 1 << 20
 
 
 class _Connection:
@@ -31,8 +32,9 @@ class RankChannel:
         programs: The processes of ranks' programs, of those that run on this host.
     """
 
-    def __init__(self, job_id: str, world_size: int, grace_s: float) -> None:
+    def __init__(self, job_id: str, world_size: int, grace_s: float, is_elastic: bool = False) -> None:
         self._job_id, self._world_size, self._grace_s = job_id, world_size, grace_s
+        self._is_elastic = is_elastic
         self._listening: list[socket.socket] = []
         self._connections: dict[int, _Connection] = {}
         self._ranks: dict[int, _Connection] = {}
@@ -141,7 +143,10 @@ class RankChannel:
         return Ended(connection.rank, status, why if isinstance(why, str) else "")
 
     def _welcome(self, connection: _Connection, message: dict[str, object]) -> Joined | None:
-        rank = to_count(message.get("rank"), self._world_size)
+        rank = to_count(message.get("rank"), _MAX_RANKS if self._is_elastic else self._world_size)
+        if self._is_elastic and rank in self._ranks:
+            # Numbers change hands there: one that joins may begin with that of one that has another now.
+            rank = max(self._ranks) + 1
         known = hmac.compare_digest(str(message.get("job")).encode(), self._job_id.encode())
         if not known or rank is None or rank in self._ranks:
             self._drop(connection)

@@ -50,6 +50,7 @@ class Keeper:
         self._all_tees = tees
         self._status: int | None = None
         self._grace_s = 0.0
+        self._is_welcome = False
         self._kill_at: float | None = None
         self._senders: dict[int, str] = {}
         self._may_go = False
@@ -136,12 +137,16 @@ class Keeper:
         for message in supervisor.receive():
             grace_s, number = message.get("grace_s"), to_count(message.get("signal"), signal.NSIG)
             if isinstance(grace_s, (int, float)):
-                self._grace_s = float(grace_s)
+                self._grace_s, self._is_welcome = float(grace_s), True
             if number:
                 self._pass_on(number, "supervisor")
             self._may_go = self._may_go or message.get("leave") is True
-        if not supervisor.open and not self._may_go:
+        if supervisor.open or self._may_go:
+            return
+        if self._is_welcome:
             self._kill()  # It was killed, and nothing of its job is to survive it.
+        else:
+            self._supervisor = None  # It has no room for us, or takes us for somebody else.
 
     def _take_over(self) -> None:
         """Go on without what the launcher has started: it was killed, so the job is being ended."""

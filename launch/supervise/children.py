@@ -125,7 +125,7 @@ class ForeignLauncher:
         """See ``Children``."""
         from launch.channel.server import RankChannel  # Jobs of our own ranks need no sockets and hashes.
 
-        self.channel = RankChannel(files.job_id, len(self._ranks), self._options.grace_period_s)
+        self.channel = RankChannel(files.job_id, len(self._ranks), self._options.grace_period_s, self.elastic)
         hosts = dict.fromkeys(rank.host for rank in self._ranks)
         if self._command.only_here:
             address = self.channel.listen_here(files.receipt_dir)
@@ -142,7 +142,10 @@ class ForeignLauncher:
 
     def describe(self, rank: int | None) -> str:
         """See ``Children``."""
-        return self._name if rank is None else describe_rank(self._ranks[rank])
+        if rank is None:
+            return self._name
+        # An elastic job may have more ranks than it was planned with.
+        return describe_rank(self._ranks[rank]) if rank < len(self._ranks) else f"rank {rank}"
 
     def explain(self, rank: int, status: int, files: JobFiles) -> str:
         """See ``Children``."""

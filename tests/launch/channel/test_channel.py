@@ -18,8 +18,8 @@ JOB = "5ec7e7"
 class Listening:
     """A channel for two ranks, served when asked."""
 
-    def __init__(self, folder: Path, over_tcp: bool) -> None:
-        self.channel = RankChannel(JOB, 2, 4.5)
+    def __init__(self, folder: Path, over_tcp: bool, is_elastic: bool = False) -> None:
+        self.channel = RankChannel(JOB, 2, 4.5, is_elastic)
         address = self.channel.listen_for(["localhost"]) if over_tcp else self.channel.listen_here(folder)
         self.environ = {VARIABLE: address, "LMSRUN_JOB_ID": JOB}
         self.events: list[Event] = []
@@ -84,6 +84,14 @@ def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
     wait_until(lambda: bool(listening.serve()) and not _is_open(second), "it is sent away", 10)
     first.tell({"ended": 0})
     assert listening.heard(2) == [Joined(0), Ended(0, 0, "")]
+
+
+def test_elastic_ranks_may_begin_with_a_number_that_another_had(tmp_path: Path) -> None:
+    listening = Listening(tmp_path, over_tcp=False, is_elastic=True)
+    ranks = [listening.join(number) for number in (0, 0, 7)]
+    assert listening.heard(3) == [Joined(0), Joined(1), Joined(7)]
+    assert all(_is_open(rank) for rank in ranks)
+    listening.channel.close()
 
 
 @pytest.mark.parametrize("said", [b"{\n", b"[]\n", b"x" * 9000, b'{"rank": true}\n', b"\xff\n"])

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -206,3 +207,20 @@ def test_another_users_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a link of another user"):
         open_output(link)
     assert (tmp_path / "precious").read_text() == "old"
+
+
+def test_a_rank_that_no_supervisor_takes_runs_by_itself(tmp_path: Path) -> None:
+    """It knocks, and is sent away: an end of the connection without a welcome is nobody's death."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "control"))
+        door.listen()
+        go = str(tmp_path / "go")
+        source = f"import os, time\nwhile not os.path.exists({go!r}): time.sleep(0.01)\nprint('on')"
+        environ = environ_with(tmp_path, LMSRUN_CONTROL=str(tmp_path / "control"))
+        job = subprocess.Popen(
+            argv_of(source), env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        door.accept()[0].close()
+        (tmp_path / "go").touch()
+        assert job.communicate(timeout=60)[0] == b"on\n"
+        assert job.returncode == 0
