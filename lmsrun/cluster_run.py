@@ -60,6 +60,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
             files_dir=new_files_dir(resolved.environ),
         )
     )
+    command = replace(command, only_here=place.only_here)
     warnings = (*planned.warnings, *resolved.warnings, *_say_idle(place, shares))
     plan = LaunchPlan(
         request.world_size,

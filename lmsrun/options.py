@@ -39,6 +39,8 @@ FOREIGN_VARIABLES = frozenset(
             "RECEIPT_DIR",
             "RECEIPT_LINES",
             "RENDEZVOUS_PORT",
+            "CONTROL",
+            "FAILURE_FILE",
             "LINE_BUFFERED",
             "EXPECT",
             "REPLAN",
@@ -126,6 +128,15 @@ class LaunchOptions(ClusterSettings):
         parse=real_number(0, 86400),
         metavar="S",
     )
+    stall_timeout: float = option(
+        60.0,
+        "stall-timeout",
+        "seconds without output or use of the CPU after which it is told who waits for whom; 0: never",
+        JOB,
+        parse=real_number(0, 86400),
+        metavar="S",
+    )
+    stall_kill: bool = switch(False, "stall-kill", "end a job that stands still so long, with code 124", JOB)
     output_dir: str | None = option(
         None,
         "output-dir",

@@ -27,10 +27,14 @@ class Job:
     stderr: bytes = b""
 
     @property
+    def guard(self) -> int:
+        """The process that outlives a kill by name: the front's only child."""
+        return _only_child(self.process.pid)
+
+    @property
     def supervisor(self) -> int:
-        """The process that owns the ranks: the front's only child."""
-        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(child)
+        """The process that owns the ranks: the guard's only child."""
+        return _only_child(self.guard)
 
     @property
     def last_line(self) -> str:
@@ -67,6 +71,11 @@ class Job:
                 except OSError:
                     continue
         return found
+
+
+def _only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 @dataclass

@@ -81,14 +81,19 @@ LMS = {
 LAUNCH = {
     "model": set(),
     "system": {"model"},
+    "channel": {"model"},
+    "ending": {"model", "system"},
     "discover": {"model"},
     "receipts": {"model"},
     "plan_host": {"model"},
     "installed": {"model", "plan_host", "system"},
     "cluster": {"model", "plan_host"},
     "backends": {"cluster", "installed", "model", "plan_host", "system"},
-    "supervise": {"cluster", "discover", "model", "receipts", "system"},
-    "rank": {"cluster", "discover", "installed", "model", "plan_host", "receipts", "supervise", "system"},
+    "supervise": {"channel", "cluster", "discover", "ending", "model", "receipts", "system"},
+    "rank": {
+        *("channel", "cluster", "discover", "installed", "model", "plan_host", "receipts"),
+        *("supervise", "system"),
+    },
     "preflight": {"discover", "model", "plan_host", "rank", "receipts", "system"},
 }
 

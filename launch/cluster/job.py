@@ -60,6 +60,8 @@ class Command:
     """Whether ranks meet over our own rendezvous, because Horovod is linked with another MPI than this."""
     elastic: bool = False
     """Whether ranks come and go."""
+    only_here: bool = True
+    """Whether every rank runs on this host."""
     warnings: tuple[str, ...] = ()
 
 

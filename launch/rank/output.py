@@ -7,10 +7,9 @@ parent, stands in between: every byte goes on to the launcher's stream and into 
 import fcntl
 import os
 import select
-import signal
 import sys
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from launch.model.errors import UsageError
 from launch.receipts.lines import ReceiptSieve
@@ -41,6 +40,12 @@ class Tee:
     def start(self) -> None:
         """In the parent: from now on only the program holds the pipe's other end."""
         os.close(self._sink)
+
+    def leave(self) -> None:
+        """In whoever has nothing to do with it: hold neither end."""
+        os.close(self.source)
+        os.close(self._sink)
+        os.close(self._file_fd)
 
     def pump(self, most: int = _CHUNK) -> int:
         """Read once and pass it on; returns how many bytes, 0 at the end of the stream."""
@@ -93,36 +98,6 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
             "choose another --output-dir"
         ) from error
     return tees
-
-
-def watch_children() -> int:
-    """Have the end of a child arrive as a byte; returns the descriptor to read. Call before the fork."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reading
-
-
-def carry(child: int, tees: Sequence[Tee], alarm: int) -> None:
-    """Pass output on until the child has ended, whose status stays to be waited for."""
-    open_tees = {tee.source: tee for tee in tees}
-    poller = select.poll()
-    for fd in (alarm, *open_tees):
-        poller.register(fd, select.POLLIN)
-    while not _has_ended(child):
-        for fd, _ in poller.poll():
-            if fd == alarm:
-                os.read(alarm, 512)
-            elif not open_tees[fd].pump():
-                poller.unregister(fd)
-                del open_tees[fd]
-    for tee in open_tees.values():
-        tee.drain()
-
-
-def _has_ended(child: int) -> bool:
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _count_waiting(pipe: int) -> int:

@@ -35,7 +35,7 @@ _ROOT = os.path.realpath(__file__).rsplit(os.sep, 3)[0]
 BOOTSTRAP = os.path.join(_ROOT, "lms", "bootstrap")
 _HOST_LIMIT = "TF_GPU_HOST_MEM_LIMIT_IN_MB"
 _POLICIES: tuple[MemPolicy, ...] = ("bind", "preferred", "preferred-many", "none")
-_STAYS_FOR = ("PMI_FD", "LMSRUN_RECEIPT_LINES", "LMSRUN_RANK_OUTPUT")
+_STAYS_FOR = ("PMI_FD", "SLURM_PROCID", "LMSRUN_CONTROL", "LMSRUN_RECEIPT_LINES", "LMSRUN_RANK_OUTPUT")
 """Variables of ranks whose shim may have to stay beside its program."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a program that is not there, or cannot be run."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from launch.channel.messages import VARIABLE
 from launch.model.plan import LaunchPlan, RankPlan
 from launch.receipts.judge import Failure, Stages, adopt_binding, read_first_failure, read_receipts
 from launch.supervise.job import JobFiles, JobOptions
@@ -15,6 +16,7 @@ from launch.supervise.streams import Sieve
 from launch.system.exit_status import describe_rank, explain_crash
 
 if TYPE_CHECKING:
+    from launch.channel.server import RankChannel
     from launch.cluster.job import Command
 
 
@@ -38,6 +40,8 @@ class Children(Protocol):
     """Whether lines of several children meet on one console, and so are kept whole and tagged."""
     elastic: bool
     """Whether ranks come and go."""
+    channel: "RankChannel | None"
+    """The way to ranks that a launcher starts, once they are prepared; None: they are our children."""
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
         """Yield every child, ready to be started."""
@@ -45,17 +49,11 @@ class Children(Protocol):
     def open_sieve(self, files: JobFiles) -> Sieve | None:
         """Make what takes receipts out of a child's stream, where they travel there."""
 
-    def describe(self, number: int) -> str:
-        """Name a child for the last line of a job."""
+    def describe(self, rank: int | None) -> str:
+        """Name a rank, or (None) the launcher, for the last line of a job."""
 
-    def explain(self, number: int, status: int, files: JobFiles) -> str:
-        """Say what more is known of a failed child than its status, as the end of a sentence."""
-
-    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
-        """Tell the wait statuses of ranks that have ended from those of children."""
-
-    def is_over(self, statuses: Mapping[int, int]) -> bool:
-        """Say whether every rank is gone, whoever started it."""
+    def explain(self, rank: int, status: int, files: JobFiles) -> str:
+        """Say what more is known of a failed rank than its status, as the end of a sentence."""
 
     def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
         """Give the plan by which a rank's receipts are judged."""
@@ -74,6 +72,7 @@ class OwnRanks:
         self._ranks = {rank.rank: rank for rank in plan.ranks}
         self.names: Mapping[int, str] = {number: f"rank-{number}" for number in self._ranks}
         self.mixed = plan.world_size > 1
+        self.channel: RankChannel | None = None
         self._memory = read_memory_counters()
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
@@ -86,27 +85,19 @@ class OwnRanks:
     def open_sieve(self, files: JobFiles) -> None:
         """Leave receipts to the folder."""
 
-    def describe(self, number: int) -> str:
+    def describe(self, rank: int | None) -> str:
         """See ``Children``."""
-        return describe_rank(self._ranks[number])
+        return describe_rank(self._ranks[rank or 0])
 
-    def explain(self, number: int, status: int, files: JobFiles) -> str:
+    def explain(self, rank: int, status: int, files: JobFiles) -> str:
         """See ``Children``."""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            if memory := explain_memory(self._memory, read_memory_counters(), self._ranks[number]):
+            if memory := explain_memory(self._memory, read_memory_counters(), self._ranks[rank]):
                 return memory
-        receipts = read_receipts(files.receipt_dir, [number])[number]
+        receipts = read_receipts(files.receipt_dir, [rank])[rank]
         if "start" not in receipts:
             return "; its program had not started, the lines above say why"
         return explain_crash(status, self._options.environ, receipts.get("framework", {}))
-
-    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
-        """See ``Children``."""
-        return statuses
-
-    def is_over(self, statuses: Mapping[int, int]) -> bool:
-        """See ``Children``."""
-        return len(statuses) == len(self._ranks)
 
     def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
         """Keep the plan: it was carried out here."""
@@ -118,7 +109,7 @@ class OwnRanks:
 
 
 class ForeignLauncher:
-    """The one child is a launcher, which starts the ranks; of them we know what their receipts say."""
+    """The one child is a launcher, which starts the ranks; their keepers tell of them, and their receipts."""
 
     mixed = False  # It tags lines itself.
 
@@ -128,12 +119,20 @@ class ForeignLauncher:
         # It mixes its ranks' output before we see it; their own files are their shims' work.
         self.names: Mapping[int, str] = {0: "launcher"}
         self.elastic = command.elastic
+        self.channel: RankChannel | None = None
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
         """See ``Children``."""
-        yield Child(
-            0, self._command.argv, _launcher_environ(self._command, self._options, files, rendezvous.port)
-        )
+        from launch.channel.server import RankChannel  # Jobs of our own ranks need no sockets and hashes.
+
+        self.channel = RankChannel(files.job_id, len(self._ranks), self._options.grace_period_s, self.elastic)
+        hosts = dict.fromkeys(rank.host for rank in self._ranks)
+        if self._command.only_here:
+            address = self.channel.listen_here(files.receipt_dir)
+        else:
+            address = self.channel.listen_for(hosts)
+        environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
+        yield Child(0, self._command.argv, {**environ, VARIABLE: address})
 
     def open_sieve(self, files: JobFiles) -> Sieve:
         """See ``Children``."""
@@ -141,24 +140,17 @@ class ForeignLauncher:
 
         return ReceiptSieve(files.job_id, files.receipt_dir)
 
-    def describe(self, number: int) -> str:
+    def describe(self, rank: int | None) -> str:
         """See ``Children``."""
-        del number
-        return self._name
+        if rank is None:
+            return self._name
+        # An elastic job may have more ranks than it was planned with.
+        return describe_rank(self._ranks[rank]) if rank < len(self._ranks) else f"rank {rank}"
 
-    def explain(self, number: int, status: int, files: JobFiles) -> str:
-        """Leave it to the launcher, which has said what it knows."""
-        del number, status, files
-        return ""
-
-    def rank_statuses(self, statuses: Mapping[int, int]) -> Mapping[int, int]:
-        """Tell of none: the launcher's status is no rank's."""
-        del statuses
-        return {}
-
-    def is_over(self, statuses: Mapping[int, int]) -> bool:
+    def explain(self, rank: int, status: int, files: JobFiles) -> str:
         """See ``Children``."""
-        return bool(statuses)
+        framework = read_receipts(files.receipt_dir, [rank])[rank].get("framework", {})
+        return explain_crash(status, self._options.environ, framework)
 
     def take_in(self, rank: RankPlan, stages: Stages) -> RankPlan:
         """Take the binding that the rank has decided on its own machine."""

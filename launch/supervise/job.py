@@ -35,6 +35,10 @@ class JobOptions:
     """``strict`` ends the job on a rank whose binding is not verified; ``off`` expects none."""
     receipt_timeout_s: float = 120.0
     """When to print the receipts that have arrived, if some rank never calls ``hvd.init()``."""
+    stall_timeout_s: float = 60.0
+    """How long no rank may print anything before it is told who waits for whom; 0: for ever."""
+    stall_kill: bool = False
+    """Whether a job that stands still for so long is ended."""
     verbose: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit."""
@@ -58,18 +62,20 @@ class JobFiles:
     """The caller's limit of open files, which the ranks get back."""
 
 
-def open_job(names: Mapping[int, str], options: JobOptions) -> JobFiles:
+def open_job(names: Mapping[int, str], options: JobOptions, connections: int = 0) -> JobFiles:
     """Open the output files of a job and choose its receipts' folder, before anything is started.
 
     Args:
         names: Number -> name of the output files of each process that we start.
         options: The job's.
+        connections: How many ranks may come to talk; those for which there is no room do without.
 
     Raises:
         UsageError: If the output folder cannot be written.
         JobError: If too few files may be open.
     """
-    file_limit = _raise_file_limit(len(names) * (4 if options.output_dir is not None else 2) + _OTHER_FILES)
+    needed = len(names) * (4 if options.output_dir is not None else 2) + _OTHER_FILES
+    file_limit = _raise_file_limit(needed, needed + connections)
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
@@ -108,16 +114,18 @@ def restore_file_limit(files: JobFiles) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, files.file_limit)
 
 
-def _raise_file_limit(needed: int) -> tuple[int, int]:
-    """Let this process open as many files as it needs; returns the limit before."""
+def _raise_file_limit(needed: int, wanted: int) -> tuple[int, int]:
+    """Let this process open as many files as it wants, or at least needs; returns the limit before."""
     soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise JobError(
-                f"{hard} files may be open at once; needed {needed} for this job's pipes and files; "
-                "raise `ulimit -Hn`, or start fewer ranks"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise JobError(
+            f"{hard} files may be open at once; needed {needed} for this job's pipes and files; "
+            "raise `ulimit -Hn`, or start fewer ranks"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
     return before
 
 

@@ -6,8 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 
+from launch.channel.events import Ended, Ending, Joined, Lost
+from launch.ending.job_end import JobEnd, Verdict
+from launch.ending.stall import StallWatch, name_culprits
 from launch.model.idset import format_ids
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt, read_leaving_before
@@ -17,13 +19,15 @@ from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.rendezvous import Rendezvous, horovod_installed
 from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
-from launch.supervise.termination import Termination
-from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
+from launch.system.exit_status import describe_rank, describe_status, signal_name
+from launch.system.process_load import Load, read_load
 from launch.system.process_tree import signal_group, sweep
 
 _SWEEP_LIMIT_S = 5.0
-_SUSPECTS_HAVE_S = 3.0
-"""How long a rank that began to exit before the one that failed may take to say its own exit code."""
+_QUIET_S = 10.0
+"""How long after the last output ranks that wait for another wait for something that goes wrong."""
+_STALLED = 124
+"""The code of a job that was ended because it stood still, as ``timeout`` has it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = {
     signal.SIGUSR1: signal.SIGUSR1,
@@ -32,16 +36,6 @@ _FORWARDED = {
     signal.SIGCONT: signal.SIGCONT,
 }
 _TAG_COLOURS = (36, 33, 32, 35, 34, 31)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Why the job ends, decided by the first thing that goes wrong."""
-
-    exit_code: int
-    line: str
-    child: int | None = None
-    """The child of ours whose end it is."""
 
 
 class JobLoop:
@@ -54,23 +48,34 @@ class JobLoop:
         children: Children,
         files: JobFiles,
         render_receipts: Callable[[Sequence[RankReceipt]], str],
-        front: int,
+        above: tuple[int, int],
         passed: set[signal.Signals],
     ) -> None:
+        """Take a job.
+
+        Args:
+            plan: What to start.
+            options: How to supervise it.
+            children: What is started.
+            files: What the job has on disk.
+            render_receipts: Makes the table of receipts.
+            above: A pipe that ends when the front does, and the guard, our parent.
+            passed: The signals that the front passes on.
+        """
         self._plan, self._options, self._children, self._files = plan, options, children, files
-        self._front, self._handled = front, {*passed, signal.SIGTERM, signal.SIGCHLD}
-        self._running: dict[int, Child] = {}
-        self._statuses: dict[int, int] = {}
+        (self._front, self._guard), self._handled = above, {*passed, signal.SIGTERM, signal.SIGCHLD}
+        self._pids: dict[int, int] = {}
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
-        self._ending: Ending | None = None
-        self._childs_ending: Ending | None = None
-        self._signalled: int | None = None
-        self._interrupts = 0
-        self._termination = Termination(options.grace_period_s, self._end_ranks)
-        self._suspects: frozenset[int] = frozenset()
+        self._has_launcher = options.command is not None
+        grace_s, elastic = options.grace_period_s, children.elastic
+        self._end = JobEnd(plan.world_size, self, grace_s, time.monotonic, self._has_launcher, elastic)
+        self._stall = StallWatch(options.stall_timeout_s, time.monotonic)
+        self._culprits = ""
+        self._is_held = False
         self._receipts = ReceiptDisplay(plan, options, children, files, render_receipts, self._err)
         self._notes: list[str] = []
+        self._whys: dict[int, str] = {}
 
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
@@ -83,7 +88,7 @@ class JobLoop:
                 "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
             )
         gc.enable()
-        while self._running and not self._termination.given_up:
+        while not self._end.over:
             self._turn(wakeup)
         return self._finish(wakeup)
 
@@ -112,10 +117,13 @@ class JobLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(out[1])
         os.close(err[1])
-        self._running[pid] = child
+        self._pids[child.number] = pid
+        if not self._has_launcher:
+            self._end.rank_started(child.number)
         self._add_stream(child.number, "stdout", out[0], self._out)
         self._add_stream(child.number, "stderr", err[0], self._err)
-        self._note_if_verbose(f"{self._children.describe(child.number)} is process {pid}")
+        described = self._children.describe(None if self._has_launcher else child.number)
+        self._note_if_verbose(f"{described} is process {pid}")
 
     def _add_stream(self, number: int, name: str, fd: int, console: Console) -> None:
         os.set_blocking(fd, False)
@@ -142,24 +150,31 @@ class JobLoop:
         ready = poll(self._readable(wakeup), self._writable(), self._next_due())
         if wakeup in ready:
             self._take_notice(os.read(wakeup, 4096))
+        if self._front in ready:
+            self._front_is_gone()
         for stream in self._streams:
             if stream.open and stream.fd in ready:
                 stream.pump()
+                self._stall.progress()
                 self._check_file(stream)
         self._pump_sinks(ready)
         if self._rendezvous.fileno() in ready:
             self._rendezvous.serve()
+        self._hear_ranks(ready)
         while self._notes:
             self._note(self._notes.pop(0))
         self._look_at_receipts()
         self._end_waiting_in_vain()
-        self._termination.advance()
+        self._look_for_stall()
+        self._end.advance()
 
     def _readable(self, wakeup: int) -> list[int]:
         fds = [stream.fd for stream in self._streams if stream.open and not stream.console.sink.full]
         if self._rendezvous.fileno() >= 0:
             fds.append(self._rendezvous.fileno())
-        return [wakeup, *fds]
+        channel = self._children.channel
+        above = [self._front] if self._front >= 0 else []
+        return [wakeup, *above, *fds, *(channel.filenos() if channel is not None else ())]
 
     def _writable(self) -> list[int]:
         return [console.sink.fd for console in self._consoles() if console.sink.waiting]
@@ -168,7 +183,7 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        due = [when for when in (self._termination.due, self._receipts.due) if when is not None]
+        due = [when for when in (self._end.due, self._receipts.due, self._stall.due) if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -180,9 +195,10 @@ class JobLoop:
             if error is None:
                 continue
             if console.sink.closed_by_reader:
-                self._end(Ending(128 + signal.SIGPIPE, ""), signal.SIGTERM)
+                self._end.end(Verdict(128 + signal.SIGPIPE, ""), signal.SIGTERM)
             else:
-                self._end(Ending(1, f"cannot write the ranks' output: {error.strerror}"), signal.SIGTERM)
+                line = f"cannot write the ranks' output: {error.strerror}"
+                self._end.end(Verdict(1, line), signal.SIGTERM)
 
     def _check_file(self, stream: RankStream) -> None:
         if stream.file_error is not None and stream.file_fd is not None:
@@ -192,43 +208,28 @@ class JobLoop:
             os.close(stream.file_fd)
             stream.file_fd = None
 
-    # Signals and endings
+    # Events
 
     def _take_notice(self, numbers: bytes) -> None:
         for number in numbers:
             if number in _FORWARDED:
-                self._signal_ranks(_FORWARDED[signal.Signals(number)])
-            elif number in _ENDING:
-                self._take_ending_signal(number)
-        if os.getppid() != self._front:
-            self._termination.hurry()
+                self._stall.progress()
+                self._is_held = number == signal.SIGTSTP or (self._is_held and number != signal.SIGCONT)
+                self._end.pass_on(_FORWARDED[signal.Signals(number)])
+            elif number in _ENDING and os.getppid() == self._guard:
+                self._culprits = self._culprits or self._name_culprits()
+                self._end.take_ending_signal(number)
+        if os.getppid() != self._guard:
+            self._end.hurry()
         self._reap()
 
-    def _take_ending_signal(self, number: int) -> None:
-        if os.getppid() != self._front:
-            return
-        self._suspects = frozenset()
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
-            self._termination.hurry()
-        elif self._signalled is None:
-            self._signalled = number
-            self._begin_to_end(number)
-        else:
-            self._signal_ranks(number)
-
-    def _begin_to_end(self, number: int) -> None:
-        if self._termination.is_set:
-            # A termination that has begun keeps its deadline.
-            self._note(f"{signal_name(number)}: passed on to the ranks, which are being ended already")
-            self._signal_ranks(number)
-            return
-        self._note(
-            f"{signal_name(number)}: passed on to the ranks; they have {self._options.grace_period_s:g} s"
-        )
-        self._termination.set(number)
+    def _front_is_gone(self) -> None:
+        os.close(self._front)
+        self._front = -1
+        self._end.hurry()
 
     def _reap(self) -> None:
+        numbers = {pid: number for number, pid in self._pids.items()}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -236,91 +237,132 @@ class JobLoop:
                 return
             if pid == 0:
                 return
-            child = self._running.pop(pid, None)
-            if child is not None:
-                self._child_ended(child.number, status)
+            if pid in numbers:
+                self._child_ended(numbers[pid], status)
 
     def _child_ended(self, number: int, status: int) -> None:
-        self._statuses[number] = status
-        how = f"{self._children.describe(number)} {describe_status(status)}"
-        self._note_if_verbose(how)
-        was_suspect = self._clear_suspect(number, status)
-        if status == 0 or (self._ending is not None and not was_suspect):
+        del self._pids[number]
+        rank = None if self._has_launcher else number
+        self._note_if_verbose(self.describe_end(rank, status))
+        if rank is not None:
+            self._end.rank_ended(rank, status)
             return
-        code = exit_code_of(status)
-        if self._signalled is not None:
-            by_signal = os.WIFSIGNALED(status)
-            name = signal_name(self._signalled)
-            self._ending = Ending(128 + self._signalled if by_signal else code, f"ended by {name}; {how}")
+        self._hear_ranks(poll(self._channel_filenos(), [], 0))  # What they said before it ended.
+        self._end.launcher_ended(status)
+
+    def _hear_ranks(self, ready: Set[int]) -> None:
+        """Take in what ranks of another launcher tell."""
+        channel = self._children.channel
+        if channel is None:
             return
-        self._childs_ending = ending = Ending(
-            code, how + self._children.explain(number, status, self._files), number
-        )
-        if was_suspect:
-            self._ending = ending
-            return
-        self._suspects = self._leaving_before(number, {other.number for other in self._running.values()})
-        self._end(ending, signal.SIGTERM, _SUSPECTS_HAVE_S if self._suspects else 0)
+        for event in channel.serve(ready & set(channel.filenos())):
+            match event:
+                case Joined(rank):
+                    self._end.rank_started(rank)
+                case Ending(rank):
+                    self._end.launcher_ends_rank(rank)
+                case Ended(rank, status, why):
+                    self._whys[rank] = why
+                    self._note_if_verbose(self.describe_end(rank, status))
+                    self._end.rank_ended(rank, status)
+                case Lost(rank):
+                    self._end.rank_lost(rank)
+
+    def _channel_filenos(self) -> list[int]:
+        return self._children.channel.filenos() if self._children.channel is not None else []
 
     def _look_at_receipts(self, late: bool = False) -> None:
-        refusal = self._receipts.look(self._statuses, late)
-        if refusal is not None and self._ending is None and self._signalled is None:
-            self._end(Ending(1, refusal), signal.SIGTERM)
+        refusal = self._receipts.look(self._end.statuses, late)
+        if refusal is not None and self._end.verdict is None and self._end.signalled is None:
+            self._end.end(Verdict(1, refusal), signal.SIGTERM)
 
     def _end_waiting_in_vain(self) -> None:
         """End ranks that wait in hvd.init() for one that is gone, long before Horovod's 30 s are over."""
-        ended = self._children.rank_statuses(self._statuses)
+        ended = self._end.statuses
         waiting = self._rendezvous.arrived - ended.keys()
-        if not waiting or self._ending is not None or self._signalled is not None:
+        if not waiting or self._end.verdict is not None or self._end.signalled is not None:
             return
         for rank in self._plan.ranks:
             if ended.get(rank.rank) == 0 and rank.rank not in self._rendezvous.arrived:
                 line = f"{describe_rank(rank)} exited with code 0 before hvd.init(), where others wait for it"
-                self._end(Ending(1, line), signal.SIGTERM)
+                self._end.end(Verdict(1, line), signal.SIGTERM)
                 return
 
-    def _clear_suspect(self, rank: int, status: int) -> bool:
-        """Take note that a rank has ended; whether it may have begun the job's failure."""
-        if rank not in self._suspects:
-            return False
-        others = self._suspects - {rank}
-        self._suspects = others if status == 0 else self._leaving_before(rank, others)
-        if not self._suspects:
-            self._termination.set(signal.SIGTERM)
-        return True
+    def _look_for_stall(self) -> None:
+        """Say that the job stands still, or end it, as was asked."""
+        if self._is_held or self._end.is_ending or self._children.elastic:
+            return
+        line = self._stall.look(self._read_loads, self._end.running, self._rendezvous.arrived)
+        if line is None:
+            return
+        if self._options.stall_kill:
+            self._end.end(Verdict(_STALLED, line), signal.SIGTERM)
+        else:
+            self._note(f"warning: {line}")
 
-    def _leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
+    def _read_loads(self) -> dict[int, Load]:
+        """What the ranks that can be seen from here are at."""
+        pids = self._pids if self._children.channel is None else self._children.channel.programs
+        found = {rank: read_load(pid) for rank, pid in pids.items() if rank in self._end.running}
+        return {rank: load for rank, load in found.items() if load is not None}
+
+    def _name_culprits(self, failed: int | None = None) -> str:
+        """Name the ranks that others wait for; in ``hvd.init()`` only when that goes wrong."""
+        arrived = self._rendezvous.arrived
+        is_clear = failed in arrived if failed is not None else self._stall.quiet_s > _QUIET_S
+        ranks = self._end.running | ({failed} if failed is not None else set())
+        return name_culprits(ranks, self._read_loads(), arrived if is_clear else set())
+
+    # Orders of ``JobEnd``
+
+    def signal_rank(self, rank: int, number: int) -> None:
+        """See ``Orders``."""
+        if self._children.channel is not None:
+            self._children.channel.signal(rank, number)
+        elif rank in self._pids:
+            _signal_all_of(self._pids[rank], number)
+
+    def signal_launcher(self, number: int) -> None:
+        """See ``Orders``."""
+        for pid in self._pids.values():
+            _signal_all_of(pid, number)
+
+    def let_go(self) -> None:
+        """See ``Orders``."""
+        if self._children.channel is not None:
+            self._children.channel.let_go()
+
+    def note(self, text: str) -> None:
+        """See ``Orders``."""
+        self._note(text)
+
+    def describe_end(self, rank: int | None, status: int) -> str:
+        """See ``Orders``."""
+        return f"{self._children.describe(rank)} {describe_status(status)}"
+
+    def explain_end(self, rank: int, status: int) -> str:
+        """See ``Orders``."""
+        self._culprits = self._culprits or self._name_culprits(rank)
+        return self._whys.get(rank, "") + self._children.explain(rank, status, self._files)
+
+    def find_leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
+        """See ``Orders``."""
         return read_leaving_before(self._files.receipt_dir, rank, others)
-
-    def _end(self, ending: Ending, first_signal: int, delay_s: float = 0) -> None:
-        """End the job for this reason, unless it is ending already."""
-        if self._ending is None:
-            self._ending = ending
-        if not self._termination.is_set:
-            self._termination.set(first_signal, delay_s)
-
-    def _end_ranks(self, number: int) -> None:
-        self._suspects = frozenset()  # From here on a rank's end is our doing.
-        self._signal_ranks(number)
-
-    def _signal_ranks(self, number: int) -> None:
-        for pid in self._running:
-            signal_group(pid, number)
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal_group(pid, signal.SIGCONT)
 
     # The end
 
     def _finish(self, wakeup: int) -> int:
         """Leave no process, no output and no reason behind."""
-        left = sorted({*self._running, *sweep(_SWEEP_LIMIT_S)})
+        left = sorted({*self._pids.values(), *sweep(_SWEEP_LIMIT_S)})
         self._rendezvous.stop()
+        if self._children.channel is not None:
+            self._children.channel.close()
         self._drain(wakeup)
         self._look_at_receipts(late=True)
         if left:
             self._note(f"error: processes {', '.join(map(str, left))} cannot be killed")
         code = self._conclude()
-        self._receipts.conclude(code, self._statuses)
+        self._receipts.conclude(code, self._end.statuses)
         code = code or int(self._receipts.lost)
         for console in self._consoles():
             self._flush(console, wakeup)
@@ -328,13 +370,14 @@ class JobLoop:
 
     def _conclude(self) -> int:
         """Say the last line and decide the exit code."""
-        self._ask_for_first_failure()
-        if self._ending is not None:
-            if self._ending.line:
-                self._note(self._ending.line + self._say_left_early(self._ending.child))
-            return self._ending.exit_code
-        if self._signalled is not None:
-            self._note(f"ended by {signal_name(self._signalled)}")
+        verdict = self._ask_for_first_failure(self._end.verdict)
+        if verdict is not None:
+            if verdict.line:
+                culprits = f"; {self._culprits}" if self._culprits else ""
+                self._note(verdict.line + self._say_left_early(verdict.rank) + culprits)
+            return verdict.exit_code
+        if self._end.signalled is not None:
+            self._note(f"ended by {signal_name(self._end.signalled)}")
             return 0
         lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
         return 1 if lost else 0
@@ -343,20 +386,19 @@ class JobLoop:
         """Name the ranks that had left with 0 when one failed: a collective fails once a peer is gone."""
         if failed is None:
             return ""
-        well = {number for number, status in self._statuses.items() if status == 0}
-        left = sorted(self._leaving_before(failed, well))
+        well = {number for number, status in self._end.statuses.items() if status == 0}
+        left = sorted(self.find_leaving_before(failed, well))
         named = "rank" if len(left) == 1 else "ranks"
         return f", after {named} {format_ids(left)} had left with code 0" if left else ""
 
-    def _ask_for_first_failure(self) -> None:
-        """Name the rank that failed where its launcher did; the receipts know better than its exit code."""
-        # A launcher that succeeded has coped with what failed, as an elastic job does. And what ended the job
-        # from here (--numa strict, a reader that went away) is no news to be had from ranks that it killed.
-        if self._ending is None or self._ending is not self._childs_ending or self._signalled is not None:
-            return
-        if failure := self._children.find_first_failure(self._files):
-            rank = describe_rank(self._plan.ranks[failure.rank])
-            self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
+    def _ask_for_first_failure(self, verdict: Verdict | None) -> Verdict | None:
+        """Name the rank that failed where its launcher alone did; the receipts know better than its code."""
+        if verdict is None or not verdict.of_launcher or self._end.signalled is not None:
+            return verdict
+        failure = self._children.find_first_failure(self._files)
+        if failure is None:
+            return verdict
+        return Verdict(failure.exit_code, f"{describe_rank(self._plan.ranks[failure.rank])} {failure.how}")
 
     def _drain(self, wakeup: int) -> None:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""
@@ -372,12 +414,15 @@ class JobLoop:
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
         while console.sink.waiting:
-            ready = poll([wakeup], [console.sink.fd], 0 if self._termination.hurried else None)
+            watched = [wakeup, self._front] if self._front >= 0 else [wakeup]
+            ready = poll(watched, [console.sink.fd], 0 if self._end.hurried else None)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
+            if self._front in ready:
+                self._front_is_gone()
             if console.sink.fd in ready:
                 self._pump_sinks({console.sink.fd})
-            elif self._termination.hurried:
+            elif self._end.hurried:
                 return
 
     def _note(self, text: str) -> None:
@@ -395,3 +440,10 @@ class JobLoop:
     def _note_if_verbose(self, text: str) -> None:
         if self._options.verbose:
             self._note(text)
+
+
+def _signal_all_of(pid: int, number: int) -> None:
+    """Signal the group that a child leads, and wake what is stopped of it, to take note."""
+    signal_group(pid, number)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal_group(pid, signal.SIGCONT)

@@ -46,7 +46,7 @@ class ReceiptDisplay:
         """Show the table, when there is something to show.
 
         Args:
-            statuses: Wait statuses of the children that have ended.
+            statuses: Wait statuses of the ranks that have ended.
             late: Nothing more will come.
 
         Returns:

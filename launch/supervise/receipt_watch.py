@@ -43,19 +43,16 @@ class ReceiptWatch:
         """Read what has arrived.
 
         Args:
-            statuses: Wait statuses of the children that have ended.
+            statuses: Wait statuses of the ranks that have ended.
         """
         ranks = self._plan.ranks
         stages = read_receipts(self._files.receipt_dir, [rank.rank for rank in ranks])
-        ended = self._children.rank_statuses(statuses)
-        for number, status in ended.items():
+        for number, status in statuses.items():
             stages[number].setdefault(END, {"how": describe_status(status)})
         ranks = tuple(self._children.take_in(rank, stages.get(rank.rank, {})) for rank in ranks)
         world_size = None if self._children.elastic else self._plan.world_size
         self.receipts = judge_ranks(ranks, stages, self._options.numa, world_size)
-        self.settled = self._children.is_over(statuses) or all(
-            "init" in receipt.stages or receipt.rank in ended for receipt in self.receipts
-        )
+        self.settled = all("init" in receipt.stages or receipt.rank in statuses for receipt in self.receipts)
 
     def refusal(self, settled: bool) -> str | None:
         """Why ``--numa strict`` ends the job, if it does: a missing receipt counts once all is settled."""
@@ -85,7 +82,7 @@ class ReceiptWatch:
 
         Args:
             exit_code: The job's, when it is over.
-            statuses: Wait statuses of the children, then.
+            statuses: Wait statuses of the ranks, then.
 
         Raises:
             OSError: If it cannot be written.
@@ -96,7 +93,6 @@ class ReceiptWatch:
         path = self._files.output_dir / RECEIPTS
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
-        ended = self._children.rank_statuses(statuses)
         document |= {
             "command": list(self._options.command_line),
             "host": os.uname().nodename,
@@ -104,7 +100,7 @@ class ReceiptWatch:
             "started": _moment(self._started_s),
             "ended": None if exit_code is None else _moment(time.time()),
             "exit_code": exit_code,
-            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(ended.items())},
+            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(statuses.items())},
         }
         try:
             draft.write_text(json.dumps(document, indent=1) + "\n")

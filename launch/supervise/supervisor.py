@@ -1,9 +1,10 @@
 """Starts the ranks of one host, carries their output, and ends the job so that no process of it is left.
 
-Two processes share the work. The front is the command itself: it passes signals on, waits, and exits with the
-job's code. The supervisor, its child, owns the ranks. Each is a subreaper, and each notices the other's
-death: if the front is killed the supervisor kills the job, if the supervisor is killed its ranks die with it
-(PR_SET_PDEATHSIG) and the front sweeps up what they leave.
+Three processes share the work. The front is the command itself: it passes signals on, waits, and exits with
+the job's code. The guard, its child, does the same under another name, which nobody kills who kills lmsrun by
+name. The supervisor, the guard's child, owns the ranks. Each is a subreaper and notices the others' death: if
+the front or the guard is killed the supervisor kills the job; if the supervisor is killed its ranks die with
+it (PR_SET_PDEATHSIG), and the guard sweeps up what they leave, with or without a front.
 """
 
 import os
@@ -21,6 +22,7 @@ from launch.supervise.job import JobFiles, JobOptions, make_receipt_folder, open
 from launch.supervise.job_loop import JobLoop
 from launch.supervise.rank_process import fork_process
 from launch.system.exit_status import signal_name
+from launch.system.process_name import rename_process
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
 
 __all__ = ["JobOptions", "run_job"]
@@ -37,7 +39,8 @@ _PASSED_ON = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-_FRONT_SWEEP_S = 5.0
+_SWEEP_S = 5.0
+_GUARD_NAME = "job-guard"
 
 
 def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceipts) -> int:
@@ -57,7 +60,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         JobError: If the job could not be set up; nothing was started.
     """
     children = choose_children(plan, options)
-    files = open_job(children.names, options)
+    files = open_job(children.names, options, 0 if options.command is None else plan.world_size)
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal that was being ignored (nohup, a shell's background job) stays ignored.
@@ -69,21 +72,23 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         make_receipt_folder(files, len(plan.ranks))
         spare = frozenset(read_children(os.getpid()))
         adopt_orphans()
-        front = os.getpid()
-        supervisor = fork_process()
-        if supervisor == 0:
-            _supervise(plan, options, children, files, render_receipts, front, passed)
+        alive, held = os.pipe()
+        guard = fork_process()
+        if guard == 0:
+            os.close(held)
+            _guard(plan, options, children, files, render_receipts, alive, passed)
+        os.close(alive)
         for fd in files.output_fds.values():
             os.close(fd)
-        return _wait_in_front(supervisor, passed, spare)
+        return _wait_in_front(guard, passed, spare)
     finally:
         restore_file_limit(files)
-        _remove(files.receipt_dir)
+        _remove_folders(files, options)
         signal.signal(signal.SIGCHLD, child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _supervise(
+def _guard(
     plan: LaunchPlan,
     options: JobOptions,
     children: Children,
@@ -92,53 +97,97 @@ def _supervise(
     front: int,
     passed: set[signal.Signals],
 ) -> NoReturn:
-    """The supervisor's whole life."""
+    """The guard's whole life; the pipe ``front`` ends when the front does."""
     code = 1
     try:
         # Its own session: a terminal's Ctrl-C then comes once, through the front.
         os.setsid()
-        die_with_parent(signal.SIGTERM, front)
         adopt_orphans()
-        code = JobLoop(plan, options, children, files, render_receipts, front, passed).run()
+        guard = os.getpid()
+        supervisor = fork_process()
+        if supervisor == 0:
+            _supervise(plan, options, children, files, render_receipts, (front, guard), passed)
+        os.close(front)
+        rename_process(_GUARD_NAME)
+        code = _end_of("supervisor", _pass_signals(supervisor, passed))
+        _sweep()
+    except JobError as error:
+        _say(str(error))
+    finally:
+        # The front does it too; this is for a front that was killed.
+        _remove_folders(files, options)
+        os._exit(code)
+
+
+def _supervise(
+    plan: LaunchPlan,
+    options: JobOptions,
+    children: Children,
+    files: JobFiles,
+    render_receipts: RenderReceipts,
+    above: tuple[int, int],
+    passed: set[signal.Signals],
+) -> NoReturn:
+    """The supervisor's whole life."""
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(signal.SIGTERM, above[1])
+        adopt_orphans()
+        code = JobLoop(plan, options, children, files, render_receipts, above, passed).run()
     except JobError as error:
         os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
-        sweep(_FRONT_SWEEP_S)
+        sweep(_SWEEP_S)
     except Exception as error:  # noqa: BLE001 - the last place that can say why
         os.write(options.stderr_fd, f"lmsrun: internal error: {type(error).__name__}: {error}\n".encode())
         if options.verbose:
             sys.excepthook(*sys.exc_info())
-        sweep(_FRONT_SWEEP_S)
+        sweep(_SWEEP_S)
     finally:
-        # The front does it too; this is for a front that was killed.
-        _remove(files.receipt_dir)
         os._exit(code)
 
 
-def _wait_in_front(supervisor: int, passed: set[signal.Signals], spare: frozenset[int]) -> int:
-    """Pass signals on until the supervisor is gone, then make sure that nothing of the job is left."""
+def _wait_in_front(guard: int, passed: set[signal.Signals], spare: frozenset[int]) -> int:
+    """Pass signals on until the guard is gone, then make sure that nothing of the job is left."""
+    status = _pass_signals(guard, passed, is_front=True)
+    _sweep(spare)
+    return _end_of("guard", status)
+
+
+def _pass_signals(child: int, passed: set[signal.Signals], is_front: bool = False) -> int:
+    """Hand signals on to a child until it ends; returns its wait status."""
     while True:
         number = signal.sigwait(passed | {signal.SIGCHLD})
         if number == signal.SIGCHLD:
-            ended, status = os.waitpid(supervisor, os.WNOHANG)
+            ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                break
+                return status
             continue
-        os.kill(supervisor, number)
-        if number == signal.SIGTSTP:
+        os.kill(child, number)
+        if is_front and number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
-    left = sweep(_FRONT_SWEEP_S, spare)
-    if left:
-        _say(f"processes {', '.join(map(str, left))} cannot be killed")
+
+
+def _end_of(name: str, status: int) -> int:
+    """The exit code of a process that ended so; who was killed is told."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        _say(f"the supervisor was killed by {signal_name(-code)}; the job was ended")
+        _say(f"the {name} was killed by {signal_name(-code)}; the job was ended")
     return 128 - code if code < 0 else code
 
 
-def _remove(folder: Path) -> None:
+def _sweep(spare: frozenset[int] = frozenset()) -> None:
+    if left := sweep(_SWEEP_S, spare):
+        _say(f"processes {', '.join(map(str, left))} cannot be killed")
+
+
+def _remove_folders(files: JobFiles, options: JobOptions) -> None:
+    """Remove what the job has in the temporary folder; a launcher's files may hold variables' values."""
     import shutil  # Not before a rank has started.
 
-    shutil.rmtree(folder, ignore_errors=True)
+    of_launcher = options.command.files if options.command is not None else ()
+    for folder in {files.receipt_dir, *(Path(path).parent for path in of_launcher)}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _say(text: str) -> None:

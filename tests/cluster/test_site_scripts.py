@@ -19,10 +19,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 TEMPLATE = Path(__file__).resolve().parents[2] / "docker" / "templates" / "slurm.sh"
 GPU_LINE = "#SBATCH --gpus-per-node=4\n"
 TRAIN = """
-import json, os, pathlib
+import json, os, pathlib, time
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURMD_NODENAME")
 pathlib.Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps([os.environ[name] for name in names]))
-raise SystemExit(int(os.environ.get("FAIL_AS", "0")) if os.environ["RANK"] == "1" else 0)
+if "FAIL_AS" in os.environ:
+    if os.environ["RANK"] == "1":
+        raise SystemExit(int(os.environ["FAIL_AS"]))
+    time.sleep(600)  # Until Slurm ends it, with SIGTERM: 143.
 """
 
 

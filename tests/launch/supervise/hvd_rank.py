@@ -13,6 +13,8 @@ import tensorflow as tf
 if sys.argv[1:] == ["leave"] and os.environ["RANK"] == "1":
     # Handlers run backwards, so this is a long end behind Horovod's own.
     atexit.register(time.sleep, 1)
+if sys.argv[1:] == ["never comes"] and os.environ["RANK"] == "1":
+    time.sleep(600)
 hvd.init()
 total = float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum))
 print(

@@ -65,16 +65,17 @@ def test_a_launcher_is_one_child_whatever_it_starts(files: JobFiles) -> None:
     assert only.environ["LMSRUN_RENDEZVOUS_PORT"] == str(rendezvous.port)
     assert (theirs.names, theirs.mixed, theirs.elastic) == ({0: "launcher"}, False, False)
     assert theirs.open_sieve(files) is not None
-    assert theirs.describe(0) == "mpirun"
+    assert theirs.describe(None) == "mpirun"
+    assert theirs.channel is not None
+    assert only.environ["LMSRUN_CONTROL"] == str(files.receipt_dir / "control")
+    theirs.channel.close()
 
 
-def test_only_an_own_ranks_status_is_a_ranks(files: JobFiles) -> None:
+def test_only_an_own_rank_says_nothing_before_its_program(files: JobFiles) -> None:
     ours, theirs = children(), children(COMMAND)
-    assert (ours.rank_statuses({1: 0}), theirs.rank_statuses({0: 256})) == ({1: 0}, {})
-    assert [ours.is_over(ended) for ended in ({}, {1: 0}, {0: 0, 1: 9})] == [False, False, True]
-    assert [theirs.is_over(ended) for ended in ({}, {0: 0})] == [False, True]
     assert "had not started" in ours.explain(1, 256, files)
-    assert theirs.explain(0, 256, files) == ""
+    assert theirs.explain(1, 256, files) == ""
+    assert theirs.describe(1) == "rank 1 on here (no GPU)"
 
 
 def test_receipts_speak_for_ranks_that_a_launcher_started(files: JobFiles) -> None:

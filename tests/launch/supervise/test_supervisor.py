@@ -124,22 +124,27 @@ def test_grandchildren_and_daemons_end_with_the_job(start: JobStarter) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("victim", ["front", "supervisor", "both"])
-def test_sigkill_to_the_launcher_leaves_no_process(start: JobStarter, victim: str) -> None:
-    # Only when both are killed at once could a daemon stay: no process of ours is left to see it.
-    job = start(STUB, *(["daemon"] if victim != "both" else []), "ready", "sleep=600")
+@pytest.mark.parametrize("victims", ["front", "guard", "supervisor", "front supervisor"])
+def test_sigkill_to_the_launcher_leaves_no_process(start: JobStarter, victims: str) -> None:
+    job = start(STUB, "daemon", "ready", "sleep=600")
     job.wait_ready()
-    supervisor = job.supervisor
-    if victim != "supervisor":
-        job.signal(signal.SIGKILL)
-    if victim != "front":
-        os.kill(supervisor, signal.SIGKILL)
+    pids = {"front": job.process.pid, "guard": job.guard, "supervisor": job.supervisor}
+    for name in victims.split():
+        os.kill(pids[name], signal.SIGKILL)
     assert job.finish() == 137
-    wait_until(lambda: not job.processes(), lambda: f"left: {job.processes()}", 3)
-    if victim == "supervisor":
-        assert "supervisor was killed by SIGKILL" in job.last_line
-    if victim != "both":
-        job.assert_nothing_left()
+    if "front" not in victims:
+        assert "was killed by SIGKILL; the job was ended" in job.stderr.decode()
+    job.assert_nothing_left()
+
+
+def test_the_guard_does_not_stand_under_the_launchers_name(start: JobStarter) -> None:
+    job = start(STUB, "ready", "sleep=600")
+    job.wait_ready()
+    guard = Path(f"/proc/{job.guard}")
+    wait_until(lambda: (guard / "comm").read_text() == "job-guard\n", "the guard has its name", 10)
+    assert (guard / "cmdline").read_bytes().rstrip(b"\0") == b"job-guard"
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
 
 
 def test_a_launcher_started_by_exec_spares_its_shells_children(start: JobStarter) -> None:

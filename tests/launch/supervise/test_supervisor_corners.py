@@ -318,3 +318,20 @@ sys.exit(job((), ["sh", "-c", sys.argv[2]], elastic=True, output_dir=Path(sys.ar
     assert "lmsrun: rank 1 on there joined: CPUs unknown" in done.stderr
     (move,) = json.loads((tmp_path / "out" / "receipts.json").read_text())["moves"]
     assert (move["rank"], move["pid"]) == (1, 9)
+
+
+def test_a_job_that_stands_still_is_told_and_ended_when_asked(start: JobStarter) -> None:
+    stall = ("--numa", "off", "--stall-timeout", "0.5")
+    job = start(STUB, "ready", "0:wait_for=go", "1:die=SIGSTOP", options=stall)
+    job.wait_ready()
+    assert job.process.stderr is not None
+    while b"warning: no output" not in (line := job.process.stderr.readline()):
+        assert line, "it was not told"
+    assert line.rstrip().endswith(b" s: rank 1 is stopped (SIGSTOP)")
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+    assert job.last_line.endswith("; rank 1 is stopped (SIGSTOP)")
+    ended = start(STUB, "ready", "0:wait_for=go", "1:die=SIGSTOP", options=(*stall, "--stall-kill"))
+    assert ended.finish() == 124
+    assert "s: rank 1 is stopped (SIGSTOP)" in ended.last_line
+    ended.assert_nothing_left()

@@ -64,6 +64,14 @@ def test_a_rank_that_left_early_with_0_is_named(start: JobStarter) -> None:
     job.assert_nothing_left()
 
 
+def test_a_rank_that_never_came_is_named(start: JobStarter) -> None:
+    job = start(RANK, "never comes", environ={"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"})
+    assert job.finish(LIMIT_S) != 0, job.stderr.decode()
+    assert job.last_line.startswith("lmsrun: rank 0 on localhost (no GPU) "), job.last_line
+    assert job.last_line.endswith("; rank 1 has not come to hvd.init(), where rank 0 waits"), job.last_line
+    job.assert_nothing_left()
+
+
 def test_sigkill_to_the_launcher_ends_a_training(start: JobStarter) -> None:
     job = start(RANK, "wait")
     wait_until(lambda: len(list(job.folder.glob("ready-*"))) == 2, "both ranks train", LIMIT_S)

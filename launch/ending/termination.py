@@ -23,8 +23,10 @@ class Termination:
         hurried: Whether SIGKILL was sent ahead of its time.
     """
 
-    def __init__(self, grace_s: float, send: Callable[[int], None]) -> None:
-        self._grace_s, self._send = grace_s, send
+    def __init__(
+        self, grace_s: float, send: Callable[[int], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._grace_s, self._send, self._clock = grace_s, send, clock
         self._steps: list[tuple[float, int]] = []
         self.hurried = False
 
@@ -35,31 +37,31 @@ class Termination:
 
     @property
     def due(self) -> float | None:
-        """When something is to be done next (``time.monotonic``)."""
-        return self._steps[0][0] if self._steps else None
+        """When something is to be done next, by the clock."""
+        return self._steps[0][0] if self._steps and not self.given_up else None
 
     @property
     def given_up(self) -> bool:
         """Whether ranks have outlasted SIGKILL, stuck in the kernel."""
-        return bool(self._steps) and self._steps[0][1] == 0 and self._steps[0][0] <= time.monotonic()
+        return bool(self._steps) and self._steps[0][1] == 0 and self._steps[0][0] <= self._clock()
 
     def set(self, first: int, delay_s: float = 0) -> None:
         """Begin to end the job with this signal, now or a little later."""
-        now = time.monotonic() + delay_s
+        now = self._clock() + delay_s
         self._steps = [(now + delay, step) for delay, step in plan_signals(first, self._grace_s)]
         self.advance()
 
     def advance(self) -> None:
         """Send the signals that are due."""
-        while self._steps and self._steps[0][0] <= time.monotonic() and not self.given_up:
+        while self._steps and self._steps[0][0] <= self._clock() and not self.given_up:
             _, number = self._steps.pop(0)
             self._send(number)
             if number == signal.SIGKILL:
-                self._steps = [(time.monotonic() + _UNKILLABLE_AFTER_S, 0)]
+                self._steps = [(self._clock() + _UNKILLABLE_AFTER_S, 0)]
 
     def hurry(self) -> None:
         """Send SIGKILL at once."""
         if not self.hurried:
             self.hurried = True
-            self._steps = [(time.monotonic(), signal.SIGKILL)]
+            self._steps = [(self._clock(), signal.SIGKILL)]
             self.advance()

@@ -2,7 +2,7 @@
 
 import signal
 
-from launch.supervise.termination import plan_signals
+from launch.ending.termination import plan_signals
 
 
 def test_a_job_is_killed_within_the_grace_period() -> None:

@@ -1,0 +1,86 @@
+"""The rank's end of the channel to its job's supervisor."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from launch.channel.messages import VARIABLE, Reader, encode
+
+_LIMIT_S = 2.0
+"""For one address; behind a firewall that drops packets nobody answers."""
+_MAX_ADDRESSES = 4
+
+
+class Supervisor:
+    """A connection to the supervisor of this rank's job.
+
+    Attributes:
+        open: Whether it is there; it is gone for good once it is not.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._reader = connection, Reader()
+        self.open = True
+
+    def fileno(self) -> int:
+        """The descriptor to watch."""
+        return self._socket.fileno()
+
+    def receive(self) -> list[dict[str, object]]:
+        """Read what has come; nothing, and ``open`` is false, when the supervisor is gone."""
+        try:
+            data = self._socket.recv(4096)
+            if data:
+                return self._reader.feed(data)
+        except (OSError, ValueError):
+            pass
+        self.open = False
+        return []
+
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Send a message, if anybody is there."""
+        try:
+            self._socket.sendall(encode(message))
+        except OSError:
+            self.open = False
+
+
+def find_supervisor(environ: Mapping[str, str], rank: int) -> Supervisor | None:
+    """Connect to the supervisor of this rank's job, and say who we are; None where there is none to reach."""
+    address = environ.get(VARIABLE, "")
+    if not address:
+        return None
+    connection = _connect_here(address) if address.startswith("/") else _connect_there(address)
+    if connection is None:
+        return None
+    connection.settimeout(_LIMIT_S)
+    supervisor = Supervisor(connection)
+    supervisor.tell({"job": environ.get("LMSRUN_JOB_ID", ""), "rank": rank, "pid": os.getpid()})
+    return supervisor if supervisor.open else None
+
+
+def _connect_here(path: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # By way of a descriptor, for a socket's path may have 107 bytes only.
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+        finally:
+            os.close(folder)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _connect_there(addresses: str) -> socket.socket | None:
+    for address in addresses.split(",")[:_MAX_ADDRESSES]:
+        host, _, port = address.partition(" ")
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=_LIMIT_S)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except (OSError, ValueError):
+            continue
+        return connection
+    return None

@@ -1,0 +1,184 @@
+"""The supervisor's end of the channels to the ranks that another launcher has started."""
+
+import errno
+import hmac
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from launch.channel.events import Ended, Ending, Event, Joined, Lost
+from launch.channel.messages import SOCKET, Reader, encode, to_count
+
+_BACKLOG = 1024
+_MAX_STRANGERS = 64
+"""Connections that have not said yet who they are."""
+_MAX_STATUS = 1 << 16
+_MAX_PID = 1 << 22
+_MAX_RANKS = 1 << 20
+
+
+class _Connection:
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket, self.reader = accepted, Reader()
+        self.rank: int | None = None
+        self.has_ended = False
+
+
+class RankChannel:
+    """Listens for ranks, and tells them what to do. Use one a job.
+
+    Attributes:
+        programs: The processes of ranks' programs, of those that run on this host.
+    """
+
+    def __init__(self, job_id: str, world_size: int, grace_s: float, is_elastic: bool = False) -> None:
+        self._job_id, self._world_size, self._grace_s = job_id, world_size, grace_s
+        self._is_elastic = is_elastic
+        self._listening: list[socket.socket] = []
+        self._connections: dict[int, _Connection] = {}
+        self._ranks: dict[int, _Connection] = {}
+        self.programs: dict[int, int] = {}
+
+    def listen_here(self, folder: Path) -> str:
+        """Listen on a socket in a private folder; returns where ranks find it."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            listening.bind(f"/proc/self/fd/{held}/{SOCKET}")
+        finally:
+            os.close(held)
+        self._listen(listening)
+        return str(folder / SOCKET)
+
+    def listen_for(self, hosts: Iterable[str]) -> str:
+        """Listen for ranks of these hosts; returns where they find us, by our addresses towards them."""
+        if socket.has_dualstack_ipv6():
+            listening = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            listening = socket.create_server(("", 0))
+        self._listen(listening)
+        port = listening.getsockname()[1]
+        addresses = dict.fromkeys(filter(None, map(_address_towards, (*hosts, os.uname().nodename))))
+        return ",".join(f"{address} {port}" for address in addresses)
+
+    def filenos(self) -> list[int]:
+        """The descriptors to watch."""
+        return [*(each.fileno() for each in self._listening), *self._connections]
+
+    def serve(self, ready: Iterable[int]) -> list[Event]:
+        """Take what has come on these descriptors."""
+        events: list[Event] = []
+        for fd in ready:
+            if fd in self._connections:
+                events += self._read(self._connections[fd])
+            else:
+                self._accept(fd)
+        return events
+
+    def signal(self, rank: int, number: int) -> None:
+        """Have a signal sent to a rank's processes."""
+        self._tell(self._ranks.get(rank), {"signal": number})
+
+    def let_go(self) -> None:
+        """Let what stood for the ranks end, and end what they have left."""
+        for connection in list(self._ranks.values()):
+            self._tell(connection, {"leave": True})
+
+    def close(self) -> None:
+        """Hear and say no more."""
+        for each in (*self._listening, *(connection.socket for connection in self._connections.values())):
+            each.close()
+        self._listening, self._connections = [], {}
+
+    def _listen(self, listening: socket.socket) -> None:
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+        self._listening.append(listening)
+
+    def _accept(self, fd: int) -> None:
+        for listening in self._listening:
+            if listening.fileno() != fd:
+                continue
+            try:
+                accepted, _ = listening.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # Those for whom there is no room are their launcher's alone.
+                    self._listening.remove(listening)
+                    listening.close()
+                return  # Else whoever knocked is gone again.
+            accepted.setblocking(False)
+            strangers = [each for each in self._connections.values() if each.rank is None]
+            if len(strangers) >= _MAX_STRANGERS:
+                self._drop(strangers[0])
+            self._connections[accepted.fileno()] = _Connection(accepted)
+
+    def _read(self, connection: _Connection) -> list[Event]:
+        try:
+            data = connection.socket.recv(1 << 16)
+            messages = connection.reader.feed(data)
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError):
+            data, messages = b"", []
+        events = [event for message in messages if (event := self._take(connection, message)) is not None]
+        if not data:
+            events += self._drop(connection)
+        return events
+
+    def _take(self, connection: _Connection, message: dict[str, object]) -> Event | None:
+        if connection.rank is None:
+            return self._welcome(connection, message)
+        program = to_count(message.get("program"), _MAX_PID)
+        if program and connection.socket.family == socket.AF_UNIX:
+            self.programs[connection.rank] = program
+        if message.get("ending") is True:
+            return Ending(connection.rank)
+        status = to_count(message.get("ended"), _MAX_STATUS)
+        if status is None or connection.has_ended:
+            return None
+        connection.has_ended = True
+        why = message.get("why")
+        return Ended(connection.rank, status, why if isinstance(why, str) else "")
+
+    def _welcome(self, connection: _Connection, message: dict[str, object]) -> Joined | None:
+        rank = to_count(message.get("rank"), _MAX_RANKS if self._is_elastic else self._world_size)
+        if self._is_elastic and rank in self._ranks:
+            # Numbers change hands there: one that joins may begin with that of one that has another now.
+            rank = max(self._ranks) + 1
+        known = hmac.compare_digest(str(message.get("job")).encode(), self._job_id.encode())
+        if not known or rank is None or rank in self._ranks:
+            self._drop(connection)
+            return None
+        connection.rank = rank
+        self._ranks[rank] = connection
+        self._tell(connection, {"grace_s": self._grace_s})
+        return Joined(rank)
+
+    def _drop(self, connection: _Connection) -> Sequence[Lost]:
+        self._connections.pop(connection.socket.fileno(), None)
+        connection.socket.close()
+        if connection.rank is None or self._ranks.pop(connection.rank, None) is None:
+            return ()
+        return () if connection.has_ended else (Lost(connection.rank),)
+
+    def _tell(self, connection: _Connection | None, message: dict[str, object]) -> None:
+        if connection is None:
+            return
+        try:
+            # A few bytes a message: a peer whose buffer is full of them has not read for very long.
+            connection.socket.send(encode(message))
+        except OSError:
+            return  # Its end is read next.
+
+
+def _address_towards(host: str) -> str | None:
+    """Our address on the way to a host, without a word to it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""How a job ends, decided without touching a process."""

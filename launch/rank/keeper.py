@@ -1,0 +1,192 @@
+"""Keeps one rank that another launcher started: its program's parent, out of that launcher's reach.
+
+A launcher that ends its job kills what it has started, and the group of it: Open MPI a second after SIGTERM,
+Hydra and horovodrun in their own time. So the keeper and its program have sessions of their own, and what the
+launcher has started only stands for them. The supervisor of the job talks to the keeper over a channel: it
+sends the signals, learns of the program's end first, and says when to go. So no launcher sees a signal, nor a
+rank that failed, before every rank has had its time; and a job ends the same way under all of them.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launch.channel.client import Supervisor
+from launch.channel.messages import to_count
+from launch.system.process_tree import signal_group, sweep
+
+if TYPE_CHECKING:
+    from launch.rank.output import Tee
+
+_SWEEP_LIMIT_S = 5.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Keeper:
+    """Stays until the program has ended and nobody needs to hear of it any more. Use once.
+
+    Attributes:
+        why: What more than the program's status makes it a failure, as the end of a sentence.
+    """
+
+    def __init__(
+        self, program: int, tees: "Sequence[Tee]", supervisor: Supervisor | None, starter: int, alarm: int
+    ) -> None:
+        """Take over a program.
+
+        Args:
+            program: Its process, which leads a session.
+            tees: What carries its output; none: it writes to the launcher itself.
+            supervisor: Who is to hear of it; None: the launcher alone.
+            starter: A pipe that ends when the process ends that the launcher has started.
+            alarm: Where the numbers of signals arrive.
+        """
+        self._program, self._supervisor = program, supervisor
+        self._starter, self._alarm = starter, alarm
+        self._tees = {tee.source: tee for tee in tees}
+        self._all_tees = tees
+        self._status: int | None = None
+        self._grace_s = 0.0
+        self._is_welcome = False
+        self._kill_at: float | None = None
+        self._senders: dict[int, str] = {}
+        self._may_go = False
+        self.why = ""
+
+    def stay(self, is_elastic: bool) -> int:
+        """Carry output and signals until the end; returns the program's wait status.
+
+        Args:
+            is_elastic: Whether the launcher itself copes with the end of ranks, and has to see it.
+        """
+        while self._status is None or self._is_awaited(is_elastic):
+            self._turn()
+        if self._supervisor is not None:
+            sweep(_SWEEP_LIMIT_S)
+        return self._status
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the supervisor has taken note of how the program ended, and answers for it."""
+        return self._may_go
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the launcher had asked the program to end."""
+        return "launcher" in self._senders.values()
+
+    def _is_awaited(self, is_elastic: bool) -> bool:
+        there = self._supervisor is not None and self._supervisor.open
+        return there and not self._may_go and not is_elastic
+
+    def _turn(self) -> None:
+        poller = select.poll()
+        supervisor = self._supervisor if self._supervisor is not None and self._supervisor.open else None
+        for fd in (self._alarm, self._starter, *self._tees):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        if supervisor is not None:
+            poller.register(supervisor.fileno(), select.POLLIN)
+        wait_ms = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic()) * 1000
+        ready = {fd for fd, _ in poller.poll(wait_ms)}
+        if self._alarm in ready:
+            self._take_signals(os.read(self._alarm, 4096))
+        for fd in ready & self._tees.keys():
+            if not self._tees[fd].pump():
+                del self._tees[fd]
+        if supervisor is not None and supervisor.fileno() in ready:
+            self._listen(supervisor)
+        if self._starter in ready:
+            self._take_over()
+        if self._kill_at is not None and self._kill_at <= time.monotonic():
+            self._kill()
+
+    def _take_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self._pass_on(number, "launcher")
+        self._reap()
+
+    def _reap(self) -> None:
+        """Take the statuses of all that has ended: orphans of the program come to us too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._program:
+                self._take_end(status)
+
+    def _take_end(self, status: int) -> None:
+        for tee in self._tees.values():
+            tee.drain()
+        self._tees = {}
+        lost = next((tee for tee in self._all_tees if tee.error is not None), None)
+        if lost is not None and lost.error is not None:
+            self.why = f"; could not write {lost.name} ({lost.error.strerror})"
+        self._status = status or (1 << 8 if self.why else 0)
+        if self._supervisor is not None:
+            self._supervisor.tell({"ended": self._status, "why": self.why})
+
+    def _listen(self, supervisor: Supervisor) -> None:
+        for message in supervisor.receive():
+            grace_s, number = message.get("grace_s"), to_count(message.get("signal"), signal.NSIG)
+            if isinstance(grace_s, (int, float)):
+                self._grace_s, self._is_welcome = float(grace_s), True
+            if number:
+                self._pass_on(number, "supervisor")
+            self._may_go = self._may_go or message.get("leave") is True
+        if supervisor.open or self._may_go:
+            return
+        if self._is_welcome:
+            self._kill()  # It was killed, and nothing of its job is to survive it.
+        else:
+            self._supervisor = None  # It has no room for us, or takes us for somebody else.
+
+    def _take_over(self) -> None:
+        """Go on without what the launcher has started: it was killed, so the job is being ended."""
+        os.close(self._starter)
+        self._starter = -1
+        if self._supervisor is None or not self._supervisor.open:
+            self._kill()
+        elif self._kill_at is None:
+            self._pass_on(signal.SIGTERM, "launcher")
+
+    def _pass_on(self, number: int, sender: str) -> None:
+        """Send a signal to the program's processes; the same news from two sides comes to them once."""
+        if number in _ENDING:
+            if self._senders.setdefault(number, sender) != sender:
+                return
+            if self._supervisor is not None and self._kill_at is None:
+                self._kill_at = time.monotonic() + self._grace_s
+            if self._supervisor is not None and sender == "launcher":
+                self._supervisor.tell({"ending": True})
+        if self._status is not None:
+            return
+        if number == signal.SIGKILL:
+            self._kill()
+            return
+        signal_group(self._program, number)
+        if number != signal.SIGSTOP:
+            signal_group(self._program, signal.SIGCONT)
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        if self._status is None:
+            signal_group(self._program, signal.SIGKILL)
+
+
+def take_signals(numbers: Sequence[int]) -> int:
+    """Have these signals and the ends of children arrive as bytes; returns the descriptor to read."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (*numbers, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    return reading

@@ -1,0 +1,119 @@
+"""The channel between ranks' keepers and the supervisor: who is let in, and what is heard."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import wait_until
+
+from launch.channel.client import Supervisor, find_supervisor
+from launch.channel.events import Ended, Ending, Event, Joined, Lost
+from launch.channel.messages import VARIABLE, Reader
+from launch.channel.server import RankChannel
+
+JOB = "5ec7e7"
+
+
+class Listening:
+    """A channel for two ranks, served when asked."""
+
+    def __init__(self, folder: Path, over_tcp: bool, is_elastic: bool = False) -> None:
+        self.channel = RankChannel(JOB, 2, 4.5, is_elastic)
+        address = self.channel.listen_for(["localhost"]) if over_tcp else self.channel.listen_here(folder)
+        self.environ = {VARIABLE: address, "LMSRUN_JOB_ID": JOB}
+        self.events: list[Event] = []
+
+    def join(self, rank: int, **other: str) -> Supervisor:
+        supervisor = find_supervisor({**self.environ, **other}, rank)
+        assert supervisor is not None
+        return supervisor
+
+    def heard(self, count: int) -> list[Event]:
+        wait_until(lambda: len(self.serve()) >= count, lambda: f"heard {self.events}", 10)
+        return self.events
+
+    def serve(self) -> list[Event]:
+        self.events += self.channel.serve(self.channel.filenos())
+        return self.events
+
+
+@pytest.fixture(params=[False, True], ids=["here", "tcp"])
+def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listening]:
+    found = Listening(tmp_path, request.param)
+    yield found
+    found.channel.close()
+
+
+def test_a_rank_joins_hears_and_tells(listening: Listening) -> None:
+    rank = listening.join(1)
+    assert listening.heard(1) == [Joined(1)]
+    listening.channel.signal(1, 15)
+    listening.channel.signal(0, 15)  # Nobody there.
+    listening.channel.let_go()
+    told: list[dict[str, object]] = []
+    while len(told) < 3:
+        told += rank.receive()
+    assert told == [{"grace_s": 4.5}, {"signal": 15}, {"leave": True}]
+    rank.tell({"ending": True})
+    rank.tell({"ended": 256, "why": "; so"})
+    assert listening.heard(3)[1:] == [Ending(1), Ended(1, 256, "; so")]
+
+
+def test_a_rank_that_goes_without_a_word_is_lost(listening: Listening) -> None:
+    rank = listening.join(0)
+    listening.heard(1)
+    rank._socket.close()
+    assert listening.heard(2)[1:] == [Lost(0)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "job"), [(0, "guess"), (2, JOB), (-1, JOB), (0, "")], ids=["job", "rank", "negative", "none"]
+)
+def test_strangers_are_not_let_in(listening: Listening, rank: int, job: str) -> None:
+    stranger = listening.join(rank, LMSRUN_JOB_ID=job)
+    stranger.tell({"ended": 0})
+    wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
+    assert listening.events == []
+
+
+def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
+    first = listening.join(0)
+    listening.heard(1)
+    second = listening.join(0)
+    wait_until(lambda: bool(listening.serve()) and not _is_open(second), "it is sent away", 10)
+    first.tell({"ended": 0})
+    assert listening.heard(2) == [Joined(0), Ended(0, 0, "")]
+
+
+def test_elastic_ranks_may_begin_with_a_number_that_another_had(tmp_path: Path) -> None:
+    listening = Listening(tmp_path, over_tcp=False, is_elastic=True)
+    ranks = [listening.join(number) for number in (0, 0, 7)]
+    assert listening.heard(3) == [Joined(0), Joined(1), Joined(7)]
+    assert all(_is_open(rank) for rank in ranks)
+    listening.channel.close()
+
+
+@pytest.mark.parametrize("said", [b"{\n", b"[]\n", b"x" * 9000, b'{"rank": true}\n', b"\xff\n"])
+def test_what_is_no_message_ends_the_connection(listening: Listening, said: bytes) -> None:
+    peer = listening.join(1)
+    listening.heard(1)
+    peer._socket.sendall(said)
+    peer._socket.shutdown(socket.SHUT_WR)
+    assert listening.heard(2)[1:] == [Lost(1)]
+
+
+def test_a_reader_puts_pieces_together() -> None:
+    reader = Reader()
+    assert reader.feed(b'{"a": 1}\n{"b"') == [{"a": 1}]
+    assert reader.feed(b": 2}\n") == [{"b": 2}]
+
+
+def _is_open(supervisor: Supervisor) -> bool:
+    supervisor._socket.setblocking(False)
+    try:
+        return bool(supervisor._socket.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

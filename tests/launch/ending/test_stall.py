@@ -1,0 +1,70 @@
+"""Who is named when a job stands still."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from launch.ending.stall import StallWatch, name_culprits
+from launch.system.process_load import Load
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watch(loads: list[Mapping[int, Load]], arrived: frozenset[int] = frozenset()) -> tuple[list[str], Clock]:
+    """What is said of three ranks when each look finds the next of these loads."""
+    clock = Clock()
+    stall, said = StallWatch(60, clock), []
+    for load in loads:
+        assert stall.due is not None
+        clock.now = stall.due
+        line = stall.look(lambda load=load: load, {0, 1, 2}, arrived)  # type: ignore[misc]
+        said += [line] if line else []
+    return said, clock
+
+
+def loads(*cpu_s: float, stopped: int | None = None) -> dict[int, Load]:
+    return {rank: Load(rank == stopped, seconds) for rank, seconds in enumerate(cpu_s)}
+
+
+def test_quiet_ranks_that_compute_are_left_alone() -> None:
+    assert watch([loads(5, 5, 5), loads(35, 30, 20), loads(95, 80, 50)])[0] == []
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (loads(6, 35, 5), "ranks 0,2 wait, rank 1 computes"),
+        (loads(5, 6, 5), "no rank uses the CPU; ranks 0-2 wait for something"),
+        (loads(35, 5, 35, stopped=1), "rank 1 is stopped (SIGSTOP)"),
+    ],
+)
+def test_who_waits_for_whom(later: Mapping[int, Load], said: str) -> None:
+    lines, clock = watch([loads(5, 5, 5), later])
+    assert lines == [f"no output for 60 s: {said}"]
+    assert clock.now == 160
+
+
+def test_those_who_have_not_come_are_named() -> None:
+    lines, _ = watch([loads(5, 5, 5), loads(6, 6, 6)], frozenset({0, 2}))
+    assert lines == ["no output for 60 s: rank 1 has not come to hvd.init(), where ranks 0,2 wait"]
+    both = name_culprits({0, 1, 2}, loads(0, 0, 0, stopped=2), {0})
+    assert both == ("rank 2 is stopped (SIGSTOP); ranks 1-2 have not come to hvd.init(), where rank 0 waits")
+
+
+def test_it_is_told_once_and_again_after_something_has_come() -> None:
+    clock = Clock()
+    stall = StallWatch(10, clock)
+    for _ in range(2):
+        clock.now += 5
+        assert stall.look(lambda: loads(1), {0}, set()) is None
+        clock.now += 5
+        assert stall.look(lambda: loads(1), {0}, set()) is not None
+        assert stall.due is None
+        stall.progress()
+    assert StallWatch(0, clock).due is None
