@@ -68,6 +68,8 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         (command.argv,),
         (*warnings, *command.warnings),
         frozenset(request.given),
+        options.framework,
+        options.tf_port,
     )
     return plan, command
 

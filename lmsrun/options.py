@@ -43,6 +43,7 @@ FOREIGN_VARIABLES = frozenset(
             "EXPECT",
             "REPLAN",
             "RANK_OUTPUT",
+            "TF_HOSTS",
             "VENV",
         )
     }

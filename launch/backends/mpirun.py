@@ -195,7 +195,7 @@ class Mpirun(Backend):
         if not order.dry:
             refuse_root(flavour, order.job, os.geteuid())
         command = build_mpirun(order.program, flavour, order.job, order.files_dir, order.extra)
-        if speaks_with(read_horovod_mpi(), flavour.family):
+        if order.settings.framework == "tensorflow" or speaks_with(read_horovod_mpi(), flavour.family):
             return command
         if not order.only_here:
             raise UsageError(

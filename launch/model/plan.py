@@ -45,3 +45,7 @@ class LaunchPlan:
     warnings: tuple[str, ...] = field(default=())
     masked: frozenset[str] = frozenset()
     """Variables whose values are shown to nobody: those of ``-x NAME=VALUE``, which may be secrets."""
+    framework: str = "horovod"
+    """How ranks find each other; ``tensorflow``: each gets ``TF_CONFIG`` when the job starts."""
+    tf_port: int | None = None
+    """First port of TensorFlow's servers; None: free ones, found when the job starts."""

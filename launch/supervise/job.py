@@ -40,6 +40,8 @@ class JobOptions:
     """What the ranks inherit."""
     command_line: tuple[str, ...] = ()
     """What the user typed, for ``receipts.json``, without what may be a secret."""
+    last_stage: str = "init"
+    """The receipt of every rank for which the table waits; when later ones come it is shown again."""
     command: "Command | None" = None
     """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1

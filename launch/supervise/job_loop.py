@@ -15,7 +15,7 @@ from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
-from launch.supervise.rendezvous import Rendezvous, horovod_installed
+from launch.supervise.rendezvous import Rendezvous
 from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
 from launch.supervise.termination import Termination
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
@@ -78,10 +78,6 @@ class JobLoop:
         self._rendezvous = Rendezvous(self._plan, self._note_from_thread, self._wake)
         for child in self._children.prepare(self._files, self._rendezvous):
             self._start(child)
-        if not horovod_installed():
-            self._note(
-                "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
-            )
         gc.enable()
         while self._running and not self._termination.given_up:
             self._turn(wakeup)

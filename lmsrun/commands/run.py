@@ -72,6 +72,9 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
     if options.print_script:
         return _print_script(request, parsed, environ)
     job = _with_run_folder(resolve_job(request, environ, is_plan))
+    framework = job.framework
+    if options.framework == "auto" and (framework.name == "tensorflow" or options.verbose):
+        say(f"framework: {framework.name} ({framework.why})")
     return _run_here(job) if job.place is None else _run_by_launcher(job, job.place)
 
 
@@ -177,6 +180,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         verbose=options.verbose,
         environ=dict(job.environ),
         command_line=_shown_command_line(options),
+        last_stage=job.framework.last_stage,
         command=command,
     )
     return run_job(plan, supervised, render_receipts)
