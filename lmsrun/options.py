@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from launch.model.cluster_settings import ClusterSettings
 from launch.model.errors import UsageError
+from launch.model.plan import MODULE
 from launch.model.settings import (
     ENV_PREFIX,
     JOB,
@@ -63,7 +64,10 @@ _STARTING = frozenset({"mpirun", "python", "host_discovery_script", "mpi_args", 
 
 COMMANDS = {
     name: f"lmsrun.commands.{name.replace('-', '_')}"
-    for name in ("run", "plan", "topo", "check", "worker", "ddlrun", "probe-host", "plan-rank")
+    for name in (
+        *("run", "plan", "topo", "check", "worker", "ddlrun", "version", "help"),
+        *("probe-host", "plan-rank"),
+    )
 }
 """The subcommands, each with its module; the last two are for lmsrun itself."""
 OUTPUT = "Output"
@@ -79,6 +83,16 @@ def parse_num_proc(text: str) -> int | None:
         return whole_number(1, MAX_RANKS)(text)
     except ValueError as error:
         raise ValueError(f"auto or {error}") from None
+
+
+def parse_stdin(text: str) -> int | None:
+    """``none`` (None) or the number of a rank."""
+    if text.strip() == "none":
+        return None
+    try:
+        return whole_number(0, MAX_RANKS)(text)
+    except ValueError as error:
+        raise ValueError(f"none or {error}") from None
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,22 @@ class LaunchOptions(ClusterSettings):
     tag_output: bool | None = switch(
         None, "tag-output", "put the rank in front of each line (on with several ranks)", OUTPUT
     )
+    timestamps: bool = switch(False, "timestamps", "put the time in front of each line of the ranks", OUTPUT)
+    quiet: bool = switch(
+        False,
+        "quiet",
+        "say only what is wrong: no table of ranks that are verified, no warnings",
+        OUTPUT,
+        flags=("-q",),
+    )
+    stdin: int | None = option(
+        None,
+        "stdin",
+        "the rank that reads lmsrun's standard input; the others, or with none all, read nothing",
+        JOB,
+        parse=lambda text: parse_stdin(text),
+        metavar="RANK|none",
+    )
     dry_run: bool = switch(False, "dry-run", "print the plan and start nothing, like `lmsrun plan`", OUTPUT)
     json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check"))
     save: str | None = option(
@@ -170,11 +200,15 @@ class LaunchOptions(ClusterSettings):
 OPTIONS = declared_options(LaunchOptions)
 _BY_SHORT_FLAG = {flag.lstrip("-"): declared for declared in OPTIONS.values() for flag in declared.flags}
 """``np`` is no name outside the command line, but what people try there first."""
-_WISHES: dict[str, Literal["help", "version"]] = {"-h": "help", "--help": "help", "--version": "version"}
+_WISHES: dict[str, Literal["help", "version"]] = {
+    **dict.fromkeys(("-h", "--help"), "help"),
+    **dict.fromkeys(("-V", "--version"), "version"),
+}
 _CONTRADICTIONS = (
     ("numa", "off", "mem_policy", ("bind", "preferred")),
     ("numa", "off", "bind_method", ("numactl", "libnuma")),
     ("numa", "strict", "mem_policy", ("none",)),
+    ("quiet", True, "verbose", (True,)),
 )
 
 
@@ -258,7 +292,7 @@ def _refuse_strangers_programs(from_file: Mapping[str, Any], path: Path) -> None
 
 
 def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
-    """Parse options up to the program; everything from the program on is left alone.
+    """Parse options up to the program; everything from the program (or ``-m MODULE``) on is left alone.
 
     Args:
         command: Whose options ``argv`` may name: run, topo or check.
@@ -274,6 +308,11 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
+            break
+        if word == MODULE and command == "run":
+            if not rest:
+                raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
+            rest.insert(0, word)
             break
         if word in _WISHES:
             return Parsed({}, {}, wish=_WISHES[word])
@@ -304,7 +343,10 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
 def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     if flag.endswith(".py"):
         return f"; if that is the program, write -- {flag}"
-    return f"{nearest(flag, spellings)}; `lmsrun --help` lists them all"
+    # One letter is like everything: only another spelling of it can have been meant.
+    letter = flag.strip("-").lower()
+    near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
+    return f"{nearest(flag, near)}; `lmsrun --help` lists them all"
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:
@@ -447,7 +489,10 @@ def refuse_contradictions(levels: Sequence[Mapping[str, Any]], origins: Mapping[
     for field, word, other, others in _CONTRADICTIONS:
         together = any(level.get(field) == word and level.get(other) in others for level in levels)
         if together and values[field] == word and values[other] in others:
-            one, two = f"{origins[field]} {word}", f"{origins[other]} {values[other]}"
+            one, two = (
+                origins[name] if values[name] is True else f"{origins[name]} {values[name]}"
+                for name in (field, other)
+            )
             raise UsageError(f"{one} contradicts {two}; give one of them")
 
 

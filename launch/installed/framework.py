@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launch.model.plan import MODULE
 from launch.model.tf_cluster import TF_CONFIG
 
 MAX_SCRIPT_BYTES = 1 << 20
@@ -70,7 +71,7 @@ def read_script(program: Sequence[str]) -> bytes:
     if not program:
         return b""
     names = program[:2] if os.path.basename(program[0]).startswith("python") else program[:1]
-    if "-m" in names[-1:] and len(program) > len(names):
+    if MODULE in names[-1:] and len(program) > len(names):
         path = program[len(names)].replace(".", os.sep)
         names = (f"{path}.py", os.path.join(path, "__main__.py"))
     for name in names:

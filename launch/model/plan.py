@@ -10,6 +10,8 @@ from launch.model.topology import Gpu
 
 MemPolicy = Literal["bind", "preferred", "preferred-many", "none"]
 
+MODULE = "-m"
+"""In a program's place: the word behind it is a module for ``python -m``."""
 SCHEMA = "lmsrun.plan/1"
 SHIM = Path(__file__).resolve().parents[2] / "lmsrun" / "__main__.py"
 """What a rank starts with: our entry point, by path, so that nothing near the program shadows it."""

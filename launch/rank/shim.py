@@ -133,12 +133,14 @@ def verify(expected: Expectation, found: FoundBinding) -> tuple[bool, list[str]]
 
 
 def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The argv to exec: ``.py`` runs under ``LMSRUN_PYTHON`` or this Python, the rest is looked up in PATH.
+    """The argv to exec: ``.py`` and ``-m`` run under ``LMSRUN_PYTHON`` or this Python, the rest is in PATH.
 
     Raises:
         ProgramError: If it is not there or cannot be run.
     """
     program = command[0]
+    if program == "-m":
+        return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
     if program.endswith(".py"):
         if not os.path.isfile(program):
             raise ProgramError(

@@ -29,6 +29,8 @@ class Child:
     environ: Mapping[str, str]
     is_shim: bool = False
     """Whether it knows what to do about an interrupt that was held back for it."""
+    reads_stdin: bool = False
+    """Whether it has our standard input; else it reads nothing."""
 
 
 class Children(Protocol):
@@ -85,7 +87,8 @@ class OwnRanks:
         for rank, slot in zip(self._ranks.values(), rendezvous.slots, strict=True):
             meeting = {**slot_env(slot, *ports), **_tf_env(workers, rank.rank)}
             environ = _rank_environ(rank, meeting, self._options, files)
-            yield Child(rank.rank, rank.argv, environ, is_shim="LMSRUN_EXPECT" in rank.env)
+            reads = self._options.stdin == rank.rank
+            yield Child(rank.rank, rank.argv, environ, "LMSRUN_EXPECT" in rank.env, reads)
 
     def _reserve_workers(self) -> tuple[str, ...]:
         """Keep a port for the server of each rank, for as long as the job runs."""
@@ -144,9 +147,8 @@ class ForeignLauncher:
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
         """See ``Children``."""
-        yield Child(
-            0, self._command.argv, _launcher_environ(self._command, self._options, files, rendezvous.port)
-        )
+        environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
+        yield Child(0, self._command.argv, environ, reads_stdin=self._options.stdin is not None)
 
     def open_sieve(self, files: JobFiles) -> Sieve:
         """See ``Children``."""

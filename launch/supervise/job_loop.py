@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.model.idset import format_ids
 from launch.model.plan import LaunchPlan
@@ -16,7 +16,16 @@ from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.rendezvous import Rendezvous
-from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
+from launch.supervise.streams import (
+    Console,
+    RankStream,
+    TaggedStream,
+    open_consoles,
+    open_pipe,
+    poll,
+    read_clock,
+    read_last_lines,
+)
 from launch.supervise.termination import Termination
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of, signal_name
 from launch.system.process_tree import signal_group, sweep
@@ -42,6 +51,10 @@ class Ending:
     line: str
     child: int | None = None
     """The child of ours whose end it is."""
+    rank: int | None = None
+    """The rank that failed, if it is known."""
+    where: str = ""
+    """`` on HOST``, if that rank keeps its output elsewhere."""
 
 
 class JobLoop:
@@ -118,7 +131,8 @@ class JobLoop:
         mixed = self._children.mixed
         tags = mixed if self._options.tag_output is None else self._options.tag_output
         tag = self._tag(number, console) if tags else b""
-        tagged = TaggedStream(tag) if tags or mixed else None
+        clock = read_clock if self._options.timestamps else None
+        tagged = TaggedStream(tag, clock=clock) if tags or mixed or clock else None
         file_fd = self._files.output_fds.get((number, name))
         stream = RankStream(fd, console, tagged, file_fd, f"{self._children.names[number]}.{name}")
         stream.sieve = self._children.open_sieve(self._files)
@@ -252,6 +266,8 @@ class JobLoop:
         self._childs_ending = ending = Ending(
             code, how + self._children.explain(number, status, self._files), number
         )
+        if number in self._children.rank_statuses(self._statuses):
+            self._childs_ending = ending = replace(ending, rank=number)
         if was_suspect:
             self._ending = ending
             return
@@ -327,13 +343,31 @@ class JobLoop:
         self._ask_for_first_failure()
         if self._ending is not None:
             if self._ending.line:
-                self._note(self._ending.line + self._say_left_early(self._ending.child))
+                self._repeat_last_lines(self._ending.child)
+                early, where = self._say_left_early(self._ending.child), self._name_log(self._ending)
+                self._note(self._ending.line + early + where)
             return self._ending.exit_code
         if self._signalled is not None:
             self._note(f"ended by {signal_name(self._signalled)}")
             return 0
         lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
         return 1 if lost else 0
+
+    def _repeat_last_lines(self, failed: int | None) -> None:
+        """Say once more what the rank that failed wrote last, if others have written since."""
+        if failed is None or not self._children.mixed or self._options.quiet:
+            return
+        name = f"{self._children.names[failed]}.stderr"
+        own = next(stream for stream in self._streams if stream.file_name == name)
+        is_last = all(other.passed <= own.passed for other in self._streams if other.console is own.console)
+        if not is_last and (lines := read_last_lines(own.last)):
+            self._note("\n  ".join([f"the last lines of rank {failed} on stderr:", *lines]))
+
+    def _name_log(self, ending: Ending) -> str:
+        """Name the file that holds all of what the rank that failed wrote, if there is one."""
+        if self._files.output_dir is None or ending.rank is None:
+            return ""
+        return f"; all it wrote is in {self._files.output_dir}/rank-{ending.rank}.stderr{ending.where}"
 
     def _say_left_early(self, failed: int | None) -> str:
         """Name the ranks that had left with 0 when one failed: a collective fails once a peer is gone."""
@@ -352,7 +386,8 @@ class JobLoop:
             return
         if failure := self._children.find_first_failure(self._files):
             rank = describe_rank(self._plan.ranks[failure.rank])
-            self._ending = Ending(failure.exit_code, f"{rank} {failure.how}")
+            where = "" if self._plan.ranks[failure.rank].host == "localhost" else f" on {failure.host}"
+            self._ending = Ending(failure.exit_code, f"{rank} {failure.how}", rank=failure.rank, where=where)
 
     def _drain(self, wakeup: int) -> None:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""

@@ -33,7 +33,7 @@ class ReceiptDisplay:
         console: Console,
     ) -> None:
         self._render, self._console = render, console
-        self._is_elastic = children.elastic
+        self._is_elastic, self._quiet = children.elastic, options.quiet
         due = time.monotonic() + options.receipt_timeout_s
         self._watch = ReceiptWatch(plan, options, children, files, due)
         self._next_look = 0.0
@@ -85,11 +85,15 @@ class ReceiptDisplay:
         return not self._watch.over or self._is_elastic
 
     def _show(self) -> None:
-        table = self._render(self._watch.receipts)
-        self._console.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
+        if not self._quiet or any(receipt.verified is False for receipt in self._watch.receipts):
+            self._print()
         self._save()
         self._shown = self._watch.level
         self._watch.over = self._is_elastic or self._shown == LAST
+
+    def _print(self) -> None:
+        table = self._render(self._watch.receipts)
+        self._console.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
 
     def _tell_moves(self) -> None:
         if lines := self._watch.look_for_moves():

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from launch.model.plan import LaunchPlan
     from lmsrun.place import Place
 
-USAGE = "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n       lmsrun plan|topo|check|worker|ddlrun --help"
+USAGE = (
+    "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
+    "       lmsrun [run] -np N [options] -m MODULE [ARGS]\n"
+    "       lmsrun help plan|topo|check|worker|ddlrun"
+)
 ABOUT = (
     "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
-    "A PROGRAM ending in .py runs under this Python. Everything after PROGRAM belongs to it."
+    "A PROGRAM ending in .py, and -m MODULE, run under this Python. Everything after PROGRAM belongs to it."
 )
 EXAMPLES = (
     ("lmsrun -np 4 train.py --epochs 3", "four ranks on this machine"),
@@ -73,7 +77,8 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
         return _print_script(request, parsed, environ)
     job = _with_run_folder(resolve_job(request, environ, is_plan))
     framework = job.framework
-    if options.framework == "auto" and (framework.name == "tensorflow" or options.verbose):
+    is_worth_a_line = framework.name == "tensorflow" or options.verbose
+    if options.framework == "auto" and is_worth_a_line and not options.quiet:
         say(f"framework: {framework.name} ({framework.why})")
     return _run_here(job) if job.place is None else _run_by_launcher(job, job.place)
 
@@ -129,7 +134,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
     plan, command = plan_cluster(job, place)
-    if options.launcher == "auto" or options.verbose:
+    if (options.launcher == "auto" or options.verbose) and not options.quiet:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
         say(write_rankfile(options.rankfile_out, place.backend, plan))
@@ -164,9 +169,10 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
     from launch.supervise.supervisor import run_job
     from lmsrun.render_receipts import render_receipts
 
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
     options = job.options
+    _check_stdin(options.stdin, plan.world_size)
+    for warning in () if options.quiet else plan.warnings:
+        say(f"warning: {warning}")
     if options.output_dir:
         from launch.supervise.run_folder import make_run_folder
 
@@ -181,9 +187,26 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         environ=dict(job.environ),
         command_line=_shown_command_line(options),
         last_stage=job.framework.last_stage,
+        timestamps=options.timestamps,
+        quiet=options.quiet,
+        stdin=options.stdin,
         command=command,
     )
     return run_job(plan, supervised, render_receipts)
+
+
+def _check_stdin(rank: int | None, world_size: int) -> None:
+    """Refuse a reader that does not exist, and one for an input that is closed.
+
+    Raises:
+        UsageError: Saying what there is.
+    """
+    if rank is None:
+        return
+    if rank >= world_size:
+        raise UsageError(f"--stdin {rank}: there is no such rank; needed none or 0 to {world_size - 1}")
+    if sys.stdin is None:
+        raise UsageError(f"--stdin {rank}: standard input is closed; leave it open, or leave --stdin out")
 
 
 def _shown_command_line(options: LaunchOptions) -> tuple[str, ...]:
