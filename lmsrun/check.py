@@ -93,9 +93,9 @@ def read_around() -> Around:
     )
 
 
-def report(as_json: bool, around: Around | None = None) -> int:
-    """Print the findings; 1 when a training run could not work, else 0."""
-    findings = check(around or read_around())
+def report(as_json: bool, around: Around | None = None, more: tuple[Finding, ...] = ()) -> int:
+    """Print the findings, and those made elsewhere; 1 when a training run could not work, else 0."""
+    findings = (*check(around or read_around()), *more)
     works = all(finding.status != "missing" for finding in findings)
     if as_json:
         table = {"schema": SCHEMA, "ok": works, "checks": [asdict(finding) for finding in findings]}

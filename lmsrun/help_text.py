@@ -16,9 +16,9 @@ _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 
 
 _SOURCES = (
-    "Each option can also stand in lmsrun.toml (or [tool.lmsrun] of pyproject.toml) under its "
-    "long name, and in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line "
-    "wins, then the environment, then the file."
+    "Each option can also stand in a file under its long name: in /etc/lmsrun.toml, "
+    "in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml); and in the "
+    "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the environment, then the nearest file."
 )
 
 
@@ -73,8 +73,8 @@ def render_reference() -> str:
     about = (
         "Made from the declarations in `launch/model/settings.py` and its neighbours by\n"
         "`pytest --update-golden`. A switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or\n"
-        "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name. The command line wins, then the\n"
-        "environment, then the file."
+        "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name; so in `~/.config/lmsrun.toml` and\n"
+        "`/etc/lmsrun.toml`. The command line wins, then the environment, then the nearest file."
     )
     return "\n\n".join(["# Options", about, *map(_reference_table, _GROUPS)]) + "\n"
 

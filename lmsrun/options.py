@@ -4,9 +4,6 @@ Parser, TOML file, environment, help and docs follow from what stands here and i
 """
 
 import importlib
-import os
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +24,9 @@ from launch.model.settings import (
     switch,
     whole_number,
 )
-from lms.config import KUBERNETES_SERVICE, nearest, read_text_file
+from lms.config import KUBERNETES_SERVICE, nearest
+from lmsrun.sources.files import read_files
 
-FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
-_MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
-"""Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
 FOREIGN_VARIABLES = frozenset(
     {
         f"{ENV_PREFIX}{name}"
@@ -235,6 +230,8 @@ class Request:
     lms_table: Mapping[str, Any]
     """The ``[lms]`` table of the TOML file."""
     warnings: tuple[str, ...] = ()
+    from_files: frozenset[str] = frozenset()
+    """Fields whose values stand in a file."""
 
 
 def load_command(name: str) -> Any:
@@ -248,7 +245,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     Args:
         parsed: The command line.
         environ: The environment.
-        folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for.
+        folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for, beside the site's and the user's.
 
     Raises:
         UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
@@ -256,39 +253,30 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     warnings = check_variables(environ)
     from_env = read_environ(LaunchOptions, environ)
     path = parsed.values.get("config", from_env.get("config"))
-    source, table = read_file(Path(path) if path else None, folder)
-    lms_table = table.pop("lms") if isinstance(table.get("lms"), dict) else {}
-    from_file = parse_table(table, source)
-    if path is None and source:
-        _refuse_strangers_programs(from_file, folder / source.partition(" ")[0])
-    levels = (from_file, from_env, parsed.values)
-    origins = {
-        **{field: f"{source}: {OPTIONS[field].name}" for field in from_file},
-        **{field: OPTIONS[field].env_name for field in from_env},
-        **parsed.spelled,
-    }
+    lms_table: dict[str, Any] = {}
+    from_files: list[dict[str, Any]] = []
+    origins: dict[str, str] = {}
+    for file in read_files(Path(path) if path else None, environ, folder):
+        own = dict(file.table)
+        lms_table |= own.pop("lms") if isinstance(own.get("lms"), dict) else {}
+        values = parse_table(own, file.name)
+        file.refuse_others_programs(
+            ", ".join(sorted(OPTIONS[field].name for field in _STARTING & values.keys()))
+        )
+        from_files.append(values)
+        origins |= {field: f"{file.name}: {OPTIONS[field].name}" for field in values}
+    levels = (*from_files, from_env, parsed.values)
+    in_files = frozenset(origins)
+    origins |= {**{field: OPTIONS[field].env_name for field in from_env}, **parsed.spelled}
     refuse_contradictions(levels, origins)
     return Request(
-        LaunchOptions(**{**from_file, **from_env, **parsed.values}),
+        LaunchOptions(**{field: value for level in levels for field, value in level.items()}),
         parsed.program,
         origins,
         lms_table,
         warnings,
+        in_files - from_env.keys() - parsed.spelled.keys(),
     )
-
-
-def _refuse_strangers_programs(from_file: Mapping[str, Any], path: Path) -> None:
-    """Refuse a file that somebody else has put into this folder to have the user start programs of his.
-
-    Raises:
-        UsageError: If it names one and belongs neither to this user nor to root.
-    """
-    named = sorted(OPTIONS[field].name for field in _STARTING & from_file.keys())
-    if named and (owner := path.stat().st_uid) not in (os.geteuid(), 0):
-        raise UsageError(
-            f"{path.name} belongs to user {owner} and says what to start ({', '.join(named)}); "
-            f"look at it, then give --config {path.name}, or go to another folder"
-        )
 
 
 def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
@@ -396,48 +384,6 @@ def _misspelt(word: str) -> str | None:
     known = {name.removeprefix(ENV_PREFIX).replace("_", ""): name for name in sorted(names)}
     near = get_close_matches(word.replace("_", ""), known, 1, cutoff=_MISSPELT)
     return known[near[0]] if near else None
-
-
-def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Read the options' TOML table.
-
-    Args:
-        path: The file of ``--config``; None: ``lmsrun.toml``, else ``[tool.lmsrun]`` of ``pyproject.toml``.
-        folder: Where to look.
-
-    Returns:
-        The file's name and its table, empty when there is none.
-
-    Raises:
-        UsageError: If the file cannot be read or is not TOML.
-    """
-    found = path or next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
-    if found is None:
-        return "", {}
-    try:
-        text = read_text_file(found)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
-    is_project = found.name == "pyproject.toml"
-    if is_project and not _MAY_NAME_US.search(text):
-        return "", {}
-    tomllib = _toml_parser()
-
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{found} is not TOML: {error}") from None
-    if is_project:
-        table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
-    name = f"{found.name} [tool.lmsrun]" if is_project else str(path or found.name)
-    if not isinstance(table, dict):
-        raise UsageError(f"{name} is not a table of options")
-    return name, table
-
-
-def _toml_parser() -> Any:
-    # Imported only for a file, for it takes as long as all of the other imports of this module together.
-    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:

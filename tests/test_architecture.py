@@ -97,6 +97,7 @@ LMSRUN = {
         *("check", "cluster_run", "file_checks", "help_text", "options", "place", "preflight"),
         *("render", "render_receipts", "render_topology", "resolve"),
     },
+    "sources": set(),
 }
 
 HOUSE = {"lms": LMS, "launch": LAUNCH, "lmsrun": LMSRUN}

@@ -56,9 +56,14 @@ def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
     for warning in () if request.options.quiet else request.warnings:
         say(f"warning: {warning}")
     if request.options.verbose:
-        for name, origin in request.origins.items():
-            value = getattr(request.options, name)
-            # The values of variables may be secrets.
-            shown = tuple(item.partition("=")[0] for item in value) if name == "forward" else value
-            say(f"{OPTIONS[name].name} = {shown} (from {origin})")
+        for name in request.origins:
+            say(describe_origin(request, name))
     return request
+
+
+def describe_origin(request: Request, field: str) -> str:
+    """Say what an option is, and who said so."""
+    value = getattr(request.options, field)
+    # The values of variables may be secrets.
+    shown = tuple(item.partition("=")[0] for item in value) if field == "forward" else value
+    return f"{OPTIONS[field].name} = {shown} (from {request.origins[field]})"

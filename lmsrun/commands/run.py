@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import PlanError, UsageError
-from lmsrun.commands.common import answer_wish, read_sources, say
+from lmsrun.commands.common import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
 from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
 from lmsrun.resolve import ResolvedJob, resolve_job
@@ -62,9 +62,13 @@ def obey(command: str, parsed: Parsed, environ: Mapping[str, str]) -> int:
     if is_plan:
         request = replace(request, options=replace(request.options, dry_run=True))
     try:
-        return _run(request, parsed, environ, is_plan)
+        code = _run(request, parsed, environ, is_plan)
     except PlanError as error:
         raise error.named_by(request.origins) from None
+    if is_plan and not request.options.verbose:
+        for field in sorted(request.from_files):
+            say(describe_origin(request, field))
+    return code
 
 
 def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: bool) -> int:
