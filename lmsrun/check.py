@@ -261,7 +261,7 @@ def _tensorflow_build(folder: Path) -> str:
 
 
 def _check_horovod(around: Around) -> Finding:
-    remedy = "python scripts/build_horovod.py of lmsrun's sources"
+    remedy = "lmsrun build-horovod"
     version, folder = around.version("horovod"), around.folder("horovod")
     if version is None or folder is None:
         return Finding("Horovod", "missing", "not found; programs without it still run", remedy)

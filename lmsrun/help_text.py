@@ -18,7 +18,8 @@ _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 _SOURCES = (
     "Each option can also stand in a file under its long name: in /etc/lmsrun.toml, "
     "in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml); and in the "
-    "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the environment, then the nearest file."
+    "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the "
+    "environment, then the nearest file."
 )
 
 

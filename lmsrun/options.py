@@ -60,7 +60,7 @@ _STARTING = frozenset({"mpirun", "python", "host_discovery_script", "mpi_args", 
 COMMANDS = {
     name: f"lmsrun.commands.{name.replace('-', '_')}"
     for name in (
-        *("run", "plan", "topo", "check", "worker", "ddlrun", "version", "help"),
+        *("run", "plan", "topo", "check", "worker", "ddlrun", "build-horovod", "version", "help"),
         *("probe-host", "plan-rank"),
     )
 }
