@@ -40,6 +40,7 @@ FOREIGN_VARIABLES = frozenset(
             "REPLAN",
             "RANK_OUTPUT",
             "TF_HOSTS",
+            "ATTEMPT",
             "VENV",
         )
     }
@@ -161,6 +162,14 @@ class LaunchOptions(ClusterSettings):
         JOB,
         parse=lambda text: parse_stdin(text),
         metavar="RANK|none",
+    )
+    max_restarts: int = option(
+        0,
+        "max-restarts",
+        "start the whole job again when a rank fails, so many times, from the script's own checkpoint",
+        JOB,
+        parse=whole_number(0, 10_000),
+        metavar="N",
     )
     dry_run: bool = switch(False, "dry-run", "print the plan and start nothing, like `lmsrun plan`", OUTPUT)
     json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check"))

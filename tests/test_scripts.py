@@ -1,6 +1,7 @@
 """Set-up and the Horovod build, as far as they need no compiler: what they decide and what they say."""
 
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -221,6 +222,9 @@ def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     (copy / "scripts").mkdir(parents=True)
     for name in ("setup.py", "build_horovod.py"):
         (copy / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
+    (copy / "lmsrun" / "wheels").mkdir(parents=True)
+    for name in ("__init__.py", "wheels/__init__.py", "wheels/build_horovod.py"):
+        (copy / "lmsrun" / name).write_bytes((SCRIPTS.parent / "lmsrun" / name).read_bytes())
     (copy / "pyproject.toml").write_text("")
     (copy / "lms" / "optimizer").mkdir(parents=True)
     (copy / "lms" / "optimizer" / "plugin.c").write_text("")

@@ -17,7 +17,7 @@ _OF_THE_PLAN = ("LMSRUN_EXPECT",)
 """Decided here only to be shown: a rank that another launcher starts decides it again on its own machine."""
 
 
-_JOB_NAMES = ("LMSRUN_JOB_ID", "LMSRUN_LINE_BUFFERED", "MASTER_PORT", "LMSRUN_TF_PORT")
+_JOB_NAMES = ("LMSRUN_JOB_ID", "LMSRUN_LINE_BUFFERED", "MASTER_PORT", "LMSRUN_TF_PORT", "LMSRUN_ATTEMPT")
 """Set when the job starts."""
 _RECEIPT_WAYS = {True: "LMSRUN_RECEIPT_DIR", False: "LMSRUN_RECEIPT_LINES"}
 """The receipts' folder is on this host; from others they come as lines."""

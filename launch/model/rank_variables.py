@@ -13,6 +13,6 @@ ENVIRONMENT = "--environment"
 RESERVED = IDENTITY | {
     *("MASTER_ADDR", "MASTER_PORT"),
     *(f"LMSRUN_{name}" for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "RENDEZVOUS_PORT", "GPUS")),
-    *("LMSRUN_TF_HOSTS", "LMSRUN_TF_PORT"),
+    *("LMSRUN_TF_HOSTS", "LMSRUN_TF_PORT", "LMSRUN_ATTEMPT"),
 }
 """What ``-x`` may not change."""

@@ -85,6 +85,13 @@ class JobLoop:
         self._receipts = ReceiptDisplay(plan, options, children, files, render_receipts, self._err)
         self._notes: list[str] = []
 
+    @property
+    def rank_failed(self) -> bool:
+        """Whether the job ended because a rank (or the launcher of the ranks) failed by itself."""
+        ending = self._ending
+        is_childs = ending is not None and (ending is self._childs_ending or ending.rank is not None)
+        return is_childs and self._signalled is None
+
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()

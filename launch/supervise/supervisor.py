@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from launch.model.errors import JobError
 from launch.model.plan import LaunchPlan
@@ -22,6 +22,9 @@ from launch.supervise.job_loop import JobLoop
 from launch.supervise.rank_process import fork_process
 from launch.system.exit_status import signal_name
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 __all__ = ["JobOptions", "run_job"]
 
@@ -40,13 +43,20 @@ _PASSED_ON = (
 _FRONT_SWEEP_S = 5.0
 
 
-def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceipts) -> int:
+def run_job(
+    plan: LaunchPlan,
+    options: JobOptions,
+    render_receipts: RenderReceipts,
+    rank_failed: "mmap | None" = None,
+) -> int:
     """Run a planned job on this host to its end.
 
     Args:
         plan: What to start, one command a rank.
         options: How to supervise it.
         render_receipts: Makes the table that is printed when the ranks have started.
+        rank_failed: Memory that children share; its first item becomes 1 if the job ended because a rank
+            failed by itself.
 
     Returns:
         The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output
@@ -72,7 +82,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         front = os.getpid()
         supervisor = fork_process()
         if supervisor == 0:
-            _supervise(plan, options, children, files, render_receipts, front, passed)
+            _supervise(plan, options, children, files, render_receipts, front, passed, rank_failed)
         for fd in files.output_fds.values():
             os.close(fd)
         return _wait_in_front(supervisor, passed, spare)
@@ -91,6 +101,7 @@ def _supervise(
     render_receipts: RenderReceipts,
     front: int,
     passed: set[signal.Signals],
+    rank_failed: "mmap | None",
 ) -> NoReturn:
     """The supervisor's whole life."""
     code = 1
@@ -99,7 +110,10 @@ def _supervise(
         os.setsid()
         die_with_parent(signal.SIGTERM, front)
         adopt_orphans()
-        code = JobLoop(plan, options, children, files, render_receipts, front, passed).run()
+        loop = JobLoop(plan, options, children, files, render_receipts, front, passed)
+        code = loop.run()
+        if rank_failed is not None:
+            rank_failed[0] = loop.rank_failed
     except JobError as error:
         os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
         sweep(_FRONT_SWEEP_S)

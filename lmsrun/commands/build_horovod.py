@@ -6,8 +6,8 @@ USAGE = "lmsrun build-horovod [--check] [--jobs N]"
 ABOUT = (
     "Compile Horovod for the TensorFlow of this Python, keep the wheel, and install it: its last release "
     "does not compile against TensorFlow 2.14 and later as it is. A compiler and CMake are needed, and some "
-    "minutes; what fits is taken from the cache the next time. --check says what would be used and what is missing, "
-    "--jobs how many compilers may run at a time (all CPUs)."
+    "minutes; what fits is taken from the cache the next time. --check says what would be used and what "
+    "is missing, --jobs how many compilers may run at a time (all CPUs)."
 )
 EXAMPLES = (("lmsrun build-horovod --check", "what is here and what is missing"),)
 

@@ -20,6 +20,7 @@ from lmsrun.resolve import ResolvedJob, resolve_job
 if TYPE_CHECKING:
     from launch.cluster.job import Command
     from launch.model.plan import LaunchPlan
+    from launch.supervise.job import JobOptions
     from lmsrun.place import Place
 
 USAGE = (
@@ -36,6 +37,15 @@ EXAMPLES = (
     ("lmsrun plan -np 6 --topology ac922.json train.py", "what it would be on another"),
     ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
 )
+
+
+ATTEMPT = "LMSRUN_ATTEMPT"
+"""The variable by which a script knows how often its job has been started again."""
+_HOPELESS = {
+    2: "its command line is wrong",
+    126: "the program cannot be started",
+    127: "the program is not there",
+}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -196,7 +206,42 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         stdin=options.stdin,
         command=command,
     )
-    return run_job(plan, supervised, render_receipts)
+    if not options.max_restarts:
+        return run_job(plan, supervised, render_receipts)
+    return _run_again_if_failed(plan, supervised, options.max_restarts)
+
+
+def _run_again_if_failed(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
+    """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
+    from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
+
+    from launch.supervise.supervisor import run_job
+    from lmsrun.render_receipts import render_receipts
+
+    rank_failed = mmap(-1, 1)
+    for attempt in range(restarts + 1):
+        rank_failed[0] = 0
+        code = run_job(plan, _attempt(options, attempt), render_receipts, rank_failed)
+        if not rank_failed[0]:
+            break
+        if code in _HOPELESS:
+            say(f"not started again: code {code} says that {_HOPELESS[code]}")
+            break
+        if attempt < restarts:
+            say(f"a rank failed with code {code}; restart {attempt + 1} of {restarts}")
+    return code
+
+
+def _attempt(options: "JobOptions", number: int) -> "JobOptions":
+    """Return the options of one attempt: ranks know its number, and its output has a folder of its own."""
+    options = replace(options, environ={**options.environ, ATTEMPT: str(number)})
+    if number == 0 or options.output_dir is None:
+        return options
+    folder = options.output_dir / f"restart-{number}"
+    command = options.command
+    if command is not None:
+        command = replace(command, env={**command.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(folder)})
+    return replace(options, output_dir=folder, command=command)
 
 
 def _check_stdin(rank: int | None, world_size: int) -> None:
