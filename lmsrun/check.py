@@ -93,9 +93,9 @@ def read_around() -> Around:
     )
 
 
-def report(as_json: bool, around: Around | None = None) -> int:
-    """Print the findings; 1 when a training run could not work, else 0."""
-    findings = check(around or read_around())
+def report(as_json: bool, around: Around | None = None, more: tuple[Finding, ...] = ()) -> int:
+    """Print the findings, and those made elsewhere; 1 when a training run could not work, else 0."""
+    findings = (*check(around or read_around()), *more)
     works = all(finding.status != "missing" for finding in findings)
     if as_json:
         table = {"schema": SCHEMA, "ok": works, "checks": [asdict(finding) for finding in findings]}
@@ -261,7 +261,7 @@ def _tensorflow_build(folder: Path) -> str:
 
 
 def _check_horovod(around: Around) -> Finding:
-    remedy = "python scripts/build_horovod.py of lmsrun's sources"
+    remedy = "lmsrun build-horovod"
     version, folder = around.version("horovod"), around.folder("horovod")
     if version is None or folder is None:
         return Finding("Horovod", "missing", "not found; programs without it still run", remedy)

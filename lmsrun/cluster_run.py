@@ -44,6 +44,8 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
     job = build_job(
         shares, options, request, resolved.environ, resolved.asked, place.only_here, options.tag_output
     )
+    if options.stdin is not None:
+        job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
     if options.output_dir:
         job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
     backend = place.backend
@@ -69,6 +71,8 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         (command.argv,),
         (*warnings, *command.warnings),
         frozenset(request.given),
+        options.framework,
+        options.tf_port,
     )
     return plan, command
 

@@ -1,10 +1,13 @@
 """Files and programs that options name: what would fail only late is said before anything is started."""
 
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.model.errors import UsageError
+from launch.model.plan import MODULE
 from launch.system.program_path import find_program
 from lms.config import nearest
 from lmsrun.options import COMMANDS, LaunchOptions, Request
@@ -54,11 +57,34 @@ def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str])
     if not program:
         raise UsageError("no program; needed lmsrun -np N [options] PROGRAM [ARGS] (see lmsrun --help)")
     name = program[0]
+    if name == MODULE:
+        if not dry:
+            _check_module(program)
+        return
     if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
         return
     if name in COMMANDS:
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
     raise UsageError(f"program {name!r} {_why_not(name)}")
+
+
+def _check_module(program: Sequence[str]) -> None:
+    """Look for the module's package, without importing anything of it."""
+    if len(program) < 2:
+        raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
+    top = program[1].partition(".")[0]
+    # Python puts the current folder first.
+    if os.path.exists(top) or os.path.isfile(f"{top}.py"):
+        return
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise UsageError(
+            f"{MODULE} {program[1]}: there is no module {top} in this folder or for {sys.executable}; "
+            "check its name, go to its folder, or name another interpreter with --python"
+        )
 
 
 def check_python(python: str | None, environ: Mapping[str, str]) -> None:

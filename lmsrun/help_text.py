@@ -1,59 +1,68 @@
 """The help texts, made from the declared options."""
 
+import shutil
 import textwrap
 
 from launch.model.cluster_settings import CLUSTER
 from launch.model.settings import JOB, LMS, MEMORY, PLACEMENT, Option, PlanSettings, declared_options
-from lmsrun.options import OPTIONS, OUTPUT, LaunchOptions, load_command
+from lmsrun.options import COMMANDS, OPTIONS, OUTPUT, LaunchOptions, load_command
 
-_WIDTH, _INDENT = 96, 30
+_NARROWEST, _USUAL, _WIDEST, _INDENT = 60, 96, 120, 30
+SUBCOMMANDS = tuple(name for name in COMMANDS if name not in ("probe-host", "plan-rank"))
+"""Those with a page of help."""
 _GROUPS = (JOB, CLUSTER, PLACEMENT, MEMORY, LMS, OUTPUT)
 _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 """Listed behind the command line's own options, which people look for first."""
 
 
+_SOURCES = (
+    "Each option can also stand in a file under its long name: in /etc/lmsrun.toml, "
+    "in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml); and in the "
+    "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the "
+    "environment, then the nearest file."
+)
+
+
 def render_help(command: str) -> str:
-    """The help of one subcommand as plain text."""
+    """The help of one subcommand as plain text, as wide as the terminal."""
     page = load_command(command)
+    width = min(max(shutil.get_terminal_size((_USUAL, 24)).columns, _NARROWEST), _WIDEST)
     parts = [
         f"usage: {page.USAGE}",
-        page.ABOUT,
-        *_render_options("run" if command == "plan" else command),
+        textwrap.fill(page.ABOUT, width),
+        *_render_options("run" if command == "plan" else command, width),
     ]
     if page.EXAMPLES:
         lines = [f"  {line:<50}  {meaning}" for line, meaning in page.EXAMPLES]
         parts.append("\n".join(["Examples:", *lines]))
     if command in ("run", "plan"):
-        parts.append(
-            "Each option can also stand in lmsrun.toml (or [tool.lmsrun] of pyproject.toml) under its\n"
-            "long name, and in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line\n"
-            "wins, then the environment, then the file."
-        )
+        parts.append(textwrap.fill(_SOURCES, width))
     return "\n\n".join(parts)
 
 
-def _render_options(command: str) -> list[str]:
+def _render_options(command: str, width: int) -> list[str]:
     if command == "ddlrun":
         from launch.backends.ddlrun import describe_flags
 
-        return ["Options:\n" + "\n".join(_render_entry(f"  {left}", text) for left, text in describe_flags())]
+        entries = [_render_entry(f"  {left}", text, width) for left, text in describe_flags()]
+        return ["\n".join(["Options:", *entries])]
     groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
     for field, declared in sorted(OPTIONS.items(), key=lambda entry: entry[0] in _PLAN_FIELDS):
         if command in declared.commands:
-            groups[declared.group].append(_render_option(field, declared))
+            groups[declared.group].append(_render_option(field, declared, width))
     return [f"{group}:\n" + "\n".join(lines) for group, lines in groups.items() if lines]
 
 
-def _render_option(field: str, declared: Option) -> str:
+def _render_option(field: str, declared: Option, width: int) -> str:
     flag = f"--[no-]{declared.name}" if declared.is_switch else declared.long_flag
     left = "  " + ", ".join((*declared.flags, flag)) + (f" {declared.metavar}" if declared.metavar else "")
     default = getattr(LaunchOptions, field)
     shown = "" if default in (None, False, ()) else f" (default {default})"
-    return _render_entry(left, declared.help + shown)
+    return _render_entry(left, declared.help + shown, width)
 
 
-def _render_entry(left: str, text: str) -> str:
-    lines = textwrap.wrap(text, _WIDTH - _INDENT)
+def _render_entry(left: str, text: str, width: int) -> str:
+    lines = textwrap.wrap(text, width - _INDENT)
     if len(left) > _INDENT - 2:
         lines.insert(0, "")
     first, *more = lines
@@ -65,8 +74,8 @@ def render_reference() -> str:
     about = (
         "Made from the declarations in `launch/model/settings.py` and its neighbours by\n"
         "`pytest --update-golden`. A switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or\n"
-        "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name. The command line wins, then the\n"
-        "environment, then the file."
+        "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name; so in `~/.config/lmsrun.toml` and\n"
+        "`/etc/lmsrun.toml`. The command line wins, then the environment, then the nearest file."
     )
     return "\n\n".join(["# Options", about, *map(_reference_table, _GROUPS)]) + "\n"
 

@@ -4,9 +4,6 @@ Parser, TOML file, environment, help and docs follow from what stands here and i
 """
 
 import importlib
-import os
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any, Literal
 
 from launch.model.cluster_settings import ClusterSettings
 from launch.model.errors import UsageError
+from launch.model.plan import MODULE
 from launch.model.settings import (
     ENV_PREFIX,
     JOB,
@@ -26,11 +24,9 @@ from launch.model.settings import (
     switch,
     whole_number,
 )
-from lms.config import KUBERNETES_SERVICE, nearest, read_text_file
+from lms.config import KUBERNETES_SERVICE, nearest
+from lmsrun.sources.files import read_files
 
-FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
-_MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
-"""Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
 FOREIGN_VARIABLES = frozenset(
     {
         f"{ENV_PREFIX}{name}"
@@ -45,6 +41,8 @@ FOREIGN_VARIABLES = frozenset(
             "EXPECT",
             "REPLAN",
             "RANK_OUTPUT",
+            "TF_HOSTS",
+            "ATTEMPT",
             "VENV",
         )
     }
@@ -64,7 +62,10 @@ _STARTING = frozenset({"mpirun", "python", "host_discovery_script", "mpi_args", 
 
 COMMANDS = {
     name: f"lmsrun.commands.{name.replace('-', '_')}"
-    for name in ("run", "plan", "topo", "check", "worker", "ddlrun", "probe-host", "plan-rank")
+    for name in (
+        *("run", "plan", "topo", "check", "worker", "ddlrun", "build-horovod", "version", "help"),
+        *("probe-host", "plan-rank"),
+    )
 }
 """The subcommands, each with its module; the last two are for lmsrun itself."""
 OUTPUT = "Output"
@@ -80,6 +81,16 @@ def parse_num_proc(text: str) -> int | None:
         return whole_number(1, MAX_RANKS)(text)
     except ValueError as error:
         raise ValueError(f"auto or {error}") from None
+
+
+def parse_stdin(text: str) -> int | None:
+    """``none`` (None) or the number of a rank."""
+    if text.strip() == "none":
+        return None
+    try:
+        return whole_number(0, MAX_RANKS)(text)
+    except ValueError as error:
+        raise ValueError(f"none or {error}") from None
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,30 @@ class LaunchOptions(ClusterSettings):
     tag_output: bool | None = switch(
         None, "tag-output", "put the rank in front of each line (on with several ranks)", OUTPUT
     )
+    timestamps: bool = switch(False, "timestamps", "put the time in front of each line of the ranks", OUTPUT)
+    quiet: bool = switch(
+        False,
+        "quiet",
+        "say only what is wrong: no table of ranks that are verified, no warnings",
+        OUTPUT,
+        flags=("-q",),
+    )
+    stdin: int | None = option(
+        None,
+        "stdin",
+        "the rank that reads lmsrun's standard input; the others, or with none all, read nothing",
+        JOB,
+        parse=lambda text: parse_stdin(text),
+        metavar="RANK|none",
+    )
+    max_restarts: int = option(
+        0,
+        "max-restarts",
+        "start the whole job again when a rank fails, so many times, from the script's own checkpoint",
+        JOB,
+        parse=whole_number(0, 10_000),
+        metavar="N",
+    )
     dry_run: bool = switch(False, "dry-run", "print the plan and start nothing, like `lmsrun plan`", OUTPUT)
     json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check"))
     save: str | None = option(
@@ -180,11 +215,15 @@ class LaunchOptions(ClusterSettings):
 OPTIONS = declared_options(LaunchOptions)
 _BY_SHORT_FLAG = {flag.lstrip("-"): declared for declared in OPTIONS.values() for flag in declared.flags}
 """``np`` is no name outside the command line, but what people try there first."""
-_WISHES: dict[str, Literal["help", "version"]] = {"-h": "help", "--help": "help", "--version": "version"}
+_WISHES: dict[str, Literal["help", "version"]] = {
+    **dict.fromkeys(("-h", "--help"), "help"),
+    **dict.fromkeys(("-V", "--version"), "version"),
+}
 _CONTRADICTIONS = (
     ("numa", "off", "mem_policy", ("bind", "preferred")),
     ("numa", "off", "bind_method", ("numactl", "libnuma")),
     ("numa", "strict", "mem_policy", ("none",)),
+    ("quiet", True, "verbose", (True,)),
 )
 
 
@@ -211,6 +250,8 @@ class Request:
     lms_table: Mapping[str, Any]
     """The ``[lms]`` table of the TOML file."""
     warnings: tuple[str, ...] = ()
+    from_files: frozenset[str] = frozenset()
+    """Fields whose values stand in a file."""
 
 
 def load_command(name: str) -> Any:
@@ -224,7 +265,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     Args:
         parsed: The command line.
         environ: The environment.
-        folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for.
+        folder: Where ``lmsrun.toml`` or ``pyproject.toml`` are looked for, beside the site's and the user's.
 
     Raises:
         UsageError: For an unknown or contradictory option, key or variable, or a value that it cannot have.
@@ -232,43 +273,34 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     warnings = check_variables(environ)
     from_env = read_environ(LaunchOptions, environ)
     path = parsed.values.get("config", from_env.get("config"))
-    source, table = read_file(Path(path) if path else None, folder)
-    lms_table = table.pop("lms") if isinstance(table.get("lms"), dict) else {}
-    from_file = parse_table(table, source)
-    if path is None and source:
-        _refuse_strangers_programs(from_file, folder / source.partition(" ")[0])
-    levels = (from_file, from_env, parsed.values)
-    origins = {
-        **{field: f"{source}: {OPTIONS[field].name}" for field in from_file},
-        **{field: OPTIONS[field].env_name for field in from_env},
-        **parsed.spelled,
-    }
+    lms_table: dict[str, Any] = {}
+    from_files: list[dict[str, Any]] = []
+    origins: dict[str, str] = {}
+    for file in read_files(Path(path) if path else None, environ, folder):
+        own = dict(file.table)
+        lms_table |= own.pop("lms") if isinstance(own.get("lms"), dict) else {}
+        values = parse_table(own, file.name)
+        file.refuse_others_programs(
+            ", ".join(sorted(OPTIONS[field].name for field in _STARTING & values.keys()))
+        )
+        from_files.append(values)
+        origins |= {field: f"{file.name}: {OPTIONS[field].name}" for field in values}
+    levels = (*from_files, from_env, parsed.values)
+    in_files = frozenset(origins)
+    origins |= {**{field: OPTIONS[field].env_name for field in from_env}, **parsed.spelled}
     refuse_contradictions(levels, origins)
     return Request(
-        LaunchOptions(**{**from_file, **from_env, **parsed.values}),
+        LaunchOptions(**{field: value for level in levels for field, value in level.items()}),
         parsed.program,
         origins,
         lms_table,
         warnings,
+        in_files - from_env.keys() - parsed.spelled.keys(),
     )
 
 
-def _refuse_strangers_programs(from_file: Mapping[str, Any], path: Path) -> None:
-    """Refuse a file that somebody else has put into this folder to have the user start programs of his.
-
-    Raises:
-        UsageError: If it names one and belongs neither to this user nor to root.
-    """
-    named = sorted(OPTIONS[field].name for field in _STARTING & from_file.keys())
-    if named and (owner := path.stat().st_uid) not in (os.geteuid(), 0):
-        raise UsageError(
-            f"{path.name} belongs to user {owner} and says what to start ({', '.join(named)}); "
-            f"look at it, then give --config {path.name}, or go to another folder"
-        )
-
-
 def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
-    """Parse options up to the program; everything from the program on is left alone.
+    """Parse options up to the program; everything from the program (or ``-m MODULE``) on is left alone.
 
     Args:
         command: Whose options ``argv`` may name: run, topo or check.
@@ -284,6 +316,11 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
+            break
+        if word == MODULE and command == "run":
+            if not rest:
+                raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
+            rest.insert(0, word)
             break
         if word in _WISHES:
             return Parsed({}, {}, wish=_WISHES[word])
@@ -314,7 +351,10 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
 def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     if flag.endswith(".py"):
         return f"; if that is the program, write -- {flag}"
-    return f"{nearest(flag, spellings)}; `lmsrun --help` lists them all"
+    # One letter is like everything: only another spelling of it can have been meant.
+    letter = flag.strip("-").lower()
+    near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
+    return f"{nearest(flag, near)}; `lmsrun --help` lists them all"
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:
@@ -366,48 +406,6 @@ def _misspelt(word: str) -> str | None:
     return known[near[0]] if near else None
 
 
-def read_file(path: Path | None, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Read the options' TOML table.
-
-    Args:
-        path: The file of ``--config``; None: ``lmsrun.toml``, else ``[tool.lmsrun]`` of ``pyproject.toml``.
-        folder: Where to look.
-
-    Returns:
-        The file's name and its table, empty when there is none.
-
-    Raises:
-        UsageError: If the file cannot be read or is not TOML.
-    """
-    found = path or next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
-    if found is None:
-        return "", {}
-    try:
-        text = read_text_file(found)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
-    is_project = found.name == "pyproject.toml"
-    if is_project and not _MAY_NAME_US.search(text):
-        return "", {}
-    tomllib = _toml_parser()
-
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{found} is not TOML: {error}") from None
-    if is_project:
-        table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
-    name = f"{found.name} [tool.lmsrun]" if is_project else str(path or found.name)
-    if not isinstance(table, dict):
-        raise UsageError(f"{name} is not a table of options")
-    return name, table
-
-
-def _toml_parser() -> Any:
-    # Imported only for a file, for it takes as long as all of the other imports of this module together.
-    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-
-
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
 
@@ -457,7 +455,10 @@ def refuse_contradictions(levels: Sequence[Mapping[str, Any]], origins: Mapping[
     for field, word, other, others in _CONTRADICTIONS:
         together = any(level.get(field) == word and level.get(other) in others for level in levels)
         if together and values[field] == word and values[other] in others:
-            one, two = f"{origins[field]} {word}", f"{origins[other]} {values[other]}"
+            one, two = (
+                origins[name] if values[name] is True else f"{origins[name]} {values[name]}"
+                for name in (field, other)
+            )
             raise UsageError(f"{one} contradicts {two}; give one of them")
 
 

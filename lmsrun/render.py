@@ -32,6 +32,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "schema": SCHEMA,
         "world_size": plan.world_size,
         "launcher": plan.launcher,
+        "framework": plan.framework,
         "ranks": [_rank_to_json(rank) for rank in _masked(plan).ranks],
         "commands": [list(command) for command in plan.commands],
         "warnings": list(plan.warnings),
@@ -106,9 +107,10 @@ def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
     sources = ", ".join(dict.fromkeys(machine.source for machine in machine_of.values()))
     models = _models(plan)
     gpus = f"\nGPUs: {models[0]}" if len(models) == 1 else ""
+    framework = "" if plan.framework == "horovod" else f", framework: {plan.framework}"
     return (
         f"{count_of(plan.world_size, 'rank')} on {where} "
-        f"({architectures}, topology: {sources}), launcher: {plan.launcher}{gpus}"
+        f"({architectures}, topology: {sources}), launcher: {plan.launcher}{framework}{gpus}"
     )
 
 

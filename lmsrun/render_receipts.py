@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from launch.receipts.judge import RankReceipt
 
+_INITIALISED = "yes, also after hvd.init()"
+_MET = {"tensorflow": "yes, also with its strategy made"}
 _HEADS = ("rank", "host", "GPU", "NUMA node", "CPUs", "memory", "host limit", "LMS", "verified")
 
 
@@ -35,6 +37,6 @@ def _row(receipt: RankReceipt) -> tuple[str, ...]:
 
 def _verdict(receipt: RankReceipt) -> str:
     if receipt.verified:
-        return "yes, also after hvd.init()" if "init" in receipt.stages else "yes"
+        return _MET.get(receipt.met_by or "", _INITIALISED) if "init" in receipt.stages else "yes"
     word = "-" if receipt.verified is None else "NO"
     return ": ".join(filter(None, [word, "; ".join(receipt.reasons)]))

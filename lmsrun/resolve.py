@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from launch.discover import read_machine
 from launch.installed.binding_tools import assume_tools, choose_tools
+from launch.installed.framework import FrameworkChoice, choose_framework
 from launch.model.cluster_settings import find_unread, has_allocation
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
@@ -44,6 +45,8 @@ class ResolvedJob:
     """Whether the command is ``lmsrun plan``, which asks hosts only when told to."""
     machines: Mapping[str, Machine] = field(default_factory=dict)
     """Those of hosts that have answered."""
+    framework: FrameworkChoice = FrameworkChoice("horovod", "as asked", "init")
+    """How its ranks find each other."""
 
     def machine_of(self, host: str) -> Machine:
         """Give a host's machine; one that has not answered is taken to be like this one."""
@@ -80,6 +83,9 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     """
     check_named_files(request, environ)
     place, options = _find_place(request.options, environ)
+    framework = choose_framework(options.framework, request.program, environ, options.python)
+    _refuse_elastic(framework, options)
+    options = replace(options, framework=framework.name)
     only_here = place is None or place.only_here
     check_program(request.program, options.dry_run or not only_here, environ)
     if only_here and not options.dry_run:
@@ -98,8 +104,10 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         environ=environ if is_live and only_here else portable_environ(environ),
         given=given,
     )
-    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}))
-    return ResolvedJob(options, environ, place, machine, host_request, asked, warnings, is_plan)
+    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings)
+    return ResolvedJob(
+        options, environ, place, machine, host_request, asked, warnings, is_plan, framework=framework
+    )
 
 
 def portable_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -125,6 +133,19 @@ def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Pl
         return None, options
     ranks = sum(share.ranks for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
     return None, replace(options, num_proc=ranks)
+
+
+def _refuse_elastic(framework: FrameworkChoice, options: LaunchOptions) -> None:
+    """Refuse ranks that come and go where every rank has to know all others from the start.
+
+    Raises:
+        UsageError: With what to try.
+    """
+    if framework.name == "tensorflow" and (options.min_np or options.max_np or options.host_discovery_script):
+        raise UsageError(
+            f"elastic ranks need Horovod, but the framework is tensorflow ({framework.why}); "
+            "try --framework horovod, or leave --min-np, --max-np and --host-discovery-script out"
+        )
 
 
 def _doubt_unread(request: Request, launcher: str) -> list[str]:

@@ -32,7 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("debootstrap", "buildah", "podman", "runc", "tar")
 BASE_IMAGE = "localhost/lmsrun-base"
 IMAGE = "localhost/lmsrun:cpu"
-DECIDES_LAYERS = ("docker/Dockerfile", "docker/Dockerfile.cpu", "pyproject.toml", "scripts/build_horovod.py")
+DECIDES_LAYERS = (
+    "docker/Dockerfile",
+    "docker/Dockerfile.cpu",
+    "pyproject.toml",
+    "lmsrun/wheels/build_horovod.py",
+)
 """A change in one of these makes the large layers anew; the store with the old ones is removed."""
 NEEDED_BYTES = 20 << 30
 PIP_SETTINGS = frozenset(

@@ -22,7 +22,7 @@ from build_horovod import BuildError, locked, run_logged
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "gpu,mpi,plot,examples,dev"
-INPUTS = ("pyproject.toml", "scripts/setup.py", "scripts/build_horovod.py", "lms/optimizer/plugin.c")
+INPUTS = ("pyproject.toml", "scripts/setup.py", "lmsrun/wheels/build_horovod.py", "lms/optimizer/plugin.c")
 STAMP = ".lmsrun-setup"
 
 Package = tuple[str, str, bool]

@@ -100,8 +100,10 @@ LAUNCH = {
 LMSRUN = {
     "commands": {
         *("check", "cluster_run", "file_checks", "help_text", "options", "place", "preflight"),
-        *("render", "render_receipts", "render_topology", "resolve"),
+        *("render", "render_receipts", "render_topology", "resolve", "wheels"),
     },
+    "sources": set(),
+    "wheels": set(),
 }
 
 HOUSE = {"lms": LMS, "launch": LAUNCH, "lmsrun": LMSRUN}

@@ -1,6 +1,7 @@
 """Set-up and the Horovod build, as far as they need no compiler: what they decide and what they say."""
 
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,10 +24,45 @@ def scripts() -> Iterator[None]:
 
 
 @pytest.fixture
-def horovod_script(scripts: None) -> ModuleType:
-    import build_horovod
+def horovod_script() -> ModuleType:
+    from lmsrun.wheels import build_horovod
 
     return build_horovod
+
+
+def test_horovods_recipe_runs_by_path_where_lmsrun_is_not_installed(tmp_path: Path) -> None:
+    """Images copy the file alone, before anything else."""
+    recipe = SCRIPTS.parent / "lmsrun" / "wheels" / "build_horovod.py"
+    shutil.copy(recipe, tmp_path)
+    argv = [sys.executable, "-I", str(tmp_path / recipe.name), "--check"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "tensorflow: " in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("argv", [["--jobs", "0"], ["--jobs"], ["--cores", "3"]])
+def test_mistakes_of_build_horovod_cost_one_line(
+    horovod_script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        horovod_script.main(argv)
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.startswith("lmsrun build-horovod: ") and said.count("\n") == 1
+
+
+def test_the_time_is_told_before_horovod_is_built(
+    horovod_script: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(tools: object, work: Path, log: Path, jobs: int) -> Path:
+        assert "building takes about 2 min with 4 compilers" in capsys.readouterr().out
+        raise horovod_script.BuildError("stop here")
+
+    monkeypatch.setattr(horovod_script, "build_wheel", build)
+    with pytest.raises(horovod_script.BuildError, match="stop here"):
+        horovod_script.obtain_wheel(toolchain(horovod_script), tmp_path, 4)
 
 
 @pytest.fixture
@@ -186,6 +222,9 @@ def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     (copy / "scripts").mkdir(parents=True)
     for name in ("setup.py", "build_horovod.py"):
         (copy / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
+    (copy / "lmsrun" / "wheels").mkdir(parents=True)
+    for name in ("__init__.py", "wheels/__init__.py", "wheels/build_horovod.py"):
+        (copy / "lmsrun" / name).write_bytes((SCRIPTS.parent / "lmsrun" / name).read_bytes())
     (copy / "pyproject.toml").write_text("")
     (copy / "lms" / "optimizer").mkdir(parents=True)
     (copy / "lms" / "optimizer" / "plugin.c").write_text("")

@@ -15,4 +15,13 @@ def plan_local_job(machine: Machine, request: HostRequest) -> LaunchPlan:
     """
     host = plan_host(machine, request)
     commands = tuple(rank.argv for rank in host.ranks)
-    return LaunchPlan(request.world_size, NAME, host.ranks, commands, host.warnings, frozenset(request.given))
+    return LaunchPlan(
+        request.world_size,
+        NAME,
+        host.ranks,
+        commands,
+        host.warnings,
+        frozenset(request.given),
+        request.settings.framework,
+        request.settings.tf_port,
+    )

@@ -47,6 +47,7 @@ class OpenMpi:
             *("-np", str(job.world_size), *where),
             *("--bind-to", "none", "--map-by", policy),
             *(self.tag if job.tag_output else ()),
+            *(() if job.stdin is None else ("--stdin", str(job.stdin))),
             *(word for name in job.names for word in ("-x", name)),
             *extra,
             *job.worker,
@@ -69,6 +70,8 @@ class Hydra:
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """See ``Dialect``."""
         refuse_ipv6(job, "Hydra")
+        if job.stdin:
+            raise UsageError(f"--stdin {job.stdin}: under Hydra only rank 0 can read it; try --stdin 0")
         where, files = self._hosts(job, files_dir)
         argv = (
             mpirun,
@@ -195,7 +198,7 @@ class Mpirun(Backend):
         if not order.dry:
             refuse_root(flavour, order.job, os.geteuid())
         command = build_mpirun(order.program, flavour, order.job, order.files_dir, order.extra)
-        if speaks_with(read_horovod_mpi(), flavour.family):
+        if order.settings.framework == "tensorflow" or speaks_with(read_horovod_mpi(), flavour.family):
             return command
         if not order.only_here:
             raise UsageError(

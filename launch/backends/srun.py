@@ -43,6 +43,7 @@ def build_srun(
         *(() if job.whole_lines else ("--unbuffered",)),
         *((f"--mpi={mpi}",) if mpi else ()),
         *(("--label",) if job.tag_output else ()),
+        *(() if job.stdin is None else (f"--input={job.stdin}",)),
         f"--export={','.join((*_SITE, *job.names))}",
         *extra,
         *job.worker,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launch.model.errors import UsageError
+from launch.model.plan import MODULE
 
 _WALLTIME = "01:00:00"
 
@@ -52,7 +53,8 @@ def _names(system: str, job: BatchJob) -> list[str]:
 
 def job_name(program: Sequence[str]) -> str:
     """A name that every batch system takes, from the program's own."""
-    last = program[0].rpartition("/")[2].removesuffix(".py")
+    named = program[1].rpartition(".")[2] if program[0] == MODULE else program[0]
+    last = named.rpartition("/")[2].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-")[:15] or "lmsrun"
 
 

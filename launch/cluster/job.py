@@ -28,6 +28,9 @@ class ClusterJob:
     whole_lines: bool = False
     """Whether output may wait until its line is whole, so that lines of several ranks do not mix."""
 
+    stdin: int | None = None
+    """The rank that reads the launcher's standard input."""
+
     @property
     def world_size(self) -> int:
         """Ranks in all."""

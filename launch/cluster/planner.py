@@ -1,5 +1,6 @@
 """A job over several hosts: every host's part planned by the one planner, and what its launcher is told."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from launch.cluster.hosts import HostShare
 from launch.cluster.job import ClusterJob, escape_args, forwarded_names, withheld_names
 from launch.model.cluster_settings import ClusterSettings, settings_env
 from launch.model.plan import RankPlan
+from launch.model.tf_cluster import HOSTS_VARIABLE, format_hosts, name_workers
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostPlan, HostRequest, plan_host
 from launch.plan_host.rank_env import build_lms_env
@@ -15,7 +17,10 @@ _OF_THE_PLAN = ("LMSRUN_EXPECT",)
 """Decided here only to be shown: a rank that another launcher starts decides it again on its own machine."""
 
 
-_JOB_NAMES = ("LMSRUN_JOB_ID", "LMSRUN_CONTROL", "LMSRUN_LINE_BUFFERED", "MASTER_PORT")
+_JOB_NAMES = (
+    *("LMSRUN_JOB_ID", "LMSRUN_CONTROL", "LMSRUN_LINE_BUFFERED", "MASTER_PORT"),
+    *("LMSRUN_TF_PORT", "LMSRUN_ATTEMPT"),
+)
 """Set when the job starts."""
 _RECEIPT_WAYS = {True: "LMSRUN_RECEIPT_DIR", False: "LMSRUN_RECEIPT_LINES"}
 """The receipts' folder is on this host; from others they come as lines."""
@@ -79,6 +84,7 @@ def build_job(
             **settings_env(settings),
             **build_lms_env(request.lms),
             **_master(shares, inherited),
+            **_tf_hosts(shares, settings),
             **request.given,
         },
         forward=(*forwarded_names(inherited, asked), *_JOB_NAMES, _RECEIPT_WAYS[only_here]),
@@ -99,6 +105,15 @@ def _escaped(shim: tuple[str, ...], program: tuple[str, ...]) -> tuple[tuple[str
 def _master(shares: Sequence[HostShare], environ: Mapping[str, str]) -> dict[str, str]:
     """Where programs without Horovod meet: on the first host; the user's own choice wins."""
     return {} if environ.get("MASTER_ADDR") or not shares else {"MASTER_ADDR": shares[0].host}
+
+
+def _tf_hosts(shares: Sequence[HostShare], settings: ClusterSettings) -> dict[str, str]:
+    """Where ``tf.distribute`` has its workers; each rank makes ``TF_CONFIG`` of it and of the first port."""
+    if settings.framework != "tensorflow":
+        return {}
+    pairs = [(share.host, share.ranks) for share in shares]
+    name_workers(pairs, settings.tf_port or 1)  # Whether the ports reach is told before anything starts.
+    return {HOSTS_VARIABLE: format_hosts(pairs, os.uname().nodename)}
 
 
 def _request_of(share: HostShare, request: HostRequest) -> HostRequest:

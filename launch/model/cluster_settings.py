@@ -137,6 +137,7 @@ def _walltime(text: str) -> str:
 
 
 _READERS: Mapping[str, tuple[str, ...]] = {
+    "stdin": ("local", "mpirun", "srun"),
     "mpirun": ("mpirun",),
     "mpi_args": ("mpirun", "srun", "jsrun", "ddlrun", "horovodrun"),
     "controller": ("horovodrun",),

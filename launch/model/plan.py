@@ -10,6 +10,8 @@ from launch.model.topology import Gpu
 
 MemPolicy = Literal["bind", "preferred", "preferred-many", "none"]
 
+MODULE = "-m"
+"""In a program's place: the word behind it is a module for ``python -m``."""
 SCHEMA = "lmsrun.plan/1"
 SHIM = Path(__file__).resolve().parents[2] / "lmsrun" / "__main__.py"
 """What a rank starts with: our entry point, by path, so that nothing near the program shadows it."""
@@ -45,3 +47,7 @@ class LaunchPlan:
     warnings: tuple[str, ...] = field(default=())
     masked: frozenset[str] = frozenset()
     """Variables whose values are shown to nobody: those of ``-x NAME=VALUE``, which may be secrets."""
+    framework: str = "horovod"
+    """How ranks find each other; ``tensorflow``: each gets ``TF_CONFIG`` when the job starts."""
+    tf_port: int | None = None
+    """First port of TensorFlow's servers; None: free ones, found when the job starts."""

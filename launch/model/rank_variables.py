@@ -12,7 +12,7 @@ ENVIRONMENT = "--environment"
 """The shim's option for a file with the job's variables, where the launcher would write them into an argv."""
 RESERVED = IDENTITY | {
     *("MASTER_ADDR", "MASTER_PORT"),
-    *(f"LMSRUN_{name}" for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "RENDEZVOUS_PORT")),
-    *("LMSRUN_CONTROL", "LMSRUN_GPUS"),
+    *(f"LMSRUN_{name}" for name in ("JOB_ID", "RECEIPT_DIR", "RECEIPT_LINES", "RENDEZVOUS_PORT", "GPUS")),
+    *("LMSRUN_CONTROL", "LMSRUN_TF_HOSTS", "LMSRUN_TF_PORT", "LMSRUN_ATTEMPT"),
 }
 """What ``-x`` may not change."""

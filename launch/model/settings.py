@@ -122,6 +122,16 @@ def whole_number(low: int, high: int = 10**9) -> Callable[[str], int]:
     return parse
 
 
+def parse_port(text: str) -> int | None:
+    """``auto`` (None) or the number of a port that needs no privilege."""
+    if text.strip() == "auto":
+        return None
+    try:
+        return whole_number(1024, 65535)(text)
+    except ValueError as error:
+        raise ValueError(f"auto or {error}") from None
+
+
 def real_number(low: float, high: float = float("inf"), *, above: bool = False) -> Callable[[str], float]:
     """A parser of numbers in ``[low, high)``, or in ``(low, high)`` when ``above``."""
     needed = f"a number {'above' if above else 'from'} {low:g}" + (
@@ -164,6 +174,7 @@ PLACEMENT = "Placement and binding"
 MEMORY = "Host memory"
 LMS = "Large Model Support"
 JOB = "Job"
+FRAMEWORKS = ("auto", "horovod", "tensorflow")
 
 Settings = TypeVar("Settings", bound="PlanSettings")
 
@@ -249,6 +260,22 @@ class PlanSettings:
         "interpreter of .py programs, when it is not the one lmsrun runs under",
         JOB,
         metavar="PATH",
+    )
+    framework: str = choice(
+        "auto",
+        "framework",
+        "how ranks find each other; tensorflow: TF_CONFIG for MultiWorkerMirroredStrategy; "
+        "auto: by what the script names and what is installed",
+        JOB,
+        FRAMEWORKS,
+    )
+    tf_port: int | None = option(
+        None,
+        "tf-port",
+        "first port of TensorFlow's servers on each host; auto: free ones",
+        JOB,
+        parse=lambda text: parse_port(text),
+        metavar="N|auto",
     )
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launch.discover import read_machine
 from launch.installed.binding_tools import choose_tools
-from launch.model.errors import PlanError, UsageError
+from launch.model.errors import JobError, PlanError, UsageError
 from launch.model.idset import format_ids, parse_ids
 from launch.model.lms_settings import read_lms_config
 from launch.model.plan import SHIM, RankPlan
@@ -53,7 +53,12 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")
     rank = planned.ranks[identity.local_rank]
-    more = {**_meeting_place(identity, environ), **_for_moves(environ), **_for_output(environ)}
+    more = {
+        **_meeting_place(identity, environ),
+        **_tf_cluster(identity, settings, environ),
+        **_for_moves(environ),
+        **_for_output(environ),
+    }
     # Horovod wants one CPU for each rank of the host, and neighbours of an elastic job come and go.
     left_out = {_THREADS_OF_HOROVOD} if environ.get("HOROVOD_ELASTIC") else set()
     return replace(
@@ -106,6 +111,31 @@ def _meeting_place(identity: RankIdentity, environ: Mapping[str, str]) -> dict[s
 
     host, rank, size = os.uname().nodename, identity.rank, identity.world_size
     return gloo_env(Slot(host, rank, identity.local_rank, 0, size, identity.local_world_size, 1), int(port))
+
+
+def _tf_cluster(identity: RankIdentity, settings: PlanSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where ``tf.distribute`` finds the workers of this job, whoever started them."""
+    if settings.framework != "tensorflow":
+        return {}
+    from launch.model.tf_cluster import build_tf_env, name_workers, read_hosts
+    from launch.system.ports import is_port_free
+
+    if settings.tf_port is None:
+        raise UsageError(
+            "LMSRUN_FRAMEWORK=tensorflow without LMSRUN_TF_PORT; needed one port for all ranks, the first of "
+            "those on each host, for ranks that nobody tells cannot agree on one"
+        )
+    shares = read_hosts(environ, identity.local_world_size, identity.world_size)
+    workers = name_workers(shares, settings.tf_port)
+    port = settings.tf_port + identity.local_rank
+    if not workers[identity.rank].endswith(f":{port}"):
+        raise UsageError(
+            f"rank {identity.rank} is number {identity.local_rank} on its host, but has the address "
+            f"{workers[identity.rank]}; needed ranks host by host, as LMSRUN_TF_HOSTS names them"
+        )
+    if not is_port_free(port):
+        raise JobError(f"port {port} of {os.uname().nodename} is taken; start again, or choose a --tf-port")
+    return build_tf_env(workers, identity.rank)
 
 
 def _share_mask(identity: RankIdentity, environ: Mapping[str, str]) -> None:

@@ -133,12 +133,14 @@ def verify(expected: Expectation, found: FoundBinding) -> tuple[bool, list[str]]
 
 
 def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The argv to exec: ``.py`` runs under ``LMSRUN_PYTHON`` or this Python, the rest is looked up in PATH.
+    """The argv to exec: ``.py`` and ``-m`` run under ``LMSRUN_PYTHON`` or this Python, the rest is in PATH.
 
     Raises:
         ProgramError: If it is not there or cannot be run.
     """
     program = command[0]
+    if program == "-m":
+        return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
     if program.endswith(".py"):
         if not os.path.isfile(program):
             raise ProgramError(
@@ -180,11 +182,20 @@ def _start_program(command: Sequence[str], environ: dict[str, str]) -> NoReturn:
         raise BindingError(
             f"--numa strict: rank {expected.rank} is not bound as planned: {'; '.join(reasons)}"
         )
+    _leave_input(expected.rank, environ)
     take_interrupts()
     if any(environ.get(name) for name in _STAYS_FOR):
         _exec_guarded(argv, environ, expected.rank)
     restore_signals()
     _exec(argv, program_environ(environ))
+
+
+def _leave_input(rank: int, environ: Mapping[str, str]) -> None:
+    """Read nothing where another rank was chosen to read: under Hydra this rank would wait for ever."""
+    reader = environ.get("LMSRUN_STDIN")
+    if reader and reader != str(rank):
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
 
 
 def _apply(expected: Expectation) -> list[str]:

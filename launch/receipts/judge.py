@@ -47,6 +47,8 @@ class RankReceipt:
     stages: tuple[str, ...]
     pid: int | None = None
     visible_gpus: tuple[str, ...] = ()
+    met_by: str | None = None
+    """What brought the ranks together: ``horovod`` or ``tensorflow``; None: nothing yet."""
 
 
 def read_receipts(directory: Path, ranks: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
@@ -141,6 +143,7 @@ def judge_rank(plan: RankPlan, stages: Stages, numa: str, world_size: int | None
         stages=tuple(stage for stage in STAGES if stage in stages),
         pid=to_number(start.get("pid")),
         visible_gpus=to_texts(framework.get("visible_gpus")),
+        met_by=None if "init" not in stages else "tensorflow" if "tf_size" in init else "horovod",
     )
 
 
@@ -199,7 +202,7 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
     # The worker's own words come first; what the launcher finds beyond them is added.
     reasons = own + [reason for reason in differing if reason not in own]
     if init is not None:
-        reasons += compare_binding(plan.cpus, plan.mem_policy, plan.mem_nodes, init, "after hvd.init()")
+        reasons += compare_binding(plan.cpus, plan.mem_policy, plan.mem_nodes, init, when_of(init))
     if not plan.cpus and plan.mem_policy == "none":
         return False, reasons or ["nothing was bound; the plan's warnings say why"]
     return not reasons, reasons
@@ -207,10 +210,18 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
 
 def _describe_apart(init: Mapping[str, Any], world_size: int | None) -> str | None:
     """What to say of ranks that have not found each other: under a foreign MPI each is a job of its own."""
-    found = to_number(init.get("hvd_size"))
+    who, found = "Horovod", to_number(init.get("hvd_size"))
+    if found is None:
+        who, found = "MultiWorkerMirroredStrategy", to_number(init.get("tf_size"))
     if found is None or world_size is None or found == world_size:
         return None
-    return f"Horovod counts {count_of(found, 'rank')} after hvd.init(), started {world_size}"
+    remedy = "" if who == "Horovod" else "; try --framework tensorflow"
+    return f"{who} counts {count_of(found, 'rank')} {when_of(init)}, started {world_size}{remedy}"
+
+
+def when_of(init: Mapping[str, Any]) -> str:
+    """Say when a rank wrote its ``init`` receipt."""
+    return "with its strategy made" if "tf_size" in init else "after hvd.init()"
 
 
 def _lms_text(framework: Mapping[str, Any]) -> str:

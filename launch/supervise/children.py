@@ -2,18 +2,20 @@
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from launch.channel.messages import VARIABLE
 from launch.model.plan import LaunchPlan, RankPlan
+from launch.model.tf_cluster import build_tf_env
 from launch.receipts.judge import Failure, Stages, adopt_binding, read_first_failure, read_receipts
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.oom_kills import explain_memory, read_memory_counters
-from launch.supervise.rendezvous import Rendezvous, Slot, free_port, slot_env
+from launch.supervise.rendezvous import LOOPBACK, Rendezvous, free_port, slot_env
 from launch.supervise.streams import Sieve
 from launch.system.exit_status import describe_rank, explain_crash
+from launch.system.ports import REUSE, likely_free_port, port_of, reserve_port
 
 if TYPE_CHECKING:
     from launch.channel.server import RankChannel
@@ -29,6 +31,8 @@ class Child:
     environ: Mapping[str, str]
     is_shim: bool = False
     """Whether it knows what to do about an interrupt that was held back for it."""
+    reads_stdin: bool = False
+    """Whether it has our standard input; else it reads nothing."""
 
 
 class Children(Protocol):
@@ -68,7 +72,7 @@ class OwnRanks:
     elastic = False
 
     def __init__(self, plan: LaunchPlan, options: JobOptions) -> None:
-        self._options = options
+        self._plan, self._options = plan, options
         self._ranks = {rank.rank: rank for rank in plan.ranks}
         self.names: Mapping[int, str] = {number: f"rank-{number}" for number in self._ranks}
         self.mixed = plan.world_size > 1
@@ -78,9 +82,21 @@ class OwnRanks:
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
         """See ``Children``."""
         ports = (rendezvous.port, free_port())
+        workers = self._reserve_workers()
         for rank, slot in zip(self._ranks.values(), rendezvous.slots, strict=True):
-            environ = _rank_environ(rank, slot, ports, self._options, files)
-            yield Child(rank.rank, rank.argv, environ, is_shim="LMSRUN_EXPECT" in rank.env)
+            meeting = {**slot_env(slot, *ports), **_tf_env(workers, rank.rank)}
+            environ = _rank_environ(rank, meeting, self._options, files)
+            reads = self._options.stdin == rank.rank
+            yield Child(rank.rank, rank.argv, environ, "LMSRUN_EXPECT" in rank.env, reads)
+
+    def _reserve_workers(self) -> tuple[str, ...]:
+        """Keep a port for the server of each rank, for as long as the job runs."""
+        if self._plan.framework != "tensorflow":
+            return ()
+        first = self._plan.tf_port
+        wanted = range(first, first + len(self._ranks)) if first else [0] * len(self._ranks)
+        self._reserved = [reserve_port(number) for number in wanted]
+        return tuple(f"{LOOPBACK}:{port_of(reserved)}" for reserved in self._reserved)
 
     def open_sieve(self, files: JobFiles) -> None:
         """Leave receipts to the folder."""
@@ -132,7 +148,8 @@ class ForeignLauncher:
         else:
             address = self.channel.listen_for(hosts)
         environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
-        yield Child(0, self._command.argv, {**environ, VARIABLE: address})
+        environ = {**environ, VARIABLE: address}
+        yield Child(0, self._command.argv, environ, reads_stdin=self._options.stdin is not None)
 
     def open_sieve(self, files: JobFiles) -> Sieve:
         """See ``Children``."""
@@ -173,7 +190,7 @@ def choose_children(plan: LaunchPlan, options: JobOptions) -> Children:
 
 
 def _rank_environ(
-    plan: RankPlan, slot: Slot, ports: tuple[int, int], options: JobOptions, files: JobFiles
+    plan: RankPlan, meeting: Mapping[str, str], options: JobOptions, files: JobFiles
 ) -> dict[str, str]:
     """The whole environment of one rank: inherited, then the launcher's, then the plan's (``-x`` wins).
 
@@ -183,11 +200,15 @@ def _rank_environ(
         "PYTHONUNBUFFERED": "1",
         **options.environ,
         **({"LMSRUN_VERBOSE": "1"} if options.verbose else {}),
-        **slot_env(slot, *ports),
+        **meeting,
         **plan.env,
         "LMSRUN_JOB_ID": files.job_id,
         "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
     }
+
+
+def _tf_env(workers: Sequence[str], rank: int) -> dict[str, str]:
+    return {**REUSE, **build_tf_env(workers, rank)} if workers else {}
 
 
 def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
@@ -198,6 +219,7 @@ def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, 
         "LMSRUN_LINE_BUFFERED": "1",
         # Free on this host at the moment, which often is the first of the job too.
         "MASTER_PORT": str(free_port()),
+        "LMSRUN_TF_PORT": str(likely_free_port()),
         **inherited,
         **command.env,
         "LMSRUN_JOB_ID": files.job_id,

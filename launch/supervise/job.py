@@ -44,6 +44,14 @@ class JobOptions:
     """What the ranks inherit."""
     command_line: tuple[str, ...] = ()
     """What the user typed, for ``receipts.json``, without what may be a secret."""
+    timestamps: bool = False
+    """Whether each line of the ranks begins with the time."""
+    quiet: bool = False
+    """Whether the table of ranks is left out where all is well."""
+    stdin: int | None = None
+    """The rank that reads this process's standard input."""
+    last_stage: str = "init"
+    """The receipt of every rank for which the table waits; when later ones come it is shown again."""
     command: "Command | None" = None
     """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1

@@ -17,8 +17,17 @@ from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
-from launch.supervise.rendezvous import Rendezvous, horovod_installed
-from launch.supervise.streams import Console, RankStream, TaggedStream, open_consoles, open_pipe, poll
+from launch.supervise.rendezvous import Rendezvous
+from launch.supervise.streams import (
+    Console,
+    RankStream,
+    TaggedStream,
+    open_consoles,
+    open_pipe,
+    poll,
+    read_clock,
+    read_last_lines,
+)
 from launch.system.exit_status import describe_rank, describe_status, signal_name
 from launch.system.process_load import Load, read_load
 from launch.system.process_tree import signal_group, sweep
@@ -77,16 +86,19 @@ class JobLoop:
         self._notes: list[str] = []
         self._whys: dict[int, str] = {}
 
+    @property
+    def rank_failed(self) -> bool:
+        """Whether the job ended because a rank (or the launcher of the ranks) failed by itself."""
+        verdict = self._end.verdict
+        by_itself = verdict is not None and (verdict.of_launcher or verdict.rank is not None)
+        return by_itself and self._end.signalled is None
+
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
         wakeup = self._take_signals()
         self._rendezvous = Rendezvous(self._plan, self._note_from_thread, self._wake)
         for child in self._children.prepare(self._files, self._rendezvous):
             self._start(child)
-        if not horovod_installed():
-            self._note(
-                "note: Horovod is not installed for this Python; hvd.init() in a rank will not find its peers"
-            )
         gc.enable()
         while not self._end.over:
             self._turn(wakeup)
@@ -130,7 +142,8 @@ class JobLoop:
         mixed = self._children.mixed
         tags = mixed if self._options.tag_output is None else self._options.tag_output
         tag = self._tag(number, console) if tags else b""
-        tagged = TaggedStream(tag) if tags or mixed else None
+        clock = read_clock if self._options.timestamps else None
+        tagged = TaggedStream(tag, clock=clock) if tags or mixed or clock else None
         file_fd = self._files.output_fds.get((number, name))
         stream = RankStream(fd, console, tagged, file_fd, f"{self._children.names[number]}.{name}")
         stream.sieve = self._children.open_sieve(self._files)
@@ -373,14 +386,34 @@ class JobLoop:
         verdict = self._ask_for_first_failure(self._end.verdict)
         if verdict is not None:
             if verdict.line:
+                self._repeat_last_lines(verdict.rank)
                 culprits = f"; {self._culprits}" if self._culprits else ""
-                self._note(verdict.line + self._say_left_early(verdict.rank) + culprits)
+                early, log = self._say_left_early(verdict.rank), self._name_log(verdict.rank)
+                self._note(verdict.line + early + culprits + log)
             return verdict.exit_code
         if self._end.signalled is not None:
             self._note(f"ended by {signal_name(self._end.signalled)}")
             return 0
         lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
         return 1 if lost else 0
+
+    def _repeat_last_lines(self, failed: int | None) -> None:
+        """Say once more what the rank that failed wrote last, if others have written since."""
+        if failed is None or not self._children.mixed or self._options.quiet:
+            return
+        name = f"{self._children.names[failed]}.stderr"
+        own = next(stream for stream in self._streams if stream.file_name == name)
+        is_last = all(other.passed <= own.passed for other in self._streams if other.console is own.console)
+        if not is_last and (lines := read_last_lines(own.last)):
+            self._note("\n  ".join([f"the last lines of rank {failed} on stderr:", *lines]))
+
+    def _name_log(self, failed: int | None) -> str:
+        """Name the file that holds all of what the rank that failed wrote, if there is one."""
+        if self._files.output_dir is None or failed is None:
+            return ""
+        host = self._plan.ranks[failed].host
+        where = "" if host == "localhost" else f" on {host}"
+        return f"; all it wrote is in {self._files.output_dir}/rank-{failed}.stderr{where}"
 
     def _say_left_early(self, failed: int | None) -> str:
         """Name the ranks that had left with 0 when one failed: a collective fails once a peer is gone."""
@@ -398,7 +431,8 @@ class JobLoop:
         failure = self._children.find_first_failure(self._files)
         if failure is None:
             return verdict
-        return Verdict(failure.exit_code, f"{describe_rank(self._plan.ranks[failure.rank])} {failure.how}")
+        rank = describe_rank(self._plan.ranks[failure.rank])
+        return Verdict(failure.exit_code, f"{rank} {failure.how}", failure.rank)
 
     def _drain(self, wakeup: int) -> None:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""

@@ -38,8 +38,9 @@ def become_child(
     try:
         os.setsid()
         die_with_parent(signal.SIGKILL, parent)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        if not child.reads_stdin:
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
         os.dup2(outputs[0], 1)
         os.dup2(outputs[1], 2)
         signal.set_wakeup_fd(-1)

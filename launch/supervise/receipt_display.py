@@ -8,10 +8,12 @@ from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt
 from launch.supervise.children import Children
 from launch.supervise.job import JobFiles, JobOptions
-from launch.supervise.receipt_watch import ReceiptWatch
+from launch.supervise.receipt_watch import LAST, ReceiptWatch
 from launch.supervise.streams import Console
 
 _POLL_S = 0.1
+_LATER_POLL_S = 1.0
+"""When the table has been shown and may be shown again."""
 
 
 class ReceiptDisplay:
@@ -31,10 +33,11 @@ class ReceiptDisplay:
         console: Console,
     ) -> None:
         self._render, self._console = render, console
-        self._is_elastic = children.elastic
+        self._is_elastic, self._quiet = children.elastic, options.quiet
         due = time.monotonic() + options.receipt_timeout_s
         self._watch = ReceiptWatch(plan, options, children, files, due)
         self._next_look = 0.0
+        self._shown: int | None = None
         self.lost = False
 
     @property
@@ -56,27 +59,41 @@ class ReceiptDisplay:
         if not self._watching or (now < self._next_look and not late):
             return None
         # Each look opens three files a rank, so the ranks' output must not set the pace.
-        self._next_look = now + _POLL_S
+        self._next_look = now + (_POLL_S if self._shown is None else _LATER_POLL_S)
         if self._watch.over:
             self._tell_moves()
+            return None
+        if self._shown is not None and not self._watch.has_news():
             return None
         self._watch.look(statuses)
         settled = self._watch.settled or late or now >= self._watch.due
         refusal = self._watch.refusal(settled)
-        if settled:
+        if settled and self._is_worth_a_table(late):
             self._show()
             if self._is_elastic:
                 self._tell_moves()
         return refusal
+
+    def _is_worth_a_table(self, late: bool) -> bool:
+        """Say whether the table has not been shown, or would tell of every rank what was not known then."""
+        if self._shown is None:
+            return True
+        return self._watch.level > self._shown and (late or self._watch.level == LAST)
 
     @property
     def _watching(self) -> bool:
         return not self._watch.over or self._is_elastic
 
     def _show(self) -> None:
+        if not self._quiet or any(receipt.verified is False for receipt in self._watch.receipts):
+            self._print()
+        self._save()
+        self._shown = self._watch.level
+        self._watch.over = self._is_elastic or self._shown == LAST
+
+    def _print(self) -> None:
         table = self._render(self._watch.receipts)
         self._console.note(f"lmsrun: where the ranks run, as read back from the kernel\n{table}")
-        self._save()
 
     def _tell_moves(self) -> None:
         if lines := self._watch.look_for_moves():

@@ -11,10 +11,13 @@ from types import MappingProxyType
 from launch.model.plan import LaunchPlan
 from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
 from launch.receipts.file import END
-from launch.receipts.judge import RankReceipt, judge_ranks, read_receipts, to_json
+from launch.receipts.judge import STAGES, RankReceipt, judge_ranks, read_receipts, to_json
 from launch.supervise.children import Children
 from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of
+
+LAST = len(STAGES) - 1
+"""The place of the last stage."""
 
 
 class ReceiptWatch:
@@ -23,8 +26,9 @@ class ReceiptWatch:
     Attributes:
         due: When to show what there is, although ranks are missing (``time.monotonic``).
         receipts: What is known of each rank, in the plan's order.
-        settled: Whether every rank has been through ``hvd.init()`` or has ended.
-        over: Whether the receipts have been saved; after that only an elastic job's moves are watched.
+        settled: Whether every rank has got as far as the job's script lets expect, or has ended.
+        level: The stage that every rank has reached, as its place in ``STAGES``; -1 for none.
+        over: Whether nothing more is expected; after that only an elastic job's moves are watched.
     """
 
     def __init__(
@@ -34,7 +38,10 @@ class ReceiptWatch:
         self.due = due
         self.receipts: tuple[RankReceipt, ...] = ()
         self.settled = False
+        self.level = -1
         self.over = False
+        self._wanted = LAST if children.elastic else STAGES.index(options.last_stage)
+        self._seen_ns = -1
         self._started_s = time.time()
         self._moves: list[Move] = []
         self._read: set[str] = set()
@@ -52,7 +59,18 @@ class ReceiptWatch:
         ranks = tuple(self._children.take_in(rank, stages.get(rank.rank, {})) for rank in ranks)
         world_size = None if self._children.elastic else self._plan.world_size
         self.receipts = judge_ranks(ranks, stages, self._options.numa, world_size)
-        self.settled = all("init" in receipt.stages or receipt.rank in statuses for receipt in self.receipts)
+        levels = [(receipt.rank, _level_of(receipt)) for receipt in self.receipts]
+        self.level = min(level for _, level in levels)
+        self.settled = all(level >= self._wanted or rank in statuses for rank, level in levels)
+
+    def has_news(self) -> bool:
+        """Say whether receipts have come since this was asked last."""
+        try:
+            changed_ns = self._files.receipt_dir.stat().st_mtime_ns
+        except OSError:
+            return False
+        is_new, self._seen_ns = changed_ns != self._seen_ns, changed_ns
+        return is_new
 
     def refusal(self, settled: bool) -> str | None:
         """Why ``--numa strict`` ends the job, if it does: a missing receipt counts once all is settled."""
@@ -78,7 +96,7 @@ class ReceiptWatch:
         ]
 
     def save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Write ``receipts.json`` into the output folder, if there is one, and stop watching.
+        """Write ``receipts.json`` into the output folder, if there is one.
 
         Args:
             exit_code: The job's, when it is over.
@@ -87,7 +105,6 @@ class ReceiptWatch:
         Raises:
             OSError: If it cannot be written.
         """
-        self.over = True
         if self._files.output_dir is None:
             return
         path = self._files.output_dir / RECEIPTS
@@ -109,6 +126,11 @@ class ReceiptWatch:
             draft.unlink(missing_ok=True)
             # A write that fails names no file.
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _level_of(receipt: RankReceipt) -> int:
+    """How far a rank has got."""
+    return max((STAGES.index(stage) for stage in receipt.stages), default=-1)
 
 
 def _moment(seconds: float) -> str:

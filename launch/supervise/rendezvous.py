@@ -5,7 +5,6 @@ programs without Horovod never pay for it, and the others find it loaded while t
 TensorFlow.
 """
 
-import importlib.util
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -85,14 +84,6 @@ def gloo_env(slot: Slot, port: int) -> dict[str, str]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "lo",
     }
-
-
-def horovod_installed() -> bool:
-    """Whether this Python has Horovod's launcher side, without importing it."""
-    try:
-        return importlib.util.find_spec("horovod") is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def free_port() -> int:

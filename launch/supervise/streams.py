@@ -2,14 +2,18 @@
 
 import errno
 import fcntl
+import itertools
 import os
 import select
 import stat
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from launch.model.text import printable
 
 MAX_LINE_BYTES = 1 << 16
 """A longer line is shown in pieces of this size (the rank's own file has it whole)."""
@@ -26,6 +30,19 @@ _LARGE_WRITE_BYTES = 1 << 16
 
 PIPE_BYTES = 1 << 18
 """Wished capacity of a rank's pipe: a rank writes on while we are busy with another. Users may have 1 MiB."""
+
+
+LAST_BYTES = 2048
+"""What is kept of a stream, to be said once more when its rank has failed."""
+
+
+_order = itertools.count(1)
+
+
+def read_clock() -> bytes:
+    """Tell the time of day, to a millisecond."""
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(now))}.{int(now * 1000) % 1000:03d} ".encode()
 
 
 class Sieve(Protocol):
@@ -140,7 +157,7 @@ class Console:
             if piece == b"\n" and source.held:
                 piece = source.held[:-1] + b"\n"
             self._close_line(source)
-            self.sink.write(source.tag + piece)
+            self.sink.write(source.prefix + piece)
         if not piece.endswith(b"\r"):
             source.held = b""
 
@@ -150,8 +167,8 @@ class Console:
         if not lines:
             for piece in source.cut(data):
                 self.put(source, piece)
-        elif source.tag:
-            self.sink.write(source.tag + lines[:-1].replace(b"\n", b"\n" + source.tag) + b"\n")
+        elif prefix := source.prefix:
+            self.sink.write(prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
         else:
             self.sink.write(lines)
 
@@ -174,7 +191,7 @@ class Console:
         if len(piece) == 1:
             return
         if self._open_by is None or self._open_by is source:
-            self.sink.write(source.tag + piece)
+            self.sink.write(source.prefix + piece)
             self._open_by, source.held = source, b""
         else:
             source.held = piece
@@ -192,6 +209,13 @@ class TaggedStream:
     tag: bytes
     held: bytes = b""
     rest: bytes = b""
+    clock: Callable[[], bytes] | None = None
+    """Gives the time to put in front of the tag."""
+
+    @property
+    def prefix(self) -> bytes:
+        """What a line that is shown now begins with."""
+        return self.tag if self.clock is None else self.clock() + self.tag
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         """The pieces that are complete now: each ends in a newline or a lone carriage return."""
@@ -262,6 +286,10 @@ class RankStream:
     open: bool = True
     sieve: Sieve | None = None
     """Sees the bytes first, and says which of them are output."""
+    last: bytes = b""
+    """The end of what has passed."""
+    passed: int = 0
+    """When it has passed, as a place in the order of all streams' output; 0: never."""
 
     def pump(self, limit: int = PIPE_BYTES) -> bool:
         """Read once and pass it on; False when nothing was there or the stream has ended."""
@@ -293,6 +321,8 @@ class RankStream:
 
     def _pass(self, data: bytes) -> None:
         if data:
+            self.last = data[-LAST_BYTES:] if len(data) >= LAST_BYTES else (self.last + data)[-LAST_BYTES:]
+            self.passed = next(_order)
             self._save(data)
             self._show(data)
 
@@ -311,6 +341,14 @@ class RankStream:
                 view = view[os.write(self.file_fd, view) :]
         except OSError as error:
             self.file_error = error
+
+
+def read_last_lines(text: bytes, count: int = 6) -> list[str]:
+    """Read the last lines of a stream's end that say something, without what would change a terminal."""
+    lines = [printable(line.decode(errors="replace").rstrip(), keep="\t") for line in text.split(b"\n")]
+    # The first may be the rest of a longer one.
+    whole = lines[1:] if len(text) >= LAST_BYTES and len(lines) > 1 else lines
+    return [line for line in whole if line.strip()][-count:]
 
 
 def open_consoles(stdout_fd: int, stderr_fd: int) -> tuple[Console, Console]:

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from launch.model.errors import JobError
 from launch.model.plan import LaunchPlan
@@ -24,6 +24,9 @@ from launch.supervise.rank_process import fork_process
 from launch.system.exit_status import signal_name
 from launch.system.process_name import rename_process
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 __all__ = ["JobOptions", "run_job"]
 
@@ -43,13 +46,20 @@ _SWEEP_S = 5.0
 _GUARD_NAME = "job-guard"
 
 
-def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceipts) -> int:
+def run_job(
+    plan: LaunchPlan,
+    options: JobOptions,
+    render_receipts: RenderReceipts,
+    rank_failed: "mmap | None" = None,
+) -> int:
     """Run a planned job on this host to its end.
 
     Args:
         plan: What to start, one command a rank.
         options: How to supervise it.
         render_receipts: Makes the table that is printed when the ranks have started.
+        rank_failed: Memory that children share; its first item becomes 1 if the job ended because a rank
+            failed by itself.
 
     Returns:
         The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output
@@ -76,7 +86,7 @@ def run_job(plan: LaunchPlan, options: JobOptions, render_receipts: RenderReceip
         guard = fork_process()
         if guard == 0:
             os.close(held)
-            _guard(plan, options, children, files, render_receipts, alive, passed)
+            _guard(plan, options, children, files, render_receipts, alive, passed, rank_failed)
         os.close(alive)
         for fd in files.output_fds.values():
             os.close(fd)
@@ -96,6 +106,7 @@ def _guard(
     render_receipts: RenderReceipts,
     front: int,
     passed: set[signal.Signals],
+    rank_failed: "mmap | None",
 ) -> NoReturn:
     """The guard's whole life; the pipe ``front`` ends when the front does."""
     code = 1
@@ -106,7 +117,7 @@ def _guard(
         guard = os.getpid()
         supervisor = fork_process()
         if supervisor == 0:
-            _supervise(plan, options, children, files, render_receipts, (front, guard), passed)
+            _supervise(plan, options, children, files, render_receipts, (front, guard), passed, rank_failed)
         os.close(front)
         rename_process(_GUARD_NAME)
         code = _end_of("supervisor", _pass_signals(supervisor, passed))
@@ -127,6 +138,7 @@ def _supervise(
     render_receipts: RenderReceipts,
     above: tuple[int, int],
     passed: set[signal.Signals],
+    rank_failed: "mmap | None",
 ) -> NoReturn:
     """The supervisor's whole life."""
     code = 1
@@ -134,7 +146,10 @@ def _supervise(
         os.setsid()
         die_with_parent(signal.SIGTERM, above[1])
         adopt_orphans()
-        code = JobLoop(plan, options, children, files, render_receipts, above, passed).run()
+        loop = JobLoop(plan, options, children, files, render_receipts, above, passed)
+        code = loop.run()
+        if rank_failed is not None:
+            rank_failed[0] = loop.rank_failed
     except JobError as error:
         os.write(options.stderr_fd, f"lmsrun: {error}\n".encode(errors="replace"))
         sweep(_SWEEP_S)

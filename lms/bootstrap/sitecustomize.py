@@ -18,6 +18,8 @@ _NAME = "_lmsrun_bootstrap"
 _TRUE = ("1", "true", "yes", "on")
 _OLDEST_FOR_GRAPH = (3, 10)
 
+STRATEGY = "tensorflow.python.distribute.collective_all_reduce_strategy"
+
 _notes = []  # type: list[str]
 _moves = []  # type: list[dict[str, int]]
 
@@ -33,7 +35,8 @@ def start(environ: "Mapping[str, str]") -> None:
     sys.modules[_NAME] = sys.modules[__name__]
     if environ.get("LMSRUN_LINE_BUFFERED") and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
-    sys.meta_path.insert(0, Watcher({"tensorflow": on_tensorflow, "horovod.common.basics": on_horovod}))
+    hooks = {"tensorflow": on_tensorflow, "horovod.common.basics": on_horovod, STRATEGY: on_strategy}
+    sys.meta_path.insert(0, Watcher(hooks))
 
 
 def run_users_own() -> None:
@@ -350,6 +353,29 @@ def on_horovod(basics: "Any") -> None:
         return result
 
     basics.HorovodBasics.init = init
+
+
+def on_strategy(module: "Any") -> None:
+    """Let ``MultiWorkerMirroredStrategy`` leave a receipt: where this rank runs, how many workers it has."""
+    import functools
+
+    try:
+        original = module.CollectiveAllReduceExtended.__init__
+    except AttributeError as error:
+        note(f"this TensorFlow is not known, its strategy is not watched: {error}")
+        return
+
+    @functools.wraps(original)
+    def init(self: "Any", *args: "Any", **kwargs: "Any") -> None:
+        original(self, *args, **kwargs)
+        try:
+            binding = read_binding()
+            binding["tf_size"] = int(self._num_workers)
+            write_receipt("init", binding, os.environ)
+        except Exception as error:
+            note(f"no receipt of the strategy: {_one_line(error)}")
+
+    module.CollectiveAllReduceExtended.__init__ = init
 
 
 def follow_move(basics: "Any") -> None:

@@ -1,10 +1,12 @@
 """``lmsrun check``: what is here, and what is missing for a run."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from lmsrun.check import report
-from lmsrun.commands.common import answer_wish, refuse_program
-from lmsrun.options import parse_argv
+from launch.model.errors import UsageError
+from lmsrun.check import Finding, report
+from lmsrun.commands.common import answer_wish, describe_origin, refuse_program
+from lmsrun.options import Parsed, parse_argv, read_request
 
 USAGE = "lmsrun check [--json]"
 ABOUT = "Say what is here and what is missing for a run; exit 1 when one could not work."
@@ -13,9 +15,18 @@ EXAMPLES = ()
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print the findings; returns 1 when a training run could not work."""
-    del environ
     parsed = parse_argv("check", argv)
     if answer_wish("check", parsed):
         return 0
     refuse_program("check", parsed)
-    return report(bool(parsed.values.get("json")))
+    return report(bool(parsed.values.get("json")), more=(_check_options(environ),))
+
+
+def _check_options(environ: Mapping[str, str]) -> Finding:
+    """Look at what files and variables say of options: what is wrong there ends every run."""
+    try:
+        request = read_request(Parsed({}, {}), environ, Path.cwd())
+    except (UsageError, OSError) as error:
+        return Finding("options", "missing", str(error), "mend that, or give --config FILE")
+    given = [describe_origin(request, field) for field in request.origins]
+    return Finding("options", "ok", "; ".join(given) or "none from files or variables")

@@ -17,14 +17,19 @@ def say(text: str) -> None:
 def answer_wish(command: str, parsed: Parsed) -> bool:
     """Print the version or the help, if that is what was asked for."""
     if parsed.wish == "version":
-        from lmsrun import __version__
-
-        print(f"lmsrun {__version__}")
+        print_version()
     elif parsed.wish == "help":
         from lmsrun.help_text import render_help
 
         print(render_help(command))
     return bool(parsed.wish)
+
+
+def print_version() -> None:
+    """Print what ``--version`` promises."""
+    from lmsrun import __version__
+
+    print(f"lmsrun {__version__}")
 
 
 def refuse_program(command: str, parsed: Parsed) -> None:
@@ -48,12 +53,17 @@ def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
     except OSError as error:
         raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
     request = read_request(parsed, environ, folder)
-    for warning in request.warnings:
+    for warning in () if request.options.quiet else request.warnings:
         say(f"warning: {warning}")
     if request.options.verbose:
-        for name, origin in request.origins.items():
-            value = getattr(request.options, name)
-            # The values of variables may be secrets.
-            shown = tuple(item.partition("=")[0] for item in value) if name == "forward" else value
-            say(f"{OPTIONS[name].name} = {shown} (from {origin})")
+        for name in request.origins:
+            say(describe_origin(request, name))
     return request
+
+
+def describe_origin(request: Request, field: str) -> str:
+    """Say what an option is, and who said so."""
+    value = getattr(request.options, field)
+    # The values of variables may be secrets.
+    shown = tuple(item.partition("=")[0] for item in value) if field == "forward" else value
+    return f"{OPTIONS[field].name} = {shown} (from {request.origins[field]})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import PlanError, UsageError
-from lmsrun.commands.common import answer_wish, read_sources, say
+from lmsrun.commands.common import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
 from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
 from lmsrun.resolve import ResolvedJob, resolve_job
@@ -20,18 +20,32 @@ from lmsrun.resolve import ResolvedJob, resolve_job
 if TYPE_CHECKING:
     from launch.cluster.job import Command
     from launch.model.plan import LaunchPlan
+    from launch.supervise.job import JobOptions
     from lmsrun.place import Place
 
-USAGE = "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n       lmsrun plan|topo|check|worker|ddlrun --help"
+USAGE = (
+    "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
+    "       lmsrun [run] -np N [options] -m MODULE [ARGS]\n"
+    "       lmsrun help plan|topo|check|worker|ddlrun"
+)
 ABOUT = (
     "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
-    "A PROGRAM ending in .py runs under this Python. Everything after PROGRAM belongs to it."
+    "A PROGRAM ending in .py, and -m MODULE, run under this Python. Everything after PROGRAM belongs to it."
 )
 EXAMPLES = (
     ("lmsrun -np 4 train.py --epochs 3", "four ranks on this machine"),
     ("lmsrun plan -np 6 --topology ac922.json train.py", "what it would be on another"),
     ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
 )
+
+
+ATTEMPT = "LMSRUN_ATTEMPT"
+"""The variable by which a script knows how often its job has been started again."""
+_HOPELESS = {
+    2: "its command line is wrong",
+    126: "the program cannot be started",
+    127: "the program is not there",
+}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -58,9 +72,13 @@ def obey(command: str, parsed: Parsed, environ: Mapping[str, str]) -> int:
     if is_plan:
         request = replace(request, options=replace(request.options, dry_run=True))
     try:
-        return _run(request, parsed, environ, is_plan)
+        code = _run(request, parsed, environ, is_plan)
     except PlanError as error:
         raise error.named_by(request.origins) from None
+    if is_plan and not request.options.verbose:
+        for field in sorted(request.from_files):
+            say(describe_origin(request, field))
+    return code
 
 
 def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: bool) -> int:
@@ -72,6 +90,10 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
     if options.print_script:
         return _print_script(request, parsed, environ)
     job = _with_run_folder(resolve_job(request, environ, is_plan))
+    framework = job.framework
+    is_worth_a_line = framework.name == "tensorflow" or options.verbose
+    if options.framework == "auto" and is_worth_a_line and not options.quiet:
+        say(f"framework: {framework.name} ({framework.why})")
     return _run_here(job) if job.place is None else _run_by_launcher(job, job.place)
 
 
@@ -126,7 +148,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
     plan, command = plan_cluster(job, place)
-    if options.launcher == "auto" or options.verbose:
+    if (options.launcher == "auto" or options.verbose) and not options.quiet:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
         say(write_rankfile(options.rankfile_out, place.backend, plan))
@@ -161,9 +183,10 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
     from launch.supervise.supervisor import run_job
     from lmsrun.render_receipts import render_receipts
 
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
     options = job.options
+    _check_stdin(options.stdin, plan.world_size)
+    for warning in () if options.quiet else plan.warnings:
+        say(f"warning: {warning}")
     if options.output_dir:
         from launch.supervise.run_folder import make_run_folder
 
@@ -179,9 +202,62 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         verbose=options.verbose,
         environ=dict(job.environ),
         command_line=_shown_command_line(options),
+        last_stage=job.framework.last_stage,
+        timestamps=options.timestamps,
+        quiet=options.quiet,
+        stdin=options.stdin,
         command=command,
     )
-    return run_job(plan, supervised, render_receipts)
+    if not options.max_restarts:
+        return run_job(plan, supervised, render_receipts)
+    return _run_again_if_failed(plan, supervised, options.max_restarts)
+
+
+def _run_again_if_failed(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
+    """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
+    from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
+
+    from launch.supervise.supervisor import run_job
+    from lmsrun.render_receipts import render_receipts
+
+    rank_failed = mmap(-1, 1)
+    for attempt in range(restarts + 1):
+        rank_failed[0] = 0
+        code = run_job(plan, _attempt(options, attempt), render_receipts, rank_failed)
+        if not rank_failed[0]:
+            break
+        if code in _HOPELESS:
+            say(f"not started again: code {code} says that {_HOPELESS[code]}")
+            break
+        if attempt < restarts:
+            say(f"a rank failed with code {code}; restart {attempt + 1} of {restarts}")
+    return code
+
+
+def _attempt(options: "JobOptions", number: int) -> "JobOptions":
+    """Return the options of one attempt: ranks know its number, and its output has a folder of its own."""
+    options = replace(options, environ={**options.environ, ATTEMPT: str(number)})
+    if number == 0 or options.output_dir is None:
+        return options
+    folder = options.output_dir / f"restart-{number}"
+    command = options.command
+    if command is not None:
+        command = replace(command, env={**command.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(folder)})
+    return replace(options, output_dir=folder, command=command)
+
+
+def _check_stdin(rank: int | None, world_size: int) -> None:
+    """Refuse a reader that does not exist, and one for an input that is closed.
+
+    Raises:
+        UsageError: Saying what there is.
+    """
+    if rank is None:
+        return
+    if rank >= world_size:
+        raise UsageError(f"--stdin {rank}: there is no such rank; needed none or 0 to {world_size - 1}")
+    if sys.stdin is None:
+        raise UsageError(f"--stdin {rank}: standard input is closed; leave it open, or leave --stdin out")
 
 
 def _shown_command_line(options: LaunchOptions) -> tuple[str, ...]:

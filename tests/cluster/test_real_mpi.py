@@ -107,6 +107,17 @@ def test_receipts_come_back(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpi", MPIS)
+def test_one_rank_reads_standard_input(mpi: str, tmp_path: Path) -> None:
+    words = (*options(mpi), "-np", "2", "--stdin", "0", "-q")
+    program = "import os, sys; print(os.environ['RANK'], 'reads', len(sys.stdin.read()))"
+    shell = ["sh", "-c", 'printf "one line" | "$@"', "sh"]
+    done = run([*shell, *lmsrun("run", *words, "--", sys.executable, "-c", program)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    read = sorted(re.findall(r"[01] reads \d+", done.stdout))
+    assert read == ["0 reads 8", "1 reads 0"]
+
+
+@pytest.mark.parametrize("mpi", MPIS)
 def test_ranks_without_a_program_say_why(mpi: str, tmp_path: Path) -> None:
     words = (*options(mpi), "-np", "2", "--python", str(tmp_path / "gone"))
     done = run(lmsrun("run", *words, "--", str(SHOW_RANK), str(tmp_path), "ok"), tmp_path)

@@ -1,0 +1,1 @@
+"""Where options come from, beside the command line and the environment."""

@@ -1,0 +1,120 @@
+"""The TOML files that options stand in: of the site, of the user, of a folder; the later one wins."""
+
+import importlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.model.errors import UsageError
+from lms.config import read_text_file
+
+SITE_FILE = Path("/etc/lmsrun.toml")
+FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
+"""In a folder; the first that is there counts."""
+_MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
+"""Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
+
+
+@dataclass(frozen=True)
+class OptionsFile:
+    """One file's table of options."""
+
+    name: str
+    """For people, such as ``pyproject.toml [tool.lmsrun]``."""
+    path: Path
+    table: dict[str, Any]
+    is_asked: bool = False
+    """Whether the user has named it himself."""
+
+    def refuse_others_programs(self, named: str) -> None:
+        """Refuse a file by which somebody else could have this user start programs of his.
+
+        Args:
+            named: The options of the file that say what to start.
+
+        Raises:
+            UsageError: If another user than this one or root owns it or can write it.
+        """
+        if self.is_asked or not named:
+            return
+        found = self.path.stat()
+        remedy = f"look at it, then give --config {self.path}, or go to another folder"
+        if found.st_uid not in (os.geteuid(), 0):
+            raise UsageError(
+                f"{self.name} belongs to user {found.st_uid} and says what to start ({named}); {remedy}"
+            )
+        by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
+        if found.st_mode & stat.S_IWOTH or by_group:
+            raise UsageError(
+                f"{self.name} can be written by others and says what to start ({named}); "
+                f"{remedy}, or chmod go-w {self.path}"
+            )
+
+
+def read_files(
+    asked: Path | None, environ: Mapping[str, str], folder: Path, site: Path | None = None
+) -> tuple[OptionsFile, ...]:
+    """Read all files that count, from the weakest to the strongest.
+
+    Args:
+        asked: The file of ``--config``, which stands in for those of the folder.
+        environ: Where ``XDG_CONFIG_HOME`` and ``HOME`` are.
+        folder: Where ``lmsrun.toml``, else ``pyproject.toml`` is looked for.
+        site: The file of all users; None: that of this machine.
+
+    Raises:
+        UsageError: If one cannot be read or is not TOML.
+    """
+    files = [read_file(path, str(path)) for path in _everywhere(environ, site or SITE_FILE) if path.is_file()]
+    if asked is not None:
+        files.append(read_file(asked, str(asked), is_asked=True))
+    else:
+        found = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
+        files += [] if found is None else [read_file(found, found.name)]
+    return tuple(file for file in files if file.table)
+
+
+def _everywhere(environ: Mapping[str, str], site: Path) -> Iterator[Path]:
+    yield site
+    home = environ.get("HOME", "")
+    # The specification: a relative path is to be ignored.
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if os.path.isabs(base):
+        yield Path(base) / "lmsrun.toml"
+    elif os.path.isabs(home):
+        yield Path(home) / ".config" / "lmsrun.toml"
+
+
+def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
+    """Read the options' table of one file, empty where a ``pyproject.toml`` has none.
+
+    Raises:
+        UsageError: If the file cannot be read or is not TOML.
+    """
+    try:
+        text = read_text_file(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    is_project = path.name == "pyproject.toml"
+    if is_project and not _MAY_NAME_US.search(text):
+        return OptionsFile(name, path, {})
+    try:
+        table = _toml_parser().loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    if is_project:
+        table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
+        name = f"{path.name} [tool.lmsrun]"
+    if not isinstance(table, dict):
+        raise UsageError(f"{name} is not a table of options")
+    return OptionsFile(name, path, table, is_asked)
+
+
+def _toml_parser() -> Any:
+    # Imported only for a file, for it takes as long as all of the other imports of the options together.
+    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

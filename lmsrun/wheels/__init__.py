@@ -1,0 +1,1 @@
+"""What the package index has only as source, or not at all: built here."""

@@ -1,0 +1,100 @@
+"""Options of the site, of the user and of the folder: which wins, who is told, what may start a program."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.model.errors import UsageError
+from lmsrun.cli import main
+from lmsrun.options import Request, parse_argv, read_request
+from lmsrun.sources import files
+
+
+class Places:
+    """A site's file, a user's and a folder's."""
+
+    def __init__(self, base: Path) -> None:
+        self.site, self.home, self.folder = base / "etc.toml", base / "home", base / "work"
+        self.user = self.home / ".config" / "lmsrun.toml"
+        self.user.parent.mkdir(parents=True)
+        self.folder.mkdir()
+        self.own = self.folder / "lmsrun.toml"
+
+    def read(self, argv: str = "a.py", **environ: str) -> Request:
+        return read_request(parse_argv("run", argv.split()), {"HOME": str(self.home), **environ}, self.folder)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    found = Places(tmp_path)
+    monkeypatch.setattr(files, "SITE_FILE", found.site)
+    return found
+
+
+def test_the_nearest_source_wins_option_by_option(places: Places) -> None:
+    places.site.write_text('numa = "off"\nnum-proc = 8\nmin-np = 1\n[lms]\npolicy = "all"\nmargin = 0.1\n')
+    places.user.write_text('num-proc = 4\ngrace-period = 3\n[lms]\npolicy = "auto"\n')
+    places.own.write_text("num-proc = 2\n")
+    request = places.read("--min-np 3 a.py", LMSRUN_GRACE_PERIOD="5")
+    options = request.options
+    assert (options.numa, options.num_proc, options.min_np, options.grace_period) == ("off", 2, 3, 5.0)
+    assert request.lms_table == {"policy": "auto", "margin": 0.1}
+    assert request.origins["numa"] == f"{places.site}: numa"
+    assert request.origins["num_proc"] == "lmsrun.toml: num-proc"
+    assert request.from_files == {"numa", "num_proc"}
+    assert places.read("--config /dev/null a.py").options.num_proc == 4, "--config stands in for the folder's"
+
+
+def test_the_users_folder_may_be_elsewhere(places: Places, tmp_path: Path) -> None:
+    places.user.write_text("num-proc = 4\n")
+    (tmp_path / "xdg").mkdir()
+    (tmp_path / "xdg" / "lmsrun.toml").write_text("num-proc = 5\n")
+    assert places.read(XDG_CONFIG_HOME=str(tmp_path / "xdg")).options.num_proc == 5
+    assert places.read(XDG_CONFIG_HOME="xdg").options.num_proc == 4, "a relative path is to be ignored"
+    assert places.read(HOME="").options.num_proc is None
+
+
+def test_a_mistake_names_its_file(places: Places) -> None:
+    places.user.write_text("num-porc = 4\n")
+    with pytest.raises(UsageError, match=f"{places.user}: unknown key 'num-porc'; did you mean num-proc"):
+        places.read()
+    places.user.write_text("num-proc = 4\n")
+    places.site.write_text("[[[")
+    with pytest.raises(UsageError, match=f"{places.site} is not TOML"):
+        places.read()
+
+
+@pytest.mark.parametrize("place", ["site", "user", "own"])
+def test_a_file_that_others_can_write_starts_no_program(places: Places, place: str) -> None:
+    path: Path = getattr(places, place)
+    path.write_text('mpirun = "./mpirun"\n')
+    path.chmod(0o644)
+    assert places.read().options.mpirun == "./mpirun"
+    path.chmod(0o646)
+    with pytest.raises(UsageError, match=r"can be written by others and says what to start \(mpirun\)"):
+        places.read()
+    if os.geteuid() == 0:
+        os.chown(path, -1, 65534)
+        path.chmod(0o664)
+        with pytest.raises(UsageError, match="can be written by others"):
+            places.read()
+    if place == "own":
+        assert places.read(f"--config {path} a.py").options.mpirun == "./mpirun"
+    path.write_text("num-proc = 3\n")
+    assert places.read().options.num_proc == 3, "what starts nothing may come from there"
+
+
+def test_plan_and_check_say_who_gave_a_value(
+    places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places.folder)
+    places.site.write_text("num-proc = 1\n")
+    assert main(["plan", "a.py"], {"HOME": str(places.home)}) == 0
+    said = f"num-proc = 1 (from {places.site}: num-proc)"
+    assert f"lmsrun: {said}\n" in capsys.readouterr().err
+    main(["check"], {"HOME": str(places.home)})
+    assert said in capsys.readouterr().out
+    places.site.write_text("num-porc = 1\n")
+    assert main(["check"], {"HOME": str(places.home)}) == 1
+    assert "unknown key 'num-porc'" in capsys.readouterr().out

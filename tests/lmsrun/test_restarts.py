@@ -1,0 +1,90 @@
+"""``--max-restarts``: a job whose rank fails is started again, from the script's own checkpoint."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import JobStarter
+
+pytestmark = pytest.mark.ranks
+
+TRAINS = """
+import os, pathlib, sys
+attempt, rank = os.environ["LMSRUN_ATTEMPT"], os.environ["RANK"]
+saved = pathlib.Path(f"step-{rank}")
+step = int(saved.read_text()) if saved.exists() else 0
+print(f"attempt {attempt} goes on at {step}")
+saved.write_text(str(step + 1))
+sys.exit(int(sys.argv[1]) if step < 2 and rank == "0" else 0)
+"""
+WAITS = """
+import pathlib, time
+pathlib.Path("ready-0").touch()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[JobStarter]:
+    (tmp_path / "train.py").write_text(TRAINS)
+    starter = JobStarter(tmp_path)
+    yield starter
+    starter.close()
+
+
+def options(restarts: int, *more: str) -> tuple[str, ...]:
+    return ("--numa", "off", "--max-restarts", str(restarts), *more)
+
+
+def test_a_job_goes_on_from_its_checkpoint(start: JobStarter) -> None:
+    job = start("train.py", "7", np=1, options=options(3, "--output-dir", "out"))
+    assert job.finish() == 0, job.stderr
+    told = job.stderr.decode()
+    assert "lmsrun: a rank failed with code 7; restart 1 of 3\n" in told
+    assert "lmsrun: a rank failed with code 7; restart 2 of 3\n" in told and "restart 3" not in told
+    said = [f"attempt {number} goes on at {number}" for number in range(3)]
+    assert job.stdout.decode().splitlines() == said
+    for folder, line in zip(("", "restart-1", "restart-2"), said, strict=True):
+        path = job.folder / "out" / "latest" / folder
+        assert (path / "rank-0.stdout").read_text() == f"{line}\n"
+        assert (path / "receipts.json").is_file()
+    job.assert_nothing_left()
+
+
+def test_the_last_failure_counts(start: JobStarter) -> None:
+    job = start("train.py", "7", np=1, options=options(1))
+    assert job.finish() == 7
+    assert job.stderr.decode().count("a rank failed") == 1
+    assert job.last_line == "lmsrun: rank 0 on localhost (no GPU) exited with code 7"
+
+
+@pytest.mark.parametrize("code", [2, 127])
+def test_what_is_wrong_stays_wrong(start: JobStarter, code: int) -> None:
+    job = start("train.py", str(code), np=1, options=options(3))
+    assert job.finish() == code
+    assert job.last_line.startswith(f"lmsrun: not started again: code {code} says that ")
+    assert job.stdout == b"attempt 0 goes on at 0\n"
+
+
+def test_a_job_that_somebody_ended_is_not_started_again(start: JobStarter, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(
+        "import pathlib, time\npathlib.Path('ready-0').touch()\ntime.sleep(60)\n"
+    )
+    job = start("wait.py", np=1, options=options(3))
+    job.wait_ready(1)
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+    assert "restart" not in job.stderr.decode()
+
+
+def test_a_launcher_that_fails_is_started_again(start: JobStarter, tmp_path: Path) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("mpirun.openmpi is not installed here")
+    mpirun = ("--launcher", "mpirun", "--mpirun", "mpirun.openmpi", "--allow-run-as-root")
+    job = start("train.py", "7", options=options(3, *mpirun, "--output-dir", "out"))
+    assert job.finish() == 0, job.stderr
+    assert job.stderr.decode().count("a rank failed with code 7; restart") == 2
+    last = tmp_path / "out" / "latest" / "restart-2"
+    assert (last / "rank-0.stdout").read_text() == "attempt 2 goes on at 2\n"
