@@ -17,6 +17,7 @@ from launch.model.errors import UsageError
 from launch.model.settings import (
     ENV_PREFIX,
     JOB,
+    PLACEMENT,
     Option,
     declared_options,
     option,
@@ -42,6 +43,8 @@ FOREIGN_VARIABLES = frozenset(
             "LINE_BUFFERED",
             "EXPECT",
             "REPLAN",
+            "JOB_NOTE",
+            "BUSY",
             "RANK_OUTPUT",
             "VENV",
         )
@@ -109,6 +112,17 @@ class LaunchOptions(ClusterSettings):
         metavar="NAME[=VALUE]",
         flags=("-x",),
         repeats=True,
+    )
+    avoid_busy: bool = switch(
+        True, "avoid-busy", "take GPUs and cores first that no running job has", PLACEMENT
+    )
+    jobs_dir: str = option(
+        "/tmp",  # noqa: S108 - launch.system.job_board says how this is safe
+        "jobs-dir",
+        "where the running jobs of this machine are written down for each other",
+        JOB,
+        metavar="DIR",
+        commands=("run", "check"),
     )
     grace_period: float = option(
         10.0,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from launch.model.errors import UsageError
 from launch.model.idset import format_ids
 from launch.model.rank_variables import RESERVED
-from launch.model.settings import PlanSettings
+from launch.model.settings import OmpPlaces, PlanSettings
 from launch.plan_host.binding import Binding
 from launch.plan_host.gpu_choice import GpuChoice
 from launch.plan_host.host_memory import RankMemory
@@ -101,6 +101,26 @@ def build_thread_env(
     if bound and all(other.cpus for other in placements):
         # The last core of each run: libraries put their main thread on the first.
         env["HOROVOD_THREAD_AFFINITY"] = ",".join(str(max(other.cpus)) for other in placements)
+    return {name: value for name, value in env.items() if name not in environ}
+
+
+def build_omp_env(
+    placement: Placement, omp_places: OmpPlaces, bound: bool, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Where OpenMP's threads go, if that was asked for: the rank's cores or hardware threads, one place each.
+
+    Never by itself: GNU's OpenMP then binds the thread that loads it to the first place, and every thread
+    which that one starts later, TensorFlow's among them, stays there.
+    """
+    if omp_places == "off" or not bound or not placement.runs:
+        return {}
+    cores = [sorted(core.cpus) for core in placement.runs]
+    places = cores if omp_places == "cores" else [[cpu] for core in cores for cpu in core]
+    env = {
+        "OMP_PLACES": ",".join(f"{{{','.join(map(str, place))}}}" for place in places),
+        "OMP_PROC_BIND": "spread",
+        "OMP_NUM_THREADS": str(len(places)),
+    }
     return {name: value for name, value in env.items() if name not in environ}
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from lmsrun.resolve import ResolvedJob, resolve_job
 if TYPE_CHECKING:
     from launch.cluster.job import Command
     from launch.model.plan import LaunchPlan
+    from launch.system.job_board import JobNote
     from lmsrun.place import Place
 
 USAGE = "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n       lmsrun plan|topo|check|worker|ddlrun --help"
@@ -88,17 +90,42 @@ def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
 
 def _run_here(job: ResolvedJob) -> int:
     from launch.backends.local import plan_local_job
+    from launch.plan_host.planner import plan_free_slots
+    from lmsrun.commands.neighbours import look_around, open_board, write_down
 
-    ranks = job.options.num_proc or job.slots_of(job.request.host)
-    if ranks == 0:
-        raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
-    plan = plan_local_job(job.machine, replace(job.request, local_world_size=ranks, world_size=ranks))
-    plan = replace(plan, warnings=(*plan.warnings, *job.warnings))
-    if job.options.dry_run:
-        return _show(plan, job)
-    check_python(job.options.python, job.environ)
-    _check_cpus(plan, job.options)
-    return _start(plan, job)
+    no_words: tuple[str, ...] = ()
+    with open_board(job) as board:
+        with board.turn() if not job.options.dry_run else nullcontext():
+            request = replace(job.request, busy=look_around(job, board))
+            ranks, said = job.options.num_proc, no_words
+            if ranks is None:
+                ranks, said = plan_free_slots(job.machine, job.options, job.request.environ, request.busy)
+            if ranks == 0:
+                raise PlanError(
+                    "this machine has no CPU that the job may use; check the cpuset and the affinity"
+                )
+            plan = plan_local_job(job.machine, replace(request, local_world_size=ranks, world_size=ranks))
+            plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings))
+            if job.options.dry_run:
+                return _show(plan, job)
+            check_python(job.options.python, job.environ)
+            _check_cpus(plan, job.options)
+            note = write_down(job, plan, frozenset({job.request.host}), board)
+    return _start_noted(plan, job, note)
+
+
+def _start_noted(
+    plan: "LaunchPlan", job: ResolvedJob, note: "JobNote | None", command: "Command | None" = None
+) -> int:
+    """Run the job; it is written down for others as long as it runs."""
+    if note is None:
+        return _start(plan, job, command)
+    from launch.system.job_board import JOB_NOTE
+
+    try:
+        return _start(plan, replace(job, environ={**job.environ, JOB_NOTE: note.token}), command)
+    finally:
+        note.remove()
 
 
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
@@ -117,6 +144,8 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     from lmsrun.cluster_run import plan_cluster, write_rankfile, written_files
+    from lmsrun.commands.neighbours import look_around, open_board, write_down
+    from lmsrun.place import is_here
     from lmsrun.preflight import probe_hosts, refuse_troubles
 
     options = job.options
@@ -125,7 +154,13 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         say(trouble)
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
-    plan, command = plan_cluster(job, place)
+    with open_board(job) as board:
+        with board.turn() if not options.dry_run else nullcontext():
+            if place.only_here:
+                job = replace(job, request=replace(job.request, busy=look_around(job, board)))
+            plan, command = plan_cluster(job, place)
+            here = frozenset(host.name for host in place.hosts if is_here(host.name))
+            note = None if options.dry_run else write_down(job, plan, here, board)
     if options.launcher == "auto" or options.verbose:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
@@ -133,7 +168,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     if job.options.dry_run:
         return _show(plan, job)
     with written_files(command):
-        return _start(plan, job, command)
+        return _start_noted(plan, job, note, command)
 
 
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
