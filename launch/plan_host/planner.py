@@ -25,6 +25,8 @@ from launch.plan_host.placement import (
 )
 from launch.plan_host.rank_env import (
     HOST_LIMIT_VARIABLES,
+    build_adapter_env,
+    build_device_env,
     build_expectation,
     build_lms_env,
     build_memory_env,
@@ -121,7 +123,7 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
     memory = plan_host_memory(machine, seats, settings)
     bindings, steps_down = bind_ranks(ladder, settings, seats, memory.ranks)
     ranks = tuple(
-        _build_rank(request, settings, choice, seats, each)
+        _build_rank(machine, request, settings, choice, seats, each)
         for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
     )
     shared = say_shared(request.busy, ranks)
@@ -178,6 +180,7 @@ def _relevant(placed: HostPlacement, method: str) -> tuple[str, ...]:
 
 
 def _build_rank(
+    machine: Machine,
     request: HostRequest,
     settings: PlanSettings,
     choice: GpuChoice,
@@ -190,9 +193,11 @@ def _build_rank(
     env = {
         **build_rank_env(rank, placement.local_rank, request.world_size, request.local_world_size),
         **build_shared_env(settings, choice),
+        **build_device_env(placement),
         **build_lms_env(request.lms),
         **build_memory_env(memory),
         **build_thread_env(placement, seats, bool(binding.cpus), users),
+        **build_adapter_env(machine, placement, settings, users),
         **build_omp_env(placement, settings.omp_places, bool(binding.cpus), users),
         "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),
         **request.given,
