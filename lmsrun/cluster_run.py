@@ -53,7 +53,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
     command = backend.build(
         Order(
             program=place.program or backend.executables(options)[0],
-            is_here=place.program is not None,
+            is_here=place.program is not None and resolved.may_ask_mpirun,
             only_here=place.only_here,
             settings=options,
             job=job,

@@ -115,8 +115,8 @@ def parse_gpus(text: str) -> str:
 def parse_smt(text: str) -> int | None:
     """``on`` (None: all hardware threads of a core), ``off`` (one), or how many."""
     word = text.strip()
-    if word in ("on", "off"):
-        return None if word == "on" else 1
+    if word in ("on", "auto", "off"):
+        return 1 if word == "off" else None
     try:
         return whole_number(1, 64)(word)
     except ValueError as error:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.model.errors import PlanError, UsageError
+from launch.model.errors import LmsrunError, PlanError, UsageError
 from lmsrun.commands.common import answer_wish, read_sources, say
 from lmsrun.file_checks import check_program, check_python
 from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
@@ -131,13 +131,21 @@ def _start_noted(
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
     from launch.cluster.batch_script import render_script
     from launch.discover import read_machine
+    from launch.plan_host.rank_env import parse_forward
     from lmsrun.cluster_run import plan_script
     from lmsrun.options import render_argv
 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
-    argv = render_argv(parsed, frozenset(here))
-    job = plan_script(request.options, request.program, read_machine(request.options.topology), environ, argv)
+    options = request.options
+    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    if given:
+        say(f"warning: the script holds the values of {', '.join(given)}; keep it from others")
+    named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
+    typed = replace(parsed, values={**parsed.values, "forward": named} if named else parsed.values)
+    argv = render_argv(typed, frozenset(here))
+    job = plan_script(options, request.program, read_machine(options.topology), environ, argv)
+    job = replace(job, exports=given)
     print(render_script(str(request.options.print_script), job), end="")
     return 0
 
@@ -200,7 +208,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         say(f"warning: {warning}")
     options = job.options
     if options.output_dir:
-        from launch.supervise.run_folder import make_run_folder
+        from launch.supervise.run_folder import make_run_folder, remove_unused
 
         make_run_folder(Path(options.output_dir))
     supervised = JobOptions(
@@ -214,7 +222,14 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         command_line=_shown_command_line(options),
         command=command,
     )
-    return run_job(plan, supervised, render_receipts)
+    if supervised.output_dir is None:
+        return run_job(plan, supervised, render_receipts)
+    say(f"output goes to {supervised.output_dir}")
+    try:
+        return run_job(plan, supervised, render_receipts)
+    except LmsrunError:
+        remove_unused(supervised.output_dir)
+        raise
 
 
 def _shown_command_line(options: LaunchOptions) -> tuple[str, ...]:
