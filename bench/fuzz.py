@@ -4,8 +4,8 @@
 
 Each target runs in a process of its own under atheris (libFuzzer), and where that is not installed under
 plain mutations of the seeds. An input fails that raises what is no error for a person, takes 2 s, or 200 MiB
-more than the process had before; libFuzzer leaves it in the corpus folder. The default is a million executions
-of each of the ten targets.
+more than the process had before; libFuzzer leaves it in the corpus folder. The default is a million
+executions of each of the ten targets.
 """
 
 import argparse
