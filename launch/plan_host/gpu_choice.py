@@ -180,7 +180,8 @@ def find_gpu(machine: Machine, token: str) -> Gpu | None:
     if token.isascii() and token.isdigit():
         return next((gpu for gpu in machine.gpus if gpu.index == int(token[:9])), None)
     if token.startswith("MIG-"):
-        return _mig(machine, token)
+        known = next((gpu for gpu in machine.gpus if gpu.uuid == token), None)
+        return known or _mig(machine, token)
     if token.startswith("GPU-"):
         matches = [gpu for gpu in machine.gpus if gpu.uuid and gpu.uuid.startswith(token)]
         return matches[0] if len(matches) == 1 else None

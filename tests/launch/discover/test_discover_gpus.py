@@ -13,6 +13,7 @@ from machines import GpuSpec, MachineSpec, NodeSpec
 from launch.discover import read_machine
 from launch.discover.gpus import parse_pci_address, pci_order
 from launch.discover.saved import from_json, to_json
+from launch.model.settings import PlanSettings
 from launch.plan_host.planner import HostRequest, plan_host
 
 TWO = MachineSpec(
@@ -241,6 +242,8 @@ def test_mig_devices_are_gpus_of_their_own(tmp_path: Path) -> None:
     assert from_json(json.loads(json.dumps(to_json(machine)))).gpus == machine.gpus
     ranks = plan_host(machine, HostRequest(("t.py",), 2, 2)).ranks
     assert [rank.env["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["MIG-a", "MIG-b"]
+    second = HostRequest(("t.py",), 1, 1, settings=PlanSettings(gpus="MIG-b"))
+    assert [rank.gpu for rank in plan_host(machine, second).ranks] == [machine.gpus[1]]
 
 
 def test_one_lost_gpu_does_not_hide_the_others(tmp_path: Path) -> None:
