@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_LMS := out/bench-lms.json
 BENCH_BITS := out/bench-bits.json
 
-.PHONY: help setup demo test quick test-oldest check lint bench bench-lms bench-bits bench-gpu clean
+.PHONY: help setup demo test quick test-oldest check lint bench fuzz bench-lms bench-bits bench-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | sort
@@ -46,6 +46,9 @@ check: lint test  ## lint, then all tests
 bench: setup  ## start-up against horovodrun and mpirun
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/scale.py
+
+fuzz: setup  ## every parser of outside input, a million executions each, guided by coverage; an hour or more
+	$(BIN)/python bench/fuzz.py
 
 bench-lms: setup  ## the largest batch with and without Large Model Support, and what it costs; hours
 	$(BIN)/python bench/lms.py --out $(BENCH_LMS)

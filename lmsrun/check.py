@@ -20,10 +20,13 @@ from launch.discover.nvml import import_nvml
 from launch.discover.sysfs import read_hardware
 from launch.discover.tree import DirTree, Tree
 from launch.installed.mpi_flavour import read_mpi_flavour
+from launch.model.busy import describe_job
 from launch.model.errors import LmsrunError, TopologyError
 from launch.model.idset import format_ids
 from launch.model.text import count_of
 from launch.preflight.answer import TENSORFLOW_DISTRIBUTIONS, read_version
+from launch.preflight.occupancy import read_gpu_uses
+from launch.system.job_board import JobBoard, board_folders
 from launch.system.own_host_name import REMEDY, resolve_name
 from lmsrun.render_topology import format_size
 
@@ -61,6 +64,7 @@ class Around:
         set_mempolicy: Whether the kernel lets this process set a memory policy; None is unknown.
         name: This host's own.
         resolve: The address of a host's name, or None.
+        board: Where the running jobs of this machine are written down.
     """
 
     tree: Tree
@@ -74,10 +78,11 @@ class Around:
     set_mempolicy: bool | None
     name: str
     resolve: Callable[[str], str | None]
+    board: JobBoard
 
 
-def read_around() -> Around:
-    """This machine and this interpreter."""
+def read_around(jobs_dir: str) -> Around:
+    """This machine and this interpreter; running jobs are written down below ``jobs_dir``."""
     return Around(
         tree=DirTree("/"),
         environ=os.environ,
@@ -90,12 +95,13 @@ def read_around() -> Around:
         set_mempolicy=probe_set_mempolicy(platform.machine()),
         name=platform.node(),
         resolve=resolve_name,
+        board=JobBoard(board_folders(jobs_dir, os.environ)),
     )
 
 
-def report(as_json: bool, around: Around | None = None, more: tuple[Finding, ...] = ()) -> int:
+def report(as_json: bool, around: Around, more: tuple[Finding, ...] = ()) -> int:
     """Print the findings, and those made elsewhere; 1 when a training run could not work, else 0."""
-    findings = (*check(around or read_around()), *more)
+    findings = (*check(around), *more)
     works = all(finding.status != "missing" for finding in findings)
     if as_json:
         table = {"schema": SCHEMA, "ok": works, "checks": [asdict(finding) for finding in findings]}
@@ -120,7 +126,7 @@ def check(around: Around) -> tuple[Finding, ...]:
     looks = (
         _check_machine, _check_numactl, _check_libnuma, _check_mempolicy, _check_cpuset,
         _check_memory_limit, _check_memlock,
-        _check_gpus, _check_own_name, _check_tensorflow, _check_horovod, _check_mpi,
+        _check_gpus, _check_neighbours, _check_own_name, _check_tensorflow, _check_horovod, _check_mpi,
     )  # fmt: skip
     return tuple(look(around) for look in looks)
 
@@ -218,6 +224,23 @@ def _check_gpus(around: Around) -> Finding:
     if driver:
         remedy = "nvidia-smi says why" if around.nvml else "pip install nvidia-ml-py"
     return Finding("GPUs", "warn", "; ".join([f"{text}, memory size unknown", *warnings]), remedy)
+
+
+def _check_neighbours(around: Around) -> Finding:
+    """Who has CPUs and GPUs already; a new job takes others first."""
+    if not around.board.is_there:
+        detail = "other jobs cannot be seen: no folder for them can be written"
+        return Finding("other jobs", "warn", detail, "--jobs-dir DIR, one that all users can write")
+    jobs = around.board.read()
+    uses = read_gpu_uses(around.nvml) if around.nvml and has_driver(around.tree) else ()
+    claimed = frozenset[str]().union(*(job.gpus for job in jobs))
+    told = [describe_job(job) for job in jobs]
+    told += [
+        f"GPU {use.pci_bus_id} has {format_size(use.used_bytes)} in use"
+        for use in uses
+        if use.pci_bus_id not in claimed
+    ]
+    return Finding("other jobs", "warn" if told else "ok", "; ".join(told) or "none runs here")
 
 
 def _check_own_name(around: Around) -> Finding:

@@ -15,6 +15,7 @@ from launch.cluster.batch_script import BatchJob, job_name, nodes_for
 from launch.cluster.hosts import HostShare, count_slots, resolve_slots
 from launch.cluster.job import Command
 from launch.cluster.planner import build_job, plan_shares
+from launch.model.busy import BUSY, Busy, busy_to_text
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan
 from launch.model.text import count_of
@@ -48,11 +49,13 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
     if options.output_dir:
         job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
+    if request.busy != Busy():
+        job = replace(job, env={**job.env, BUSY: busy_to_text(request.busy)})
     backend = place.backend
     command = backend.build(
         Order(
             program=place.program or backend.executables(options)[0],
-            is_here=place.program is not None,
+            is_here=place.program is not None and resolved.may_ask_mpirun,
             only_here=place.only_here,
             settings=options,
             job=job,

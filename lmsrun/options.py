@@ -15,6 +15,7 @@ from launch.model.plan import MODULE
 from launch.model.settings import (
     ENV_PREFIX,
     JOB,
+    PLACEMENT,
     Option,
     declared_options,
     option,
@@ -40,6 +41,8 @@ FOREIGN_VARIABLES = frozenset(
             "LINE_BUFFERED",
             "EXPECT",
             "REPLAN",
+            "JOB_NOTE",
+            "BUSY",
             "RANK_OUTPUT",
             "TF_HOSTS",
             "ATTEMPT",
@@ -122,6 +125,17 @@ class LaunchOptions(ClusterSettings):
         metavar="NAME[=VALUE]",
         flags=("-x",),
         repeats=True,
+    )
+    avoid_busy: bool = switch(
+        True, "avoid-busy", "take GPUs and cores first that no running job has", PLACEMENT
+    )
+    jobs_dir: str = option(
+        "/tmp",  # noqa: S108 - launch.system.job_board says how this is safe
+        "jobs-dir",
+        "where the running jobs of this machine are written down for each other",
+        JOB,
+        metavar="DIR",
+        commands=("run", "check"),
     )
     grace_period: float = option(
         10.0,

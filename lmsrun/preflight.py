@@ -123,7 +123,7 @@ def _ask(resolved: ResolvedJob, place: Place, hosts: Sequence[str]) -> Round:
     way: Way = "mpi" if backend.connects_probe() else "lines"
     nonce = new_nonce()
     command = None
-    if place.program is not None:
+    if place.program is not None and resolved.may_ask_mpirun:
         order = Order(
             program=place.program,
             is_here=True,

@@ -13,6 +13,7 @@ from launch.installed.framework import FrameworkChoice, choose_framework
 from launch.model.cluster_settings import find_unread, has_allocation
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
+from launch.model.settings import ENV_PREFIX
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
@@ -43,6 +44,8 @@ class ResolvedJob:
     warnings: tuple[str, ...] = ()
     is_plan: bool = False
     """Whether the command is ``lmsrun plan``, which asks hosts only when told to."""
+    may_ask_mpirun: bool = True
+    """Whether mpirun may be started to say what it is: for a plan, not one that a file names."""
     machines: Mapping[str, Machine] = field(default_factory=dict)
     """Those of hosts that have answered."""
     framework: FrameworkChoice = FrameworkChoice("horovod", "as asked", "init")
@@ -104,9 +107,32 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         environ=environ if is_live and only_here else portable_environ(environ),
         given=given,
     )
-    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings)
+    may_ask = not (options.dry_run and _is_from_file(request.origins.get("mpirun", "-")))
+    untold = () if may_ask else (_said_of_mpirun(request),)
+    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings, *untold)
     return ResolvedJob(
-        options, environ, place, machine, host_request, asked, warnings, is_plan, framework=framework
+        options,
+        environ,
+        place,
+        machine,
+        host_request,
+        asked,
+        warnings,
+        is_plan,
+        may_ask,
+        framework=framework,
+    )
+
+
+def _is_from_file(origin: str) -> bool:
+    """Whether a value comes from a file: whoever only looks at a folder's plan has not read that yet."""
+    return not origin.startswith(("-", ENV_PREFIX))
+
+
+def _said_of_mpirun(request: Request) -> str:
+    return (
+        f"{request.origins['mpirun']} {request.options.mpirun} is not started for a plan, so that its "
+        "kind is not known and Open MPI's options are shown; give --mpirun to have it asked"
     )
 
 

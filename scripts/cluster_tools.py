@@ -27,6 +27,7 @@ PACKAGES = {
     "runc": "runc",
     "netavark": "/usr/lib/podman/netavark",
     "iptables": "iptables",  # what netavark calls
+    "hwloc-nox": "hwloc-calc",  # reads machines beside us
 }
 """Debian package -> the program that shows it is there."""
 MPI_FOLDER = ROOT / ".venv-mpi"

@@ -1,6 +1,9 @@
 """What all tests share. Its place also puts ``tests/`` on the import path, for ``import machines``."""
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +14,17 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
 
-def pytest_configure() -> None:
-    """Have the tests' jobs meet default signals when this run itself ignores some of them.
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the tests' jobs meet default signals, and no jobs but their own.
 
+    Each worker of a run has a folder of its own for running jobs: those of other workers are no neighbours.
     ``nohup`` and a shell's ``&`` start what ignores them, and whatever is started from there inherits it: no
     job could be ended by them. A handler does not reach over an exec, and here it does nothing: this run goes
     on ignoring what it was told to ignore.
     """
+    folder = tempfile.mkdtemp(prefix="lmsrun-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["LMSRUN_JOBS_DIR"] = folder
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

@@ -96,7 +96,10 @@ class JobStarter:
         before: Callable[[], None] | None = None,
     ) -> Job:
         mark = uuid.uuid4().hex
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LMS")}
+        kept = ("LMSRUN_JOBS_DIR",)
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("LMS") or name in kept
+        }
         own = {_MARK: mark, "TMPDIR": str(self.folder), "STUB_FOLDER": str(self.folder)}
         argv = [*command, "-np", np, "--oversubscribe", *options, "--", *(program or (STUB,))]
         process = subprocess.Popen(

@@ -107,12 +107,20 @@ def _hide_elsewhere(command: Command, order: Order) -> Command:
     """Leave only what ranks are to get; to other hosts horovodrun has no way but ssh's command line."""
     names = {*order.job.names, *command.env}
     unset = tuple(name for name in _others(order) if name not in names)
-    given = sorted(filter(is_private, names))
+    own = ("LMS", "MASTER_")
+    typed = {name for name in order.job.env if not name.startswith(own)}
+    given = sorted(typed.union(filter(is_private, names)))
     shown = (
         f"horovodrun writes the values of {', '.join(given)} into ssh's command line, which every user of "
         "these hosts can read; try --launcher mpirun"
     )
-    return replace(command, unset=unset, warnings=(shown,) if given else ())
+    return replace(command, unset=unset, warnings=(*command.warnings, *((shown,) if given else ())))
+
+
+ELASTIC_RENDEZVOUS = (
+    "an elastic job's ranks meet at Horovod's own server, which listens on every interface and unpickles "
+    "what anybody sends who reaches it (CVE-2024-10190): only where you trust all who can reach this host"
+)
 
 
 class Horovodrun(Backend):
@@ -137,9 +145,16 @@ class Horovodrun(Backend):
             discovery_script=settings.host_discovery_script,
         )
         command = build_horovodrun(order.job, options, order.program, order.extra)
+        if options.elastic:
+            command = self._warn(command)
         if options.controller == "mpi":  # mpirun hands on by name
             return command
         return _hide_here(command, order) if order.only_here else _hide_elsewhere(command, order)
+
+    @staticmethod
+    def _warn(command: Command) -> Command:
+        """Say what an elastic job opens: Horovod's own server, the only one that knows who comes and goes."""
+        return replace(command, warnings=(*command.warnings, ELASTIC_RENDEZVOUS))
 
     def needs_own_name(self, settings: ClusterSettings) -> bool:
         """See ``Backend``."""

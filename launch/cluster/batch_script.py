@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
@@ -28,6 +28,8 @@ class BatchJob:
     partition: str | None = None
     path: str = ""
     """A folder for the front of PATH in the job: where lmsrun and its Python are."""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the ranks. They stand in the script, which has an owner, and on no command line."""
 
 
 def render_script(system: str, job: BatchJob) -> str:
@@ -39,8 +41,18 @@ def render_script(system: str, job: BatchJob) -> str:
     """
     job = replace(job, walltime=job.walltime or _WALLTIME)
     path = [f'export PATH={shlex.quote(job.path)}:"$PATH"'] if job.path else []
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()]
     folder = f'cd "${{{_FOLDERS[system]}:-$PWD}}"'
-    lines = [*_DIRECTIVES[system](job), *_names(system, job), "", "set -eu", *path, folder, _line(job.argv)]
+    lines = [
+        *_DIRECTIVES[system](job),
+        *_names(system, job),
+        "",
+        "set -eu",
+        *path,
+        *exports,
+        folder,
+        _line(job.argv),
+    ]
     return "#!/bin/bash\n" + "\n".join(lines) + "\n"
 
 

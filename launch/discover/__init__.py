@@ -4,6 +4,7 @@ import os
 import stat
 from typing import Any
 
+from launch.discover.adapters import read_adapters
 from launch.discover.check import check
 from launch.discover.gpus import (
     GpuFacts,
@@ -128,6 +129,7 @@ def _build(
         allowed=read_allowed(tree, hardware, {} if live else read_cpuset(tree)),
         limits=read_limits(tree, set_mempolicy=probe_set_mempolicy(architecture) if live else None),
         warnings=(*warnings, *hardware.warnings, *gpu_warnings),
+        adapters=read_adapters(tree, gpus),
     )
     check(machine)
     return machine

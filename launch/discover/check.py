@@ -1,14 +1,18 @@
 """What must hold of any machine, wherever it came from."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from launch.discover.gpus import limit_gpus, parse_pci_address, pci_order
+from launch.discover.adapters import MAX_ADAPTERS
+from launch.discover.gpus import gpu_name, limit_gpus, parse_pci_address, pci_order
 from launch.discover.sysfs import limit_numa_nodes
 from launch.model.errors import TopologyError
 from launch.model.idset import MAX_ID, format_ids
 from launch.model.topology import Gpu, Machine
+
+_ADAPTER = re.compile(r"[\w.-]{1,64}:[0-9]{1,4}", re.ASCII)
 
 
 def check(machine: Machine) -> None:
@@ -31,7 +35,11 @@ def _complaints(machine: Machine) -> Iterable[str]:
     yield from _repeated("NUMA node", (node.id for node in machine.numa_nodes))
     yield from _repeated("CPU", online, "cores")
     yield from _repeated("CPU", (cpu for node in machine.numa_nodes for cpu in node.cpus), "NUMA nodes")
-    yield from _repeated("GPU", (gpu.pci_bus_id for gpu in machine.gpus))
+    yield from _repeated("GPU", (gpu_name(gpu) for gpu in machine.gpus))
+    if len(machine.adapters) > MAX_ADAPTERS:
+        yield f"{len(machine.adapters)} network adapters are more than {MAX_ADAPTERS}"
+    if not all(_ADAPTER.fullmatch(adapter.name) for adapter in machine.adapters):
+        yield "a network adapter's name is none; needed one such as 'mlx5_0:1'"
     if not online:
         yield "no core has an online CPU"
     if any(not core.cpus for core in machine.cores):
@@ -43,6 +51,7 @@ def _complaints(machine: Machine) -> Iterable[str]:
         ("packages", (node for package in machine.packages for node in package.numa_nodes)),
         ("cores", (core.numa_node for core in machine.cores)),
         ("gpus", (gpu.numa_node for gpu in machine.gpus)),
+        ("adapters", (adapter.numa_node for adapter in machine.adapters)),
         ("distances", (other for node in machine.numa_nodes for other, _ in node.distances)),
         ("allowed", machine.allowed.mems),
     ):

@@ -17,6 +17,8 @@ DRIVER = "proc/driver/nvidia/gpus"
 
 Vendor = Literal["nvidia", "amd"]
 NVIDIA, AMD = "0x10de", "0x1002"
+MIG = "MIG-"
+"""Begins the UUID of a part of a GPU that is a device of its own (Multi-Instance GPU)."""
 PCI_GPU_CLASSES: Mapping[str, tuple[Vendor, tuple[str, ...]]] = {
     NVIDIA: ("nvidia", ("0x0300", "0x0302")),
     AMD: ("amd", ("0x0300", "0x0302", "0x0380", "0x1200")),
@@ -50,6 +52,12 @@ def parse_pci_address(text: str) -> str | None:
     """
     found = _PCI_ADDRESS.fullmatch(text.strip().lower())
     return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}.{found[4]}" if found else None
+
+
+def gpu_name(gpu: "GpuFacts | Gpu") -> str:
+    """What a GPU is known by: its address, and as a MIG device its own UUID, for several share an address."""
+    uuid = gpu.uuid or ""
+    return f"{gpu.pci_bus_id} {uuid}" if uuid.startswith(MIG) else gpu.pci_bus_id
 
 
 def pci_order(pci_bus_id: str) -> tuple[int, ...]:
@@ -165,9 +173,7 @@ def place_gpus(
     Returns:
         The GPUs, and a warning for each whose node stays unknown.
     """
-    ordered = sorted(
-        {gpu.pci_bus_id: gpu for gpu in gpus}.values(), key=lambda gpu: pci_order(gpu.pci_bus_id)
-    )
+    ordered = sorted({gpu_name(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: pci_order(gpu.pci_bus_id))
     placed = tuple(
         build_gpu(index, gpu, tuple(_read_localities(tree, gpu, hardware.online)), hardware)
         for index, gpu in enumerate(ordered)

@@ -1,9 +1,10 @@
 """GPUs as NVIDIA's management library knows them; imported only where a driver is loaded."""
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from launch.discover.gpus import GpuFacts, parse_pci_address
+from launch.discover.gpus import MIG, GpuFacts, parse_pci_address
 from launch.model.idset import IdSet
 
 
@@ -49,10 +50,15 @@ def _read_gpus(nvml: Any, cpu_count: int) -> tuple[tuple[GpuFacts, ...], tuple[s
             warnings.append(f"NVML cannot read GPU {index} ({error}): it is left out")
             continue
         if address is not None:
-            gpus.append(_read_gpu(nvml, handle, address, cpu_count))
+            whole = _read_gpu(nvml, handle, address, cpu_count)
             mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
-            if mig and mig[0]:
-                warnings.append(f"GPU {address} is in MIG mode: it is planned as one GPU")
+            if not (mig and mig[0]):
+                gpus.append(whole)
+                continue
+            parts = _read_mig_devices(nvml, handle, whole)
+            gpus += parts
+            if not parts:
+                warnings.append(f"GPU {address} is in MIG mode without a MIG device: it is left out")
     return tuple(gpus), tuple(warnings)
 
 
@@ -67,6 +73,20 @@ def _read_gpu(nvml: Any, handle: Any, address: str, cpu_count: int) -> GpuFacts:
         memory_bytes=int(memory.total) or None if memory else None,
         near_cpus=_ids_of_words(_ask(nvml, "nvmlDeviceGetCpuAffinity", handle, (cpu_count + 63) // 64) or ()),
     )
+
+
+def _read_mig_devices(nvml: Any, handle: Any, whole: GpuFacts) -> list[GpuFacts]:
+    """The MIG devices of a GPU, each a GPU to CUDA; the whole one is none while it is in MIG mode."""
+    found = []
+    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        part = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        uuid = _text(_ask(nvml, "nvmlDeviceGetUUID", part)) if part is not None else None
+        if uuid is None or not uuid.startswith(MIG):
+            continue
+        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", part)
+        size = int(memory.total) or None if memory else None
+        found.append(replace(whole, uuid=uuid, memory_bytes=size))
+    return found
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:

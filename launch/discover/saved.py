@@ -7,7 +7,7 @@ from typing import Any, TypeGuard, TypeVar
 from launch.discover.check import check
 from launch.model.errors import TopologyError
 from launch.model.idset import MAX_ID, IdParser, IdSet, format_ids
-from launch.model.topology import SCHEMA, Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
+from launch.model.topology import SCHEMA, Adapter, Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
 
 MAX_TABLES = 4 * MAX_ID
 """Lists and objects in a document: one for each core, and some more. Each takes 60 bytes or more."""
@@ -38,7 +38,17 @@ def to_json(machine: Machine) -> dict[str, Any]:
             "set_mempolicy": machine.limits.set_mempolicy,
         },
         "warnings": list(machine.warnings),
+        **(
+            {"adapters": [_adapter_to_json(adapter) for adapter in machine.adapters]}
+            if machine.adapters
+            else {}
+        ),
     }
+
+
+def _adapter_to_json(adapter: Adapter) -> dict[str, Any]:
+    near = dict(adapter.near_gpus)
+    return {"name": adapter.name, "numa_node": adapter.numa_node, "near_gpus": near}
 
 
 def _numa_node_to_json(node: NumaNode) -> dict[str, Any]:
@@ -119,9 +129,19 @@ def from_json(table: Any) -> Machine:
             set_mempolicy=limits.maybe_flag("set_mempolicy"),
         ),
         warnings=tuple(map(str, saved.array("warnings", optional=True))),
+        adapters=saved.items("adapters", _adapter, optional=True),
     )
     check(machine)
     return machine
+
+
+def _adapter(table: "_Table") -> Adapter:
+    near = table.table("near_gpus", optional=True)
+    return Adapter(
+        table.text("name"),
+        table.maybe_number("numa_node"),
+        tuple((address, near.number(address)) for address in near.keys()),  # noqa: SIM118 - no mapping
+    )
 
 
 def _package(table: "_Table") -> Package:
@@ -233,9 +253,14 @@ class _Table:
             raise self._wrong(key, "an object")
         return _Table(value or {}, self._parser, key)
 
-    def items(self, key: str, build: Callable[["_Table"], Item]) -> tuple[Item, ...]:
+    def keys(self) -> list[str]:
+        return list(self._table)
+
+    def items(
+        self, key: str, build: Callable[["_Table"], Item], *, optional: bool = False
+    ) -> tuple[Item, ...]:
         built = []
-        for position, one in enumerate(self.array(key)):
+        for position, one in enumerate(self.array(key, optional=optional)):
             if not isinstance(one, dict):
                 raise self._wrong(key, "a list of objects")
             try:

@@ -14,6 +14,10 @@ from launch.model.errors import UsageError
 NumaMode = Literal["auto", "strict", "off"]
 MemPolicyChoice = Literal["auto", "bind", "preferred", "none"]
 BindMethodChoice = Literal["auto", "numactl", "libnuma"]
+Place = Literal["auto", "packed", "spread"]
+Span = Literal["auto", "on", "off"]
+OmpPlaces = Literal["off", "cores", "threads"]
+Adapter = Literal["off", "nearest"]
 
 ENV_PREFIX = "LMSRUN_"
 MIB = 1 << 20
@@ -106,6 +110,17 @@ def parse_gpus(text: str) -> str:
     if len(tokens) > 1 and {"auto", "none"} & set(tokens):
         raise ValueError("auto or none alone, or a list such as 0,2")
     return ",".join(tokens)
+
+
+def parse_smt(text: str) -> int | None:
+    """``on`` (None: all hardware threads of a core), ``off`` (one), or how many."""
+    word = text.strip()
+    if word in ("on", "auto", "off"):
+        return 1 if word == "off" else None
+    try:
+        return whole_number(1, 64)(word)
+    except ValueError as error:
+        raise ValueError(f"on, off or {error}") from None
 
 
 def whole_number(low: int, high: int = 10**9) -> Callable[[str], int]:
@@ -211,6 +226,51 @@ class PlanSettings:
         "what binds; auto: numactl if it is here, else libnuma",
         PLACEMENT,
         ("auto", "numactl", "libnuma"),
+    )
+    place: Place = choice(
+        "auto",
+        "place",
+        "packed: the first GPUs, or the fewest NUMA nodes; spread: over the nodes evenly; "
+        "auto: GPUs packed, CPU ranks spread",
+        PLACEMENT,
+        ("auto", "packed", "spread"),
+    )
+    span: Span = choice(
+        "auto",
+        "span",
+        "whether a rank may have several NUMA nodes; auto: CPU ranks that are fewer than the nodes",
+        PLACEMENT,
+        ("auto", "on", "off"),
+    )
+    smt: int | None = option(
+        None,
+        "smt",
+        "hardware threads of a core that ranks get: on (all), off (one), or how many",
+        PLACEMENT,
+        parse=parse_smt,
+        metavar="on|off|N",
+    )
+    reserve_cores: int = option(
+        0,
+        "reserve-cores",
+        "cores that no rank gets, for the system: the first of the NUMA nodes in turn",
+        PLACEMENT,
+        parse=whole_number(0, 1 << 16),
+        metavar="N",
+    )
+    omp_places: OmpPlaces = choice(
+        "off",
+        "omp-places",
+        "set OMP_PLACES to each rank's cores or hardware threads, and OMP_PROC_BIND=spread",
+        PLACEMENT,
+        ("off", "cores", "threads"),
+    )
+    adapter: Adapter = choice(
+        "off",
+        "adapter",
+        "nearest: have UCX and NCCL use the network adapter near the rank's GPU, of several",
+        PLACEMENT,
+        ("off", "nearest"),
     )
     oversubscribe: bool = switch(
         False, "oversubscribe", "allow more ranks than GPUs (or than cores, without GPUs)", PLACEMENT

@@ -64,6 +64,17 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A port of a network adapter with RDMA that has a link. ``numa_node`` None is unknown."""
+
+    name: str
+    """Device and port as UCX and NCCL name them: ``mlx5_0:1``."""
+    numa_node: int | None
+    near_gpus: tuple[tuple[str, int], ...] = ()
+    """(PCI address of a GPU, how many bridges it shares with the adapter), where it shares any."""
+
+
+@dataclass(frozen=True)
 class Allowed:
     """What this process may use: its affinity and cpuset. Every id here exists on the machine."""
 
@@ -95,6 +106,7 @@ class Machine:
     allowed: Allowed
     limits: Limits = field(default_factory=Limits)
     warnings: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
     def numa_node(self, numa_node_id: int) -> NumaNode | None:
         """The node with this OS index, or None."""

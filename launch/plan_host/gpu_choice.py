@@ -1,9 +1,11 @@
 """Which of a machine's GPUs the job gets: ``--gpus`` and the caller's own ``CUDA_VISIBLE_DEVICES``."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launch.model.errors import PlanError
+from launch.model.settings import Place
 from launch.model.topology import Gpu, Machine
 
 _VISIBLE = {"amd": "HIP_VISIBLE_DEVICES"}
@@ -42,7 +44,7 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
         PlanError: If a wanted GPU does not exist, is hidden, or is named twice.
     """
     machine, below = _as_hip_counts(machine, environ.get(_BELOW_HIP))
-    variable = _VISIBLE.get((machine.gpus[0].vendor or "") if machine.gpus else "", "CUDA_VISIBLE_DEVICES")
+    variable = _visible_variable(machine.gpus)
     if wanted == "none":
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
     visible, warnings = _visible(machine, environ.get(variable), variable)
@@ -50,6 +52,73 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
     choice = GpuChoice(chosen, warnings=(*below, *warnings))
     whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
     return choice if whole or not chosen else replace(choice, env=((variable, choice.tokens),))
+
+
+def pick_gpus(
+    choice: GpuChoice, count: int, place: Place, is_busy: Callable[[Gpu], bool]
+) -> tuple[GpuChoice, tuple[str, ...]]:
+    """Pick the GPUs of ``count`` ranks among the job's, those that nobody uses first.
+
+    If these are not the first ones, the ranks see no others: a script that indexes by local rank must find
+    its own GPU.
+
+    Args:
+        choice: The job's GPUs.
+        count: How many ranks.
+        place: ``spread`` takes from each NUMA node in turn, anything else in PCI order.
+        is_busy: Whether somebody else uses a GPU.
+
+    Returns:
+        The choice, and what a person should know of it.
+    """
+    if count >= len(choice.gpus):
+        return choice, ()
+    order = sorted(choice.gpus, key=is_busy)
+    free = [gpu for gpu in order if not is_busy(gpu)]
+    pools = [free, order[len(free) :]]
+    taken = [gpu for pool in pools for gpu in (_in_turn(pool) if place == "spread" else pool)][:count]
+    picked = _in_pci_order(taken)
+    said = _say_place(choice, picked, place)
+    if picked == choice.gpus[:count]:
+        return choice, said
+    narrowed = replace(choice, gpus=picked)
+    return replace(narrowed, env=((_visible_variable(picked), narrowed.tokens),)), said
+
+
+def _in_turn(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The same GPUs, one of each NUMA node, then a second one of each, and so on."""
+    turns: Counter[int | None] = Counter()
+    order = []
+    for place, gpu in enumerate(gpus):
+        order.append((turns[gpu.numa_node], place, gpu))
+        turns[gpu.numa_node] += 1
+    return [gpu for _, _, gpu in sorted(order, key=lambda entry: entry[:2])]
+
+
+def _say_place(choice: GpuChoice, picked: Sequence[Gpu], place: Place) -> tuple[str, ...]:
+    """Say how the ranks lie over the nodes, where that was asked for, or where they lie unevenly."""
+    spread = _per_node(_in_turn(choice.gpus)[: len(picked)])
+    now = _per_node(picked)
+    if place == "spread":
+        return (f"--place spread: ranks on nodes {_render_counts(now)}, so that each has more host memory",)
+    even = max(spread.values()) < max(now.values())
+    if place == "auto" and not even:
+        return ()
+    hint = f"; --place spread would put them on nodes {_render_counts(spread)}" if even else ""
+    return (f"ranks are packed on nodes {_render_counts(now)}, on GPUs that are neighbours{hint}",)
+
+
+def _per_node(gpus: Sequence[Gpu]) -> Counter[int | None]:
+    return Counter(gpu.numa_node for gpu in gpus)
+
+
+def _render_counts(counts: Counter[int | None]) -> str:
+    nodes = sorted(counts.items(), key=lambda entry: (entry[0] is None, entry[0] or 0))
+    return " + ".join(f"{'unknown' if node is None else node} ({count})" for node, count in nodes)
+
+
+def _visible_variable(gpus: Sequence[Gpu]) -> str:
+    return _VISIBLE.get((gpus[0].vendor or "") if gpus else "", "CUDA_VISIBLE_DEVICES")
 
 
 def _as_hip_counts(machine: Machine, text: str | None) -> tuple[Machine, tuple[str, ...]]:
@@ -111,7 +180,8 @@ def find_gpu(machine: Machine, token: str) -> Gpu | None:
     if token.isascii() and token.isdigit():
         return next((gpu for gpu in machine.gpus if gpu.index == int(token[:9])), None)
     if token.startswith("MIG-"):
-        return _mig(machine, token)
+        known = next((gpu for gpu in machine.gpus if gpu.uuid == token), None)
+        return known or _mig(machine, token)
     if token.startswith("GPU-"):
         matches = [gpu for gpu in machine.gpus if gpu.uuid and gpu.uuid.startswith(token)]
         return matches[0] if len(matches) == 1 else None

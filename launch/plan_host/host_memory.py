@@ -92,6 +92,8 @@ def _memory_nodes(machine: Machine, placement: Placement) -> IdSet:
     home = _home(machine, placement)
     if home is None or not placement.cpus:
         return frozenset()
+    if len(placement.numa_nodes) > 1 and (several := placement.numa_nodes & usable.keys()):
+        return frozenset(several)
     if home.id in usable:
         return frozenset({home.id})
     package = _package_nodes(machine, home)

@@ -1,10 +1,12 @@
 """Which GPU, NUMA node and cores each rank of one host gets. Pure: a Machine goes in, placements come out."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from launch.model.idset import IdSet, format_ids
+from launch.model.settings import Place, Span
 from launch.model.text import count_of
 from launch.model.topology import Core, Gpu, Machine
 
@@ -16,8 +18,13 @@ class Placement:
     local_rank: int
     gpu: Gpu | None
     numa_node: int | None
+    """Its node, or the first of several."""
     cpus: IdSet
     cores: int
+    numa_nodes: IdSet = frozenset()
+    """All of its nodes."""
+    runs: tuple[Core, ...] = ()
+    """The cores themselves, each cut to what the rank may use."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +57,67 @@ def allowed_cores(machine: Machine) -> tuple[Core, ...]:
     return tuple(sorted(cut, key=lambda core: min(core.cpus)))
 
 
-def place_ranks(machine: Machine, gpus: Sequence[Gpu], count: int) -> HostPlacement:
+@dataclass(frozen=True)
+class Seating:
+    """How ranks are spread over a machine, beside what is near their GPUs."""
+
+    place: Place = "auto"
+    span: Span = "auto"
+    busy: IdSet = frozenset()
+    """CPUs of other jobs: cores without them are taken first."""
+
+
+def place_ranks(
+    machine: Machine, gpus: Sequence[Gpu], count: int, seating: Seating = Seating()
+) -> HostPlacement:
     """Place ``count`` ranks on a machine.
 
-    Rank i takes GPU i; ranks without GPUs are dealt over the nodes that have cores. The ranks of a node share
-    its allowed cores evenly: whole cores with all their allowed PUs, in contiguous runs, the remainder to the
-    first ranks.
+    Rank i takes GPU i; ranks without GPUs are dealt over the nodes that have cores, and get several nodes
+    each where they are fewer. The ranks of a node share its allowed cores evenly: whole cores with all their
+    allowed PUs, in contiguous runs, the remainder to the first ranks. Cores that other jobs have are left out
+    where the others suffice.
 
     Args:
         machine: What is there and what may be used.
         gpus: The job's GPUs in PCI order; more ranks than GPUs share them round-robin.
         count: How many ranks, at least 1.
+        seating: What the settings and other jobs have to say.
     """
     cores = allowed_cores(machine)
     cores_of = _cores_by_node(cores)
     taken = tuple(gpus[rank % len(gpus)] for rank in range(count)) if gpus else (None,) * count
+    warnings: list[str] = []
     if gpus:
         # Cores on no node are near no GPU; a rank whose GPU has no known node is not bound to them either.
         cores_of = {node: cores for node, cores in cores_of.items() if node is not None}
-        homes, warnings = _gpu_homes(machine, tuple(gpu for gpu in taken if gpu), cores_of)
+        near, warnings = _gpu_homes(machine, [gpu for gpu in taken if gpu], cores_of, seating.span == "on")
+        homes = _join(near)
     else:
-        homes, warnings = _deal(cores_of, count), []
-    shares = _share_cores(homes, cores_of)
+        cores_of = _cores_by_node(_free_first(cores, count, seating.busy))
+        homes = _deal_nodes(cores_of, count, seating)
+    cores_of_home = {home: tuple(core for node in home for core in cores_of.get(node, ())) for home in homes}
+    free_of_home = {
+        home: _free_first(own, homes.count(home), seating.busy) for home, own in cores_of_home.items()
+    }
+    shares = _share_cores(homes, free_of_home)
     spare = max(1, len(cores) // count)
     placements = tuple(
-        Placement(rank, gpu, home, _cpus(share), len(share) or spare)
+        Placement(
+            rank, gpu, home[0] if home else None, _cpus(share), len(share) or spare, _node_ids(home), share
+        )
         for rank, (gpu, home, share) in enumerate(zip(taken, homes, shares, strict=True))
     )
-    return HostPlacement(placements, (*warnings, *_crowding(homes, cores_of)))
+    return HostPlacement(placements, (*warnings, *_crowding(homes, cores_of_home)))
+
+
+def _free_first(cores: tuple[Core, ...], ranks: int, busy: IdSet) -> tuple[Core, ...]:
+    """Leave out the cores of other jobs, if every rank still gets one."""
+    free = tuple(core for core in cores if not core.cpus & busy)
+    return free if len(free) >= ranks else cores
+
+
+def _node_ids(home: "_Home") -> IdSet:
+    return frozenset(node for node in home if node is not None)
 
 
 def say_by_rank(said: Sequence[tuple[int, str | None]]) -> list[str]:
@@ -90,17 +130,40 @@ def say_by_rank(said: Sequence[tuple[int, str | None]]) -> list[str]:
 
 
 _NodeCores = dict[int | None, tuple[Core, ...]]
+_Home = tuple[int | None, ...]
+"""The nodes of a rank; empty when none is known to be near it."""
 
 
 def _cores_by_node(cores: Sequence[Core]) -> _NodeCores:
     cores_of: dict[int | None, list[Core]] = {}
-    for core in sorted(cores, key=lambda core: (core.numa_node is None, core.numa_node or 0)):
+    for core in sorted(cores, key=lambda core: _node_order(core.numa_node)):
         cores_of.setdefault(core.numa_node, []).append(core)
     return {node: tuple(cores) for node, cores in cores_of.items()}
 
 
 def _cpus(cores: Sequence[Core]) -> IdSet:
     return frozenset().union(*(core.cpus for core in cores))
+
+
+def _deal_nodes(cores_of: _NodeCores, count: int, seating: Seating) -> list[_Home]:
+    """Deal ranks without GPUs over the nodes, or the nodes over ranks that are fewer."""
+    if seating.place == "packed":
+        cores_of = _fewest(cores_of, count)
+    nodes = list(cores_of)
+    spans = seating.span == "on" or (seating.span == "auto" and seating.place != "packed")
+    if spans and count < len(nodes):
+        edges = [rank * len(nodes) // count for rank in range(count + 1)]
+        return [tuple(nodes[first:last]) for first, last in pairwise(edges)]
+    return [(home,) for home in _deal(cores_of, count)]
+
+
+def _fewest(cores_of: _NodeCores, count: int) -> _NodeCores:
+    """Keep the first nodes that have a core for every rank."""
+    kept: _NodeCores = {}
+    for node, cores in cores_of.items():
+        if sum(map(len, kept.values())) < count:
+            kept[node] = cores
+    return kept
 
 
 def _deal(cores_of: _NodeCores, count: int) -> list[int | None]:
@@ -122,20 +185,44 @@ def _deal(cores_of: _NodeCores, count: int) -> list[int | None]:
 
 
 def _gpu_homes(
-    machine: Machine, gpus: Sequence[Gpu], cores_of: _NodeCores
-) -> tuple[list[int | None], list[str]]:
-    """The node whose cores each GPU's rank gets; among equally near nodes the one with most cores a rank."""
-    homes: list[int | None] = []
+    machine: Machine, gpus: Sequence[Gpu], cores_of: _NodeCores, spans: bool
+) -> tuple[list[_Home], list[str]]:
+    """The node whose cores each GPU's rank gets; among equally near nodes the one with most cores a rank.
+
+    Args:
+        machine: Whose GPUs.
+        gpus: One a rank.
+        cores_of: What may be used.
+        spans: Whether a rank gets all of the nodes that are equally near, not one.
+    """
+    homes: list[_Home] = []
     odd: dict[str, dict[str, None]] = {}
     load: Counter[int | None] = Counter()
     for gpu in gpus:
         near, why = _near_nodes(machine, gpu, cores_of)
-        home = max(near, key=lambda node: len(cores_of[node]) / (load[node] + 1), default=None)
+        best = max(near, key=lambda node: len(cores_of[node]) / (load[node] + 1), default=None)
+        home: _Home = tuple(near) if spans else () if best is None else (best,)
         if why:
-            odd.setdefault(f"{why}; node {home} serves" if near else why, {})[_gpu_text(gpu)] = None
-        load[home] += 1
+            serving = f"{why}; node {format_ids(_node_ids(home))} serves" if near else why
+            odd.setdefault(serving, {})[_gpu_text(gpu)] = None
+        load.update(home)
         homes.append(home)
     return homes, [f"{' and '.join(which)}: {why}" for why, which in odd.items()]
+
+
+def _join(homes: Sequence[_Home]) -> list[_Home]:
+    """Join homes that overlap, so that the ranks of a node share it as a whole or not at all."""
+    groups: list[set[int | None]] = []
+    for home in homes:
+        touched = [group for group in groups if group & set(home)]
+        groups = [group for group in groups if group not in touched]
+        groups += [set(home).union(*touched)] if home else []
+    joined = {node: tuple(sorted(group, key=_node_order)) for group in groups for node in group}
+    return [joined[home[0]] if home else () for home in homes]
+
+
+def _node_order(node: int | None) -> tuple[bool, int]:
+    return (node is None, node or 0)
 
 
 def _gpu_text(gpu: Gpu) -> str:
@@ -176,12 +263,14 @@ def _nearest(machine: Machine, origin: int, candidates: Sequence[int]) -> list[i
     return [other for other in candidates if known and known.get(other) == min(known.values())]
 
 
-def _share_cores(homes: Sequence[int | None], cores_of: _NodeCores) -> list[tuple[Core, ...]]:
+def _share_cores(
+    homes: Sequence[_Home], cores_of: Mapping[_Home, tuple[Core, ...]]
+) -> list[tuple[Core, ...]]:
     """Each rank's run of its home's cores; with more ranks than cores, neighbours share one."""
-    sharers, seen = Counter(homes), Counter[int | None]()
+    sharers, seen = Counter(homes), Counter[_Home]()
     shares = []
     for home in homes:
-        cores, ranks, turn = cores_of.get(home, ()), sharers[home], seen[home]
+        cores, ranks, turn = cores_of[home], sharers[home], seen[home]
         seen[home] += 1
         if len(cores) >= ranks:
             size, more = divmod(len(cores), ranks)
@@ -193,10 +282,14 @@ def _share_cores(homes: Sequence[int | None], cores_of: _NodeCores) -> list[tupl
     return shares
 
 
-def _crowding(homes: Sequence[int | None], cores_of: _NodeCores) -> list[str]:
+def _crowding(homes: Sequence[_Home], cores_of: Mapping[_Home, tuple[Core, ...]]) -> list[str]:
     return [
-        f"{ranks} ranks share the {count_of(len(cores), 'core')} of node {node} "
+        f"{ranks} ranks share the {count_of(len(cores), 'core')} of node {_home_text(home)} "
         f"(CPUs {format_ids(_cpus(cores))}) that this job may use; fewer ranks or a wider cpuset would help"
-        for node, cores in cores_of.items()
-        if cores and (ranks := homes.count(node)) > len(cores)
+        for home, cores in cores_of.items()
+        if cores and (ranks := homes.count(home)) > len(cores)
     ]
+
+
+def _home_text(home: _Home) -> str:
+    return format_ids(_node_ids(home)) or "None"

@@ -1,23 +1,36 @@
 """Machine and options to plan: every decision of a launch, in one place and without effects."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from launch.model.busy import Busy
 from launch.model.errors import PlanError
 from launch.model.plan import SHIM, RankPlan
 from launch.model.settings import PlanSettings
 from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.binding import Binding, BindingTools, bind_ranks, choose_ladder
-from launch.plan_host.gpu_choice import GpuChoice, choose_gpus
+from launch.plan_host.cpu_choice import narrow_machine, say_narrowed
+from launch.plan_host.gpu_choice import GpuChoice, choose_gpus, pick_gpus
 from launch.plan_host.host_memory import RankMemory, plan_host_memory
-from launch.plan_host.placement import HostPlacement, Placement, count_slots, place_ranks
+from launch.plan_host.placement import (
+    HostPlacement,
+    Placement,
+    Seating,
+    allowed_cores,
+    count_slots,
+    place_ranks,
+    say_by_rank,
+)
 from launch.plan_host.rank_env import (
     HOST_LIMIT_VARIABLES,
+    build_adapter_env,
+    build_device_env,
     build_expectation,
     build_lms_env,
     build_memory_env,
+    build_omp_env,
     build_rank_env,
     build_shared_env,
     build_thread_env,
@@ -43,6 +56,8 @@ class HostRequest:
     tools: BindingTools = BindingTools()
     environ: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
+    busy: Busy = Busy()
+    """What runs on the host already."""
     shim: tuple[str, ...] = (sys.executable, str(SHIM), "worker", "--")
 
 
@@ -60,7 +75,32 @@ def plan_slots(machine: Machine, settings: PlanSettings, environ: Mapping[str, s
     Raises:
         PlanError: If a GPU that the settings name does not exist.
     """
-    return count_slots(machine, choose_gpus(machine, settings.gpus, environ).gpus)
+    narrowed = narrow_machine(machine, settings)
+    return count_slots(narrowed, choose_gpus(machine, settings.gpus, environ).gpus)
+
+
+def plan_free_slots(
+    machine: Machine, settings: PlanSettings, environ: Mapping[str, str], busy: Busy
+) -> tuple[int, tuple[str, ...]]:
+    """How many ranks ``-np auto`` gives: those for which something is free, or all where nothing is.
+
+    Returns:
+        The number, and what a person should know of it.
+
+    Raises:
+        PlanError: As ``plan_slots``.
+    """
+    narrowed = narrow_machine(machine, settings)
+    gpus = choose_gpus(machine, settings.gpus, environ).gpus
+    slots = count_slots(narrowed, gpus)
+    if gpus:
+        free = sum(not busy.has_gpu(gpu) for gpu in gpus)
+    else:
+        free = sum(not core.cpus & busy.cpus for core in allowed_cores(narrowed))
+    if not 0 < free < slots:
+        return slots, ()
+    what = "GPUs" if gpus else "cores"
+    return free, (f"{slots - free} of {slots} {what} are in use: -np auto is {free} here",)
 
 
 def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
@@ -70,20 +110,39 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
         PlanError: If the request cannot be placed on the machine.
     """
     settings, limit_said = _effective_settings(request)
+    said = [*limit_said, *say_narrowed(machine, settings)]
+    machine = narrow_machine(machine, settings)
     choice = choose_gpus(machine, settings.gpus, request.environ)
     _check_slots(machine, choice, request, settings)
+    choice, place_said = pick_gpus(choice, request.local_world_size, settings.place, request.busy.has_gpu)
     ladder = choose_ladder(settings, request.tools)
-    placed = place_ranks(machine, choice.gpus, request.local_world_size)
+    seating = Seating(settings.place, settings.span, request.busy.cpus)
+    placed = place_ranks(machine, choice.gpus, request.local_world_size, seating)
     # Ranks that nothing binds may take memory anywhere, so they are sized against the whole host.
     seats = placed.ranks if ladder.method != "none" else tuple(map(_unbound, placed.ranks))
     memory = plan_host_memory(machine, seats, settings)
     bindings, steps_down = bind_ranks(ladder, settings, seats, memory.ranks)
     ranks = tuple(
-        _build_rank(request, settings, choice, seats, each)
+        _build_rank(machine, request, settings, choice, seats, each)
         for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
     )
-    warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *limit_said)
-    return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down))
+    shared = say_shared(request.busy, ranks)
+    warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *said, *place_said)
+    return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down, *shared))
+
+
+def say_shared(busy: Busy, ranks: Sequence[RankPlan]) -> list[str]:
+    """Say which ranks share a GPU or CPUs with somebody, and with whom."""
+    said: list[tuple[int, str | None]] = []
+    for rank in ranks:
+        whose = busy.tell_gpu(rank.gpu) if rank.gpu else ""
+        said.append((rank.local_rank, f"its GPU is shared with {whose}" if whose else None))
+    for rank in ranks:
+        said += [
+            (rank.local_rank, f"CPUs {cpus} are shared with {name}")
+            for name, cpus in busy.tell_cpus(rank.cpus)
+        ]
+    return say_by_rank(said)
 
 
 def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, ...]]:
@@ -121,6 +180,7 @@ def _relevant(placed: HostPlacement, method: str) -> tuple[str, ...]:
 
 
 def _build_rank(
+    machine: Machine,
     request: HostRequest,
     settings: PlanSettings,
     choice: GpuChoice,
@@ -133,9 +193,12 @@ def _build_rank(
     env = {
         **build_rank_env(rank, placement.local_rank, request.world_size, request.local_world_size),
         **build_shared_env(settings, choice),
+        **build_device_env(placement),
         **build_lms_env(request.lms),
         **build_memory_env(memory),
         **build_thread_env(placement, seats, bool(binding.cpus), users),
+        **build_adapter_env(machine, placement, settings, users),
+        **build_omp_env(placement, settings.omp_places, bool(binding.cpus), users),
         "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),
         **request.given,
     }

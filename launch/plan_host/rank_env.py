@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from launch.model.errors import UsageError
 from launch.model.idset import format_ids
 from launch.model.rank_variables import RESERVED
-from launch.model.settings import PlanSettings
+from launch.model.settings import OmpPlaces, PlanSettings
+from launch.model.topology import Machine
 from launch.plan_host.binding import Binding
 from launch.plan_host.gpu_choice import GpuChoice
 from launch.plan_host.host_memory import RankMemory
@@ -101,6 +102,57 @@ def build_thread_env(
     if bound and all(other.cpus for other in placements):
         # The last core of each run: libraries put their main thread on the first.
         env["HOROVOD_THREAD_AFFINITY"] = ",".join(str(max(other.cpus)) for other in placements)
+    return {name: value for name, value in env.items() if name not in environ}
+
+
+def build_omp_env(
+    placement: Placement, omp_places: OmpPlaces, bound: bool, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Where OpenMP's threads go, if that was asked for: the rank's cores or hardware threads, one place each.
+
+    Never by itself: GNU's OpenMP then binds the thread that loads it to the first place, and every thread
+    which that one starts later, TensorFlow's among them, stays there.
+    """
+    if omp_places == "off" or not bound or not placement.runs:
+        return {}
+    cores = [sorted(core.cpus) for core in placement.runs]
+    places = cores if omp_places == "cores" else [[cpu] for core in cores for cpu in core]
+    env = {
+        "OMP_PLACES": ",".join(f"{{{','.join(map(str, place))}}}" for place in places),
+        "OMP_PROC_BIND": "spread",
+        "OMP_NUM_THREADS": str(len(places)),
+    }
+    return {name: value for name, value in env.items() if name not in environ}
+
+
+def build_device_env(placement: Placement) -> dict[str, str]:
+    """Show a rank its own MIG device alone: CUDA takes one of a process, the first that it is shown."""
+    uuid = (placement.gpu.uuid if placement.gpu else None) or ""
+    return {"CUDA_VISIBLE_DEVICES": uuid, "LMSRUN_GPUS": uuid} if uuid.startswith("MIG-") else {}
+
+
+def build_adapter_env(
+    machine: Machine, placement: Placement, settings: PlanSettings, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Name the adapters near a rank to UCX and NCCL, if that was asked for and there are several.
+
+    Nearest are those below the same PCI bridges as the rank's GPU, else those of its NUMA node.
+    """
+    if settings.adapter == "off" or len(machine.adapters) < 2:
+        return {}
+    address = placement.gpu.pci_bus_id if placement.gpu else ""
+    shared = {adapter.name: dict(adapter.near_gpus).get(address, 0) for adapter in machine.adapters}
+    most = max(shared.values())
+    names = (
+        [name for name, count in shared.items() if count == most]
+        if most
+        else [adapter.name for adapter in machine.adapters if adapter.numa_node in placement.numa_nodes]
+    )
+    if not names or len(names) == len(machine.adapters):
+        return {}
+    listed = ",".join(names)
+    # The sign has NCCL take these names as a whole: mlx5_1 would mean mlx5_10 too.
+    env = {"UCX_NET_DEVICES": listed, "NCCL_IB_HCA": f"={listed}"}
     return {name: value for name, value in env.items() if name not in environ}
 
 

@@ -6,20 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from launch.discover import has_driver
 from launch.discover.gpus import parse_pci_address
+from launch.discover.nvml import import_nvml
 from launch.discover.tree import Tree
+from launch.model.busy import Busy, GpuUse
+from launch.system.job_board import JOB_NOTE, JobBoard
 
 _JOB_ID, _RANK = "LMSRUN_JOB_ID", "RANK"
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """One GPU that is not idle."""
-
-    pci_bus_id: str
-    used_bytes: int
-    """Memory in use, the driver's own share included."""
-    processes: int
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,20 @@ def read_occupancy(tree: Tree, environ: Mapping[str, str], nvml: Any) -> Occupan
         load=_read_load(tree),
         jobs=len({job for job, _ in ranks}),
         ranks=len(ranks),
-        gpus=_read_gpu_use(nvml) if nvml is not None else (),
+        gpus=read_gpu_uses(nvml) if nvml is not None else (),
     )
+
+
+def read_busy(board: JobBoard, tree: Tree, environ: Mapping[str, str]) -> Busy:
+    """Read what runs on this host and is bound to CPUs or GPUs.
+
+    Args:
+        board: Where jobs of lmsrun are written down.
+        tree: Where ``proc/`` and ``dev/`` are.
+        environ: This process's own, whose job is not another one.
+    """
+    nvml = import_nvml() if has_driver(tree) else None
+    return Busy(board.read(environ.get(JOB_NOTE, "")), read_gpu_uses(nvml) if nvml is not None else ())
 
 
 def _read_load(tree: Tree) -> float | None:
@@ -76,7 +82,8 @@ def _read_other_ranks(tree: Tree, own_job: str | None) -> set[tuple[str, str]]:
     return found
 
 
-def _read_gpu_use(nvml: Any) -> tuple[GpuUse, ...]:
+def read_gpu_uses(nvml: Any) -> tuple[GpuUse, ...]:
+    """Ask NVML, the module ``pynvml`` or its stand-in, for the GPUs that are not idle."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launch.discover.saved import from_json, to_json
+from launch.model.busy import GpuUse
 from launch.model.errors import TopologyError
 from launch.model.text import printable
 from launch.model.topology import Machine
-from launch.preflight.occupancy import GpuUse, Occupancy
+from launch.preflight.occupancy import Occupancy
 from launch.receipts.file import MAX_LINE_BYTES, PART_CHARS
 
 PACKAGES = ("Python", "lmsrun", "TensorFlow", "Horovod")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from launch.discover import read_machine
 from launch.installed.binding_tools import choose_tools
+from launch.model.busy import BUSY, Busy, parse_busy
 from launch.model.errors import JobError, PlanError, UsageError
 from launch.model.idset import format_ids, parse_ids
 from launch.model.lms_settings import read_lms_config
@@ -44,6 +45,7 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         lms=read_lms_config(settings, environ),
         tools=choose_tools(machine, settings, environ.get("PATH")),
         environ=environ,
+        busy=parse_busy(environ[BUSY]) if environ.get(BUSY) else Busy(),
     )
     try:
         planned = plan_host(machine, request)

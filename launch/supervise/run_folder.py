@@ -46,6 +46,21 @@ def make_run_folder(folder: Path) -> None:
         ) from error
 
 
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a job that could not be set up: nothing is in it, and ``latest`` leads nowhere."""
+    try:
+        if any(path.stat().st_size for path in folder.iterdir()):
+            return
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+    except OSError:
+        return
+    link = folder.parent / LATEST
+    if link.is_symlink() and os.readlink(link) == folder.name:
+        link.unlink()
+
+
 def _refuse_others_link(output_dir: Path) -> None:
     owner = output_dir.lstat().st_uid
     if output_dir.is_symlink() and owner not in (os.geteuid(), 0):

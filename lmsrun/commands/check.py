@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.model.errors import UsageError
-from lmsrun.check import Finding, report
+from lmsrun.check import Finding, read_around, report
 from lmsrun.commands.common import answer_wish, describe_origin, refuse_program
-from lmsrun.options import Parsed, parse_argv, read_request
+from lmsrun.options import OPTIONS, LaunchOptions, Parsed, parse_argv, read_request
 
 USAGE = "lmsrun check [--json]"
 ABOUT = "Say what is here and what is missing for a run; exit 1 when one could not work."
@@ -19,7 +19,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if answer_wish("check", parsed):
         return 0
     refuse_program("check", parsed)
-    return report(bool(parsed.values.get("json")), more=(_check_options(environ),))
+    declared = OPTIONS["jobs_dir"]
+    told = parsed.values.get("jobs_dir") or environ.get(declared.env_name)
+    around = read_around(told or LaunchOptions.jobs_dir)
+    return report(bool(parsed.values.get("json")), around, more=(_check_options(environ),))
 
 
 def _check_options(environ: Mapping[str, str]) -> Finding:

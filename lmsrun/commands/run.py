@@ -7,11 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.model.errors import PlanError, UsageError
+from launch.model.errors import LmsrunError, PlanError, UsageError
 from lmsrun.commands.common import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
 from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from launch.cluster.job import Command
     from launch.model.plan import LaunchPlan
     from launch.supervise.job import JobOptions
+    from launch.system.job_board import JobNote
     from lmsrun.place import Place
 
 USAGE = (
@@ -110,35 +112,70 @@ def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
 
 def _run_here(job: ResolvedJob) -> int:
     from launch.backends.local import plan_local_job
+    from launch.plan_host.planner import plan_free_slots
+    from lmsrun.commands.neighbours import look_around, open_board, write_down
 
-    ranks = job.options.num_proc or job.slots_of(job.request.host)
-    if ranks == 0:
-        raise PlanError("this machine has no CPU that the job may use; check the cpuset and the affinity")
-    plan = plan_local_job(job.machine, replace(job.request, local_world_size=ranks, world_size=ranks))
-    plan = replace(plan, warnings=(*plan.warnings, *job.warnings))
-    if job.options.dry_run:
-        return _show(plan, job)
-    check_python(job.options.python, job.environ)
-    _check_cpus(plan, job.options)
-    return _start(plan, job)
+    no_words: tuple[str, ...] = ()
+    with open_board(job) as board:
+        with board.turn() if not job.options.dry_run else nullcontext():
+            request = replace(job.request, busy=look_around(job, board))
+            ranks, said = job.options.num_proc, no_words
+            if ranks is None:
+                ranks, said = plan_free_slots(job.machine, job.options, job.request.environ, request.busy)
+            if ranks == 0:
+                raise PlanError(
+                    "this machine has no CPU that the job may use; check the cpuset and the affinity"
+                )
+            plan = plan_local_job(job.machine, replace(request, local_world_size=ranks, world_size=ranks))
+            plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings))
+            if job.options.dry_run:
+                return _show(plan, job)
+            check_python(job.options.python, job.environ)
+            _check_cpus(plan, job.options)
+            note = write_down(job, plan, frozenset({job.request.host}), board)
+    return _start_noted(plan, job, note)
+
+
+def _start_noted(
+    plan: "LaunchPlan", job: ResolvedJob, note: "JobNote | None", command: "Command | None" = None
+) -> int:
+    """Run the job; it is written down for others as long as it runs."""
+    if note is None:
+        return _start(plan, job, command)
+    from launch.system.job_board import JOB_NOTE
+
+    try:
+        return _start(plan, replace(job, environ={**job.environ, JOB_NOTE: note.token}), command)
+    finally:
+        note.remove()
 
 
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
     from launch.cluster.batch_script import render_script
     from launch.discover import read_machine
+    from launch.plan_host.rank_env import parse_forward
     from lmsrun.cluster_run import plan_script
     from lmsrun.options import render_argv
 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
-    argv = render_argv(parsed, frozenset(here))
-    job = plan_script(request.options, request.program, read_machine(request.options.topology), environ, argv)
+    options = request.options
+    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    if given:
+        say(f"warning: the script holds the values of {', '.join(given)}; keep it from others")
+    named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
+    typed = replace(parsed, values={**parsed.values, "forward": named} if named else parsed.values)
+    argv = render_argv(typed, frozenset(here))
+    job = plan_script(options, request.program, read_machine(options.topology), environ, argv)
+    job = replace(job, exports=given)
     print(render_script(str(request.options.print_script), job), end="")
     return 0
 
 
 def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     from lmsrun.cluster_run import plan_cluster, write_rankfile, written_files
+    from lmsrun.commands.neighbours import look_around, open_board, write_down
+    from lmsrun.place import is_here
     from lmsrun.preflight import probe_hosts, refuse_troubles
 
     options = job.options
@@ -147,7 +184,13 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         say(trouble)
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
-    plan, command = plan_cluster(job, place)
+    with open_board(job) as board:
+        with board.turn() if not options.dry_run else nullcontext():
+            if place.only_here:
+                job = replace(job, request=replace(job.request, busy=look_around(job, board)))
+            plan, command = plan_cluster(job, place)
+            here = frozenset(host.name for host in place.hosts if is_here(host.name))
+            note = None if options.dry_run else write_down(job, plan, here, board)
     if (options.launcher == "auto" or options.verbose) and not options.quiet:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
     if options.rankfile_out:
@@ -155,7 +198,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     if job.options.dry_run:
         return _show(plan, job)
     with written_files(command):
-        return _start(plan, job, command)
+        return _start_noted(plan, job, note, command)
 
 
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
@@ -180,15 +223,13 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
 
 def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = None) -> int:
     from launch.supervise.job import JobOptions
-    from launch.supervise.supervisor import run_job
-    from lmsrun.render_receipts import render_receipts
 
     options = job.options
     _check_stdin(options.stdin, plan.world_size)
     for warning in () if options.quiet else plan.warnings:
         say(f"warning: {warning}")
     if options.output_dir:
-        from launch.supervise.run_folder import make_run_folder
+        from launch.supervise.run_folder import make_run_folder, remove_unused
 
         make_run_folder(Path(options.output_dir))
     supervised = JobOptions(
@@ -208,17 +249,25 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         stdin=options.stdin,
         command=command,
     )
-    if not options.max_restarts:
-        return run_job(plan, supervised, render_receipts)
-    return _run_again_if_failed(plan, supervised, options.max_restarts)
+    if supervised.output_dir is None:
+        return _run_often_enough(plan, supervised, options.max_restarts)
+    if not options.quiet:
+        say(f"output goes to {supervised.output_dir}")
+    try:
+        return _run_often_enough(plan, supervised, options.max_restarts)
+    except LmsrunError:
+        remove_unused(supervised.output_dir)
+        raise
 
 
-def _run_again_if_failed(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
+def _run_often_enough(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
-    from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
-
     from launch.supervise.supervisor import run_job
     from lmsrun.render_receipts import render_receipts
+
+    if not restarts:
+        return run_job(plan, options, render_receipts)
+    from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
 
     rank_failed = mmap(-1, 1)
     for attempt in range(restarts + 1):

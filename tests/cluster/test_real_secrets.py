@@ -2,6 +2,7 @@
 
 import json
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from test_real_mpi import options
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 
-SECRET, GIVEN, SETTING = "s3cret-of-the-shell", "s3cret-of-x", "s3tting-of-the-shell"
+RUN = uuid.uuid4().hex
+"""Other runs of these tests on this machine have command lines of their own."""
+SECRET, GIVEN, SETTING = f"s3cret-of-the-shell-{RUN}", f"s3cret-of-x-{RUN}", f"s3tting-of-the-shell-{RUN}"
 LOOK = """
 import glob, json, os, sys
 seen = []
@@ -21,7 +24,8 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
         pass
 rank = os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"]
 names = ("HOROVOD_GLOO_IFACE", "AWS_SECRET_ACCESS_KEY", "MY_TOKEN", "MY_SETTING", "HOROVOD_SIZE", "RANK")
-seen = [one for one in seen if "s3cret-of-" in one or "s3tting-of-" in one]
+values = [os.environ[name] for name in names[1:4]]
+seen = [one for one in seen if any(value in one for value in values)]
 told = {"argv": seen, "env": {name: os.environ.get(name) for name in names}}
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
     json.dump(told, file)

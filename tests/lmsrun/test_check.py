@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.discover.tree import MemoryTree
+from launch.system.job_board import JobBoard
 from lmsrun import check
 
 LOCKED_64K = MemoryTree({"proc/self/limits": b"Max locked memory  65536  65536  bytes"}, {})
@@ -33,7 +35,7 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def healthy(site: Path) -> check.Around:
+def healthy(site: Path, tmp_path: Path) -> check.Around:
     versions = {"py-libnuma": "1.2", "tensorflow": "2.21.0", "horovod": "0.28.1"}
     return check.Around(
         tree=MemoryTree(
@@ -55,6 +57,7 @@ def healthy(site: Path) -> check.Around:
         set_mempolicy=True,
         name="node7",
         resolve={"node7": "10.0.0.7"}.get,
+        board=JobBoard((tmp_path / "jobs",)),
     )
 
 
@@ -76,6 +79,7 @@ def test_a_healthy_machine_is_said_to_be_one(
         "ok      cgroup memory  no limit\n"
         "ok      memlock        unlimited\n"
         "ok      GPUs           none: ranks run on the CPUs\n"
+        "ok      other jobs     none runs here\n"
         "ok      host name      node7 is 10.0.0.7\n"
         "ok      TensorFlow     2.21.0, built for CUDA 12.5.1\n"
         "ok      Horovod        0.28.1 with Gloo, MPI, built for TensorFlow 2.21.0\n"
@@ -190,7 +194,8 @@ def test_nvmls_masks_are_sized_by_the_machine_not_by_this_process(healthy: check
 
         def __getattr__(self, name: str) -> object:
             answers = {"nvmlDeviceGetCount": 1, "nvmlDeviceGetName": "V100", "nvmlDeviceGetMigMode": None}
-            answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=1 << 34)
+            answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=1 << 34, used=0)
+            answers["nvmlDeviceGetComputeRunningProcesses"] = []
             answers["nvmlDeviceGetPciInfo"] = SimpleNamespace(busId="00000004:05:00.0")
             return lambda *args: (asked.append((name, *args[1:])), answers.get(name))[1]
 
@@ -209,19 +214,22 @@ def test_cgroup_limit_is_shown(healthy: check.Around) -> None:
 
 
 @pytest.mark.tensorflow
-def test_this_machines_horovod_is_judged_as_horovod_judges_itself() -> None:
+def test_this_machines_horovod_is_judged_as_horovod_judges_itself(tmp_path: Path) -> None:
     pytest.importorskip("horovod")
     code = "import horovod.tensorflow as h; print(h.gloo_built(), h.mpi_built(), bool(h.nccl_built()))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     said = done.stdout.split()
-    detail = find(check.read_around(), "Horovod").detail
+    detail = find(check.read_around(str(tmp_path)), "Horovod").detail
     assert [str(part in detail) for part in ("Gloo", "MPI", "NCCL")] == said
 
 
 def test_the_check_imports_no_tensorflow() -> None:
-    code = "import sys; from lmsrun import check; check.report(True); assert 'tensorflow' not in sys.modules"
+    code = (
+        "import sys; from lmsrun import check; check.report(True, check.read_around('/tmp'));"
+        "assert 'tensorflow' not in sys.modules"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -235,3 +243,19 @@ def test_a_machine_that_shows_no_cpu_can_run_nothing(healthy: check.Around) -> N
     assert (found.status, found.remedy) == ("missing", "mount /sys, in a container or jail read-only")
     assert "no online CPU in sys/devices/system/cpu" in found.detail
     assert check.report(False, hidden) == 1
+
+
+def test_running_jobs_are_shown(healthy: check.Around) -> None:
+    note = healthy.board.write("train.py", frozenset({0, 1}), frozenset({"0000:04:00.0"}))
+    assert note is not None
+    found = find(healthy, "other jobs")
+    assert found.status == "warn"
+    assert found.detail == f"job train.py (process {os.getpid()}) has CPUs 0-1 and GPU 0000:04:00.0"
+    note.remove()
+    assert find(healthy, "other jobs").status == "ok"
+
+
+def test_without_a_place_for_running_jobs_none_can_be_seen(healthy: check.Around, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = find(dataclasses.replace(healthy, board=JobBoard((tmp_path / "file" / "jobs",))), "other jobs")
+    assert (found.status, found.remedy) == ("warn", "--jobs-dir DIR, one that all users can write")

@@ -202,7 +202,8 @@ def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
     assert main(argv, {"PATH": "/nowhere"}) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
-    assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward 'A=b c' -- t.py '$x'\n")
+    assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward A -- t.py '$x'\n")
+    assert "export A='b c'\n" in script
 
 
 def test_a_commands_files_lie_in_a_folder_of_its_own_and_go_with_it(tmp_path: Path) -> None:

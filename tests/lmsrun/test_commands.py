@@ -12,8 +12,11 @@ from lmsrun.options import COMMANDS, load_command
 OURS = ("probe-host", "plan-rank")
 
 
+SHARED = {"__init__", "common", "neighbours"}
+
+
 def test_every_file_is_a_subcommand_and_the_other_way_round() -> None:
-    files = {path.stem for path in Path(str(commands.__file__)).parent.glob("*.py")} - {"__init__", "common"}
+    files = {path.stem for path in Path(str(commands.__file__)).parent.glob("*.py")} - SHARED
     assert {module.rpartition(".")[2] for module in COMMANDS.values()} == files
     assert all(callable(load_command(name).main) for name in COMMANDS)
 

@@ -28,6 +28,72 @@ def lmsrun(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.ranks
+def test_the_job_says_where_its_output_is(tmp_path: Path) -> None:
+    done = lmsrun(tmp_path, "-np", "1", "--output-dir", "out", "--no-lms", "true")
+    folder = (tmp_path / "out" / "latest").resolve().name
+    assert (done.returncode, f"lmsrun: output goes to out/{folder}\n" in done.stderr) == (0, True)
+
+
+def test_a_job_that_cannot_be_set_up_leaves_no_folder(tmp_path: Path) -> None:
+    argv = [sys.executable, str(SHIM), "-np", "1", "--output-dir", "out", "--no-lms", "true"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and "set TMPDIR to one that can be written" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_batch_script_has_no_value_of_a_variable_on_a_command_line(tmp_path: Path) -> None:
+    argv = (
+        "-np",
+        "1",
+        "--gpus",
+        "none",
+        "-x",
+        "KEY=se cret",
+        "-x",
+        "PATH",
+        "--print-script",
+        "slurm",
+        "true",
+    )
+    done = lmsrun(tmp_path, *argv)
+    lines = done.stdout.splitlines()
+    assert "export KEY='se cret'" in lines
+    assert [line for line in lines if "se cret" in line] == ["export KEY='se cret'"]
+    assert "--forward KEY --forward PATH" in lines[-1]
+    assert "the script holds the values of KEY; keep it from others" in done.stderr
+
+
+@pytest.mark.parametrize("host_probe", ["", "host-probe = true\n"])
+@pytest.mark.parametrize("argv", [("plan",), ("--dry-run",)])
+def test_a_plan_starts_no_mpirun_that_a_file_names(
+    tmp_path: Path, argv: tuple[str, ...], host_probe: str
+) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\necho 'mpirun (Open MPI) 4.1.4'\n")
+    mpirun.chmod(0o755)
+    (tmp_path / "lmsrun.toml").write_text(f'mpirun = "{mpirun}"\nlauncher = "mpirun"\n{host_probe}')
+    done = lmsrun(
+        tmp_path, *argv, "-np", "2", "-H", "localhost:2", "--gpus", "none", "--oversubscribe", "true"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is not started for a plan" in done.stdout
+    assert not (tmp_path / "started").exists()
+    asked = lmsrun(tmp_path, *argv, "--mpirun", str(mpirun), "-H", "localhost:2", "--gpus", "none", "true")
+    assert asked.returncode == 0 and (tmp_path / "started").exists()
+
+
+def test_an_elastic_job_says_whom_its_rendezvous_trusts(tmp_path: Path) -> None:
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    elastic = ("--min-np", "1", "--host-discovery-script", "./hosts.sh", "t.py")
+    assert "CVE-2024-10190" in lmsrun(tmp_path, "plan", "-np", "1", *elastic).stdout
+    assert "CVE-2024-10190" not in lmsrun(tmp_path, "plan", "-np", "1", "t.py").stdout
+
+
+@pytest.mark.ranks
 def test_a_path_for_the_ranks_is_not_where_the_launcher_looks(tmp_path: Path) -> None:
     done = lmsrun(tmp_path, "-np", "1", "-x", "PATH=/nonexistent", "/bin/sh", "-c", "echo $PATH")
     assert (done.returncode, done.stdout) == (0, "/nonexistent\n"), done.stderr

@@ -1,5 +1,6 @@
 """Which devices are GPUs, and where each hangs: traps 2 and 10."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,9 @@ from machines import GpuSpec, MachineSpec, NodeSpec
 
 from launch.discover import read_machine
 from launch.discover.gpus import parse_pci_address, pci_order
+from launch.discover.saved import from_json, to_json
+from launch.model.settings import PlanSettings
+from launch.plan_host.planner import HostRequest, plan_host
 
 TWO = MachineSpec(
     nodes=(NodeSpec(0, "0-7", 0, machines.GIB), NodeSpec(8, "8-15", 1, machines.GIB)), architecture="x86_64"
@@ -187,6 +191,15 @@ class Nvml:
     def nvmlDeviceGetMigMode(self, handle: dict[str, Any]) -> list[int]:  # noqa: N802
         return self._get(handle, "mig")
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: dict[str, Any]) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: dict[str, Any], index: int) -> Any:  # noqa: N802
+        parts = self._get(handle, "parts")
+        if index >= len(parts):
+            raise NvmlError("Not Found")
+        return parts[index]
+
     def _get(self, handle: dict[str, Any], key: str) -> Any:
         if key not in handle:
             raise NvmlError("Not Supported")
@@ -203,15 +216,34 @@ def test_nvml_first_and_its_affinity_places_a_gpu(tmp_path: Path) -> None:
             "memory": 1 << 34,
             "mig": [0, 0],
         },
-        {"bus": "00000000:3B:00.0", "name": "A100", "uuid": "GPU-a", "affinity": [0xFF00], "mig": [1, 1]},
+        {"bus": "00000000:3B:00.0", "name": "A100", "uuid": "GPU-a", "affinity": [0xFF00], "mig": [0, 1]},
     )
     machine = read_machine(root=str(root), nvml=nvml)
     assert [(g.index, g.pci_bus_id, g.name, g.uuid, g.memory_bytes, g.numa_node) for g in machine.gpus] == [
         (0, AT, "A100", "GPU-a", None, 8),
         (1, "0000:d8:00.0", "Tesla V100", "GPU-b", 1 << 34, None),
     ]
-    assert f"GPU {AT} is in MIG mode: it is planned as one GPU" in machine.warnings
     assert nvml.shut == 1
+
+
+def test_mig_devices_are_gpus_of_their_own(tmp_path: Path) -> None:
+    root = machines.build_root(replace(TWO, gpus=(GpuSpec(AT, numa_node=0),)), tmp_path)
+    parts = [{"uuid": f"MIG-{name}", "memory": 1 << 28} for name in "ab"]
+    nvml = Nvml(
+        {"bus": AT, "name": "A100", "uuid": "GPU-a", "memory": 40 << 30, "mig": [1, 1], "parts": parts},
+        {"bus": "0000:d8:00.0", "name": "A100", "uuid": "GPU-b", "mig": [1, 1], "parts": []},
+    )
+    machine = read_machine(root=str(root), nvml=nvml)
+    assert [(g.index, g.pci_bus_id, g.uuid, g.memory_bytes, g.numa_node) for g in machine.gpus] == [
+        (0, AT, "MIG-a", 1 << 28, 0),
+        (1, AT, "MIG-b", 1 << 28, 0),
+    ]
+    assert machine.warnings == ("GPU 0000:d8:00.0 is in MIG mode without a MIG device: it is left out",)
+    assert from_json(json.loads(json.dumps(to_json(machine)))).gpus == machine.gpus
+    ranks = plan_host(machine, HostRequest(("t.py",), 2, 2)).ranks
+    assert [rank.env["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["MIG-a", "MIG-b"]
+    second = HostRequest(("t.py",), 1, 1, settings=PlanSettings(gpus="MIG-b"))
+    assert [rank.gpu for rank in plan_host(machine, second).ranks] == [machine.gpus[1]]
 
 
 def test_one_lost_gpu_does_not_hide_the_others(tmp_path: Path) -> None:

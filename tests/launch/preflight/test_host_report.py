@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import SPECS, machine
 
-from launch.preflight.occupancy import GpuUse, Occupancy
+from launch.model.busy import GpuUse
+from launch.preflight.occupancy import Occupancy
 from launch.preflight.report import (
     MARK,
     MAX_ANSWER_BYTES,

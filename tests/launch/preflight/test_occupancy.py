@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from launch.discover.tree import MemoryTree
-from launch.preflight.occupancy import GpuUse, Occupancy, read_occupancy
+from launch.model.busy import GpuUse
+from launch.preflight.occupancy import Occupancy, read_occupancy
 
 
 def environ(**variables: str) -> bytes:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from machines import SPECS, machine
 
+from launch.model.busy import GpuUse
 from launch.model.errors import PlanError
 from launch.plan_host.gpu_choice import choose_gpus
-from launch.preflight.occupancy import GpuUse, Occupancy
+from launch.preflight.occupancy import Occupancy
 from launch.preflight.report import HostReport
 from launch.preflight.verdict import Demand, Verdict, describe_machine, judge_hosts, render_table
 

@@ -1,0 +1,46 @@
+"""Other jobs of this machine, before and while a job of ours runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from launch.discover.tree import DirTree
+from launch.model.busy import Busy, gpu_key
+from launch.model.plan import LaunchPlan
+from launch.preflight.occupancy import read_busy
+from launch.system.job_board import JobBoard, JobNote, board_folders
+from lmsrun.resolve import ResolvedJob
+
+
+@contextmanager
+def open_board(job: ResolvedJob) -> Iterator[JobBoard]:
+    """Open the board of this machine for the time in which a job is planned and written down."""
+    is_real = not job.options.topology
+    board = JobBoard(board_folders(job.options.jobs_dir, job.environ) if is_real else ())
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def look_around(job: ResolvedJob, board: JobBoard) -> Busy:
+    """Read what runs here, unless the user does not want to know."""
+    if not job.options.avoid_busy or job.options.topology:
+        return Busy()
+    return read_busy(board, DirTree("/"), job.environ)
+
+
+def write_down(job: ResolvedJob, plan: LaunchPlan, hosts: frozenset[str], board: JobBoard) -> JobNote | None:
+    """Tell later jobs what the ranks of this host have.
+
+    Args:
+        job: Whose ranks.
+        plan: Where they are.
+        hosts: The names that are this host's.
+        board: Where to write.
+    """
+    ranks = [rank for rank in plan.ranks if rank.host in hosts]
+    cpus = frozenset[int]().union(*(rank.cpus for rank in ranks))
+    gpus = frozenset(gpu_key(rank.gpu) for rank in ranks if rank.gpu)
+    if not cpus and not gpus:
+        return None
+    return board.write(job.request.program[0].rpartition("/")[2], cpus, gpus)

@@ -1,0 +1,63 @@
+"""Two real jobs on one machine know of each other."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import LMSRUN, STUB, JobStarter
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[JobStarter]:
+    starter = JobStarter(tmp_path)
+    yield starter
+    starter.close()
+
+
+def one_cpu() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def ask(*argv: str) -> str:
+    done = subprocess.run([*LMSRUN, *argv], capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_two_jobs_at_once(start: JobStarter, launcher: str) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    options = ("--launcher", launcher, "--gpus", "none", "--allow-run-as-root")
+    first = start(STUB, "ready", "sleep=600", np=1, options=options, before=one_cpu)
+    first.wait_ready(1)
+    whose = f"job stub_rank.py (process {first.process.pid})"
+    assert f"{whose} has CPUs {cpus[0]}" in ask("check")
+
+    plan = json.loads(ask("plan", "--json", "-np", "1", "t.py"))
+    assert str(cpus[0]) not in plan["ranks"][0]["cpus"].split(",")
+    ignoring = json.loads(ask("plan", "--json", "-np", "1", "--no-avoid-busy", "t.py"))
+    assert len(ignoring["ranks"][0]["cpus"]) > 1 and "shared" not in str(ignoring["warnings"])
+
+    second = start(STUB, "exit=0", np=1, options=options)
+    assert second.finish() == 0
+    assert "shared" not in second.stderr.decode()
+    third = start(STUB, "exit=0", np=len(cpus), options=options)
+    assert third.finish() == 0
+    assert f"CPUs {cpus[0]} are shared with {whose}" in third.stderr.decode()
+
+    first.signal(15)
+    first.finish()
+    assert "none runs here" in ask("check")
+    assert not list(Path(os.environ["LMSRUN_JOBS_DIR"], "lmsrun-jobs").iterdir())
+
+
+def test_a_rank_does_not_take_its_own_job_for_another(start: JobStarter) -> None:
+    job = start(*LMSRUN, "-np", "1", "--no-lms", "true", np=1, options=())
+    assert job.finish() == 0
+    assert "shared" not in job.stderr.decode()
