@@ -28,7 +28,7 @@ from launch.preflight.answer import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.preflight.occupancy import read_gpu_uses
 from launch.system.job_board import JobBoard, board_folders
 from launch.system.own_host_name import REMEDY, resolve_name
-from lmsrun.render_topology import format_size
+from lmsrun.render.topology import format_size
 
 SCHEMA = "lmsrun.check/1"
 Status = Literal["ok", "warn", "missing"]

@@ -13,7 +13,6 @@ from launch.installed.framework import FrameworkChoice, choose_framework
 from launch.model.cluster_settings import find_unread, has_allocation
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
-from launch.model.settings import ENV_PREFIX
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
@@ -107,7 +106,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         environ=environ if is_live and only_here else portable_environ(environ),
         given=given,
     )
-    may_ask = not (options.dry_run and _is_from_file(request.origins.get("mpirun", "-")))
+    may_ask = not (options.dry_run and "mpirun" in request.from_files)
     untold = () if may_ask else (_said_of_mpirun(request),)
     warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings, *untold)
     return ResolvedJob(
@@ -122,11 +121,6 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         may_ask,
         framework=framework,
     )
-
-
-def _is_from_file(origin: str) -> bool:
-    """Whether a value comes from a file: whoever only looks at a folder's plan has not read that yet."""
-    return not origin.startswith(("-", ENV_PREFIX))
 
 
 def _said_of_mpirun(request: Request) -> str:

@@ -16,7 +16,7 @@ def main() -> int:
     code = subprocess.run([sys.executable, "-m", "lmsrun", *job], cwd=ROOT, check=False).returncode
     if code == 0:
         from launch.receipts.judge import from_json
-        from lmsrun.render_receipts import render_receipts
+        from lmsrun.render.receipts import render_receipts
 
         document = json.loads((OUTPUT / "latest" / "receipts.json").read_text(encoding="utf-8"))
         print(f"\n{render_receipts(from_json(document))}\n\nreceipts: {OUTPUT / 'latest' / 'receipts.json'}")

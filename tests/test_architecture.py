@@ -100,8 +100,9 @@ LAUNCH = {
 LMSRUN = {
     "commands": {
         *("check", "cluster_run", "file_checks", "help_text", "options", "place", "preflight"),
-        *("render", "render_receipts", "render_topology", "resolve", "wheels"),
+        *("neighbours", "render", "resolve", "wheels"),
     },
+    "render": set(),
     "sources": set(),
     "wheels": set(),
 }

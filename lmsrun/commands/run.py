@@ -113,7 +113,7 @@ def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
 def _run_here(job: ResolvedJob) -> int:
     from launch.backends.local import plan_local_job
     from launch.plan_host.planner import plan_free_slots
-    from lmsrun.commands.neighbours import look_around, open_board, write_down
+    from lmsrun.neighbours import look_around, open_board, write_down
 
     no_words: tuple[str, ...] = ()
     with open_board(job) as board:
@@ -174,7 +174,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     from lmsrun.cluster_run import plan_cluster, write_rankfile, written_files
-    from lmsrun.commands.neighbours import look_around, open_board, write_down
+    from lmsrun.neighbours import look_around, open_board, write_down
     from lmsrun.place import is_here
     from lmsrun.preflight import probe_hosts, refuse_troubles
 
@@ -202,7 +202,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
 
 
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
-    from lmsrun.render import print_plan
+    from lmsrun.render.plan import print_plan
 
     print_plan(plan, job.machine, job.options.json, job.options.verbose, job.machines)
     return 0
@@ -263,7 +263,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
 def _run_often_enough(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
     from launch.supervise.supervisor import run_job
-    from lmsrun.render_receipts import render_receipts
+    from lmsrun.render.receipts import render_receipts
 
     if not restarts:
         return run_job(plan, options, render_receipts)

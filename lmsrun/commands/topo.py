@@ -9,8 +9,8 @@ from launch.discover.saved import to_json
 from launch.model.errors import UsageError
 from lmsrun.commands.common import answer_wish, read_sources, refuse_program, say
 from lmsrun.options import parse_argv
-from lmsrun.render import render_json
-from lmsrun.render_topology import render_tree
+from lmsrun.render.plan import render_json
+from lmsrun.render.topology import render_tree
 
 USAGE = "lmsrun topo [options]"
 ABOUT = "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launch.discover import read_machine
 from launch.discover.saved import from_json, to_json
 from launch.model.topology import Allowed, Core, Gpu, Limits, Machine, NumaNode, Package
-from lmsrun.render_topology import render_tree
+from lmsrun.render.topology import render_tree
 
 sizes = st.none() | st.integers(0, 1 << 60)
 

@@ -21,7 +21,7 @@ from launch.receipts.judge import (
     read_receipts,
     to_json,
 )
-from lmsrun.render_receipts import render_receipts
+from lmsrun.render.receipts import render_receipts
 
 GPU = Gpu(0, "0004:05:00.0", "Tesla V100")
 PLAN = RankPlan(0, 0, "localhost", GPU, 8, frozenset(range(4)), "bind", frozenset({8}), 38038, {}, ("true",))
