@@ -212,7 +212,8 @@ def _verdict(entry: Found, mode: str) -> str:
     if "no_room" in one:
         return "no room"
     if "error" in one:
-        return str(one["error"])
+        is_full = mode == "auto" and str(one["error"]).startswith("ResourceExhaustedError")
+        return "no room" if is_full else str(one["error"])
     return "same" if one["digest"] == entry["modes"]["plain"]["digest"] else "other bits"
 
 

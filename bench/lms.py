@@ -262,7 +262,7 @@ def _tried(failed: Found, name: str, units: int, find: Callable[[], Found | None
 
 
 def _guess(entry: Found, one: Found, other: Found, *, peak: str) -> int:
-    points = ((found["units"], found[peak]) for found in (one, other))
+    points = ((found["units"], found[peak] or found["peak_bytes"]) for found in (one, other))
     return max(1, int(line_meets(entry["limit_mb"] * MIB, *points)))
 
 
