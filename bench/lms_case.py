@@ -35,7 +35,6 @@ class Case:
     model: str
     units: int = 1
     policy: str = "off"
-    recompute: str = "off"
     limit_mb: int = 512
     device: str = CPU
     steps: int = 3
@@ -44,6 +43,7 @@ class Case:
     """Steps to take once more under TensorFlow's profiler."""
     copy_mb: int = 0
     """Instead of training, time copies of so many MiB."""
+    recompute: str = "off"
 
 
 def main(argv: list[str]) -> int:
