@@ -161,7 +161,9 @@ class LaunchOptions(ClusterSettings):
         parse=real_number(0, 86400),
         metavar="S",
     )
-    stall_kill: bool = switch(False, "stall-kill", "end a job that stands still so long, with code 124", JOB)
+    stall_kill: bool = switch(
+        False, "stall-kill", "end a job in which so long nobody gets on, with code 124", JOB
+    )
     output_dir: str | None = option(
         None,
         "output-dir",

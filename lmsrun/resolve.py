@@ -107,7 +107,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         given=given,
     )
     may_ask = not (options.dry_run and "mpirun" in request.from_files)
-    untold = () if may_ask else (_said_of_mpirun(request),)
+    untold = () if may_ask or place is None or place.program is None else (_said_of_mpirun(request),)
     warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings, *untold)
     return ResolvedJob(
         options,

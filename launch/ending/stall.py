@@ -1,6 +1,7 @@
 """Whether a job stands still, and who waits for whom: by what ranks print and how they use the CPU."""
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 
 from launch.model.idset import format_ids
 from launch.system.process_load import Load
@@ -9,20 +10,33 @@ _IDLE = 0.2
 """Below so much of a CPU a rank counts as waiting; Horovod's own loop and TensorFlow's threads use less."""
 
 
+@dataclass(frozen=True)
+class Stall:
+    """A job that seems to stand still."""
+
+    line: str
+    is_sure: bool
+    """Whether nobody gets on: a rank that computes while others wait may be saving, or on its GPU."""
+
+
 class StallWatch:
-    """Notices when nothing has come from any rank for a while. Use one a job."""
+    """Notices when nothing has come from any rank for a while. Use one a job.
+
+    Each finding is said once: one that is not sure, and later one that is.
+    """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._clock = limit_s, clock
         self._since = self._next = clock()
         self._before: Mapping[int, Load] = {}
-        self._is_told = False
+        self._before_at = self._since
+        self._is_told = self._is_told_for_sure = False
         self.progress()
 
     @property
     def due(self) -> float | None:
         """When to look next, by the clock; None: not before something has come."""
-        return self._next if self._limit_s and not self._is_told else None
+        return self._next if self._limit_s and not self._is_told_for_sure else None
 
     @property
     def quiet_s(self) -> float:
@@ -33,11 +47,12 @@ class StallWatch:
         """Take note that something has come, or that nothing is to be expected."""
         self._since = self._clock()
         self._next = self._since + self._limit_s / 2
-        self._before, self._is_told = {}, False
+        self._before, self._before_at = {}, self._since
+        self._is_told = self._is_told_for_sure = False
 
     def look(
         self, read_loads: Callable[[], Mapping[int, Load]], running: Set[int], arrived: Set[int]
-    ) -> str | None:
+    ) -> Stall | None:
         """Say that the job stands still, once it does; to be asked when it is due.
 
         Args:
@@ -48,29 +63,33 @@ class StallWatch:
         if self.due is None or self._clock() < self.due:
             return None
         if self._clock() < self._since + self._limit_s:
-            self._before, self._next = read_loads(), self._since + self._limit_s
+            self._remember(read_loads())
+            self._next = self._since + self._limit_s
             return None
-        quiet_s, loads = self.quiet_s, read_loads()
+        loads = read_loads()
         self._next = self._clock() + self._limit_s
-        why = name_culprits(running, loads, arrived) or self._name_idle(running, loads, quiet_s / 2)
-        if not why:
-            self._before = loads
+        stopped = name_culprits(running, loads, arrived)
+        found = Stall(stopped, True) if stopped else self._find_idle(running, loads)
+        self._remember(loads)
+        if found is None or (self._is_told and not found.is_sure):
             return None
-        self._is_told = True
-        return f"no output for {quiet_s:.0f} s: {why}"
+        self._is_told, self._is_told_for_sure = True, found.is_sure
+        return Stall(f"no output for {self.quiet_s:.0f} s: {found.line}", found.is_sure)
 
-    def _name_idle(self, running: Set[int], loads: Mapping[int, Load], span_s: float) -> str:
-        idle = {
-            rank
-            for rank in running & loads.keys() & self._before.keys()
-            if loads[rank].cpu_s - self._before[rank].cpu_s < _IDLE * span_s
-        }
+    def _remember(self, loads: Mapping[int, Load]) -> None:
+        self._before, self._before_at = loads, self._clock()
+
+    def _find_idle(self, running: Set[int], loads: Mapping[int, Load]) -> Stall | None:
+        least_s = _IDLE * (self._clock() - self._before_at)
+        seen = running & loads.keys() & self._before.keys()
+        idle = {rank for rank in seen if loads[rank].cpu_s - self._before[rank].cpu_s < least_s}
         if not idle:
-            return ""
+            return None
         busy = (running & loads.keys()) - idle
         if busy:
-            return f"{_ranks(idle)} {_verb(idle, 'wait')}, {_ranks(busy)} {_verb(busy, 'compute')}"
-        return f"no rank uses the CPU; {_ranks(idle)} {_verb(idle, 'wait')} for something"
+            said = f"{_ranks(idle)} {_verb(idle, 'wait')}, {_ranks(busy)} {_verb(busy, 'compute')}"
+            return Stall(said, False)
+        return Stall(f"no rank uses the CPU; {_ranks(idle)} {_verb(idle, 'wait')} for something", True)
 
 
 def name_culprits(running: Set[int], loads: Mapping[int, Load], arrived: Set[int]) -> str:

@@ -213,7 +213,11 @@ def _tf_env(workers: Sequence[str], rank: int) -> dict[str, str]:
 
 def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
     """The environment of another launcher: without what must not leave this host, with what ranks need."""
-    inherited = {name: value for name, value in options.environ.items() if name not in command.unset}
+    inherited = {
+        name: value
+        for name, value in options.environ.items()
+        if name not in {*command.unset, "LMSRUN_TF_PORT"}
+    }
     return {
         # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
         "LMSRUN_LINE_BUFFERED": "1",

@@ -88,10 +88,11 @@ class JobLoop:
 
     @property
     def rank_failed(self) -> bool:
-        """Whether the job ended because a rank (or the launcher of the ranks) failed by itself."""
+        """Whether the job ended because a rank or the launcher failed by itself, or as it stood still."""
         verdict = self._end.verdict
-        by_itself = verdict is not None and (verdict.of_launcher or verdict.rank is not None)
-        return by_itself and self._end.signalled is None
+        if verdict is None or self._end.signalled is not None:
+            return False
+        return verdict.of_launcher or verdict.rank is not None or verdict.exit_code == _STALLED
 
     def run(self) -> int:
         """Start the ranks and stay until the last process of the job is gone."""
@@ -305,13 +306,13 @@ class JobLoop:
         """Say that the job stands still, or end it, as was asked."""
         if self._is_held or self._end.is_ending or self._children.elastic:
             return
-        line = self._stall.look(self._read_loads, self._end.running, self._rendezvous.arrived)
-        if line is None:
+        stall = self._stall.look(self._read_loads, self._end.running, self._rendezvous.arrived)
+        if stall is None:
             return
-        if self._options.stall_kill:
-            self._end.end(Verdict(_STALLED, line), signal.SIGTERM)
+        if self._options.stall_kill and stall.is_sure:
+            self._end.end(Verdict(_STALLED, f"{stall.line}; ended by --stall-kill"), signal.SIGTERM)
         else:
-            self._note(f"warning: {line}")
+            self._note(f"warning: {stall.line}")
 
     def _read_loads(self) -> dict[int, Load]:
         """What the ranks that can be seen from here are at."""
@@ -408,12 +409,13 @@ class JobLoop:
             self._note("\n  ".join([f"the last lines of rank {failed} on stderr:", *lines]))
 
     def _name_log(self, failed: int | None) -> str:
-        """Name the file that holds all of what the rank that failed wrote, if there is one."""
+        """Name the files that hold what the rank that failed wrote, if there are any."""
         if self._files.output_dir is None or failed is None:
             return ""
         host = self._plan.ranks[failed].host
         where = "" if host == "localhost" else f" on {host}"
-        return f"; all it wrote is in {self._files.output_dir}/rank-{failed}.stderr{where}"
+        path = f"{self._files.output_dir}/rank-{failed}"
+        return f"; its output is in {path}.stdout and {path}.stderr{where}"
 
     def _say_left_early(self, failed: int | None) -> str:
         """Name the ranks that had left with 0 when one failed: a collective fails once a peer is gone."""

@@ -82,11 +82,10 @@ OUTSIDE_TYPES = frozenset(
 )
 """Outputs that live outside the step's own memory: variables, constants and arguments."""
 
+CHEAP = "cheaper to make than to move"
+
 UNSWAPPABLE_TYPES = {
-    "Fill": "cheaper to make than to move",
-    "OnesLike": "cheaper to make than to move",
-    "Range": "cheaper to make than to move",
-    "ZerosLike": "cheaper to make than to move",
+    **dict.fromkeys(("Fill", "OnesLike", "Range", "ZerosLike"), CHEAP),
     "IteratorGetNext": "input of the step",
     "Switch": "control flow",
     "Merge": "control flow",
@@ -139,8 +138,8 @@ def may_end_step(op_type: str) -> bool:
 
 REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {"AddN", "CheckNumerics", "DebugIdentity"} | frozenset(
     """All Any ApproximateEqual ArgMax ArgMin AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3
-    BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInput
-    Conv3DBackpropInputV2 Cumprod Cumsum DepthToSpace DepthwiseConv2dNative Einsum Equal Fill
+    BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv3D Cumprod Cumsum DepthToSpace
+    DepthwiseConv2dNative Einsum Equal Fill
     FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual L2Loss LRN
     Less LessEqual LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart Max Mean Min MirrorPad NotEqual
     OneHot Pack Prod ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll Select SelectV2 Slice
@@ -152,7 +151,8 @@ REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {"AddN", "CheckNumerics", "D
 and their kernels give the same bits each time. A type that is not named here is never repeated.
 
 ``AddN`` begins with whichever of its terms is free (see :mod:`lms.planner.sum_order`); ``Pad`` and
-``MaxPool`` are tied to other kernels by oneDNN (:mod:`lms.device.kernels`); the dropout of cuDNN, all that
+``MaxPool`` are tied to other kernels by oneDNN (:mod:`lms.device.kernels`); transposed convolutions may add
+in any order on a GPU (cuDNN's backward data algorithm 0); the dropout of cuDNN, all that
 begins with ``Random`` or ``Stateless``, and what reads a variable, a queue or a table are left out for what
 they are.
 """

@@ -16,17 +16,15 @@ from functools import cached_property
 
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import REPEATABLE_TYPES
+from lms.ir.op_traits import CHEAP, REPEATABLE_TYPES
 from lms.planner.policy_threshold import backward_ops
-from lms.schedule.op_order import floating_ops
+from lms.schedule.op_order import early_ops, floating_ops
 
 AGAIN = "again"
 """The last part of the name of a repeated op."""
 
 REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
 """Ops that hand on a variable's own memory: what reads it later may read a later value."""
-
-CHEAP = "cheaper to make than to move"
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Repeats:
     @cached_property
     def redirected(self) -> frozenset[int]:
         """The ops that may read a copy: those of the backward pass that wait for another one of it."""
-        fixed = self._floating | self.graph.views
+        fixed = self._floating | self.graph.views | early_ops(self.graph)
         return frozenset(op for op in self.late - fixed if self.frontier(op) is not None)
 
     def frontier(self, op: int) -> int | None:

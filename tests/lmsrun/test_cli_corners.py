@@ -1,5 +1,6 @@
 """What a user sees where something around the command line is odd."""
 
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ def lmsrun(
     done = subprocess.run(
         [*head, *LMSRUN, *words],
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", **(environ or {})},
+        env={"PATH": "/usr/bin:/bin", "LMSRUN_JOBS_DIR": os.environ["LMSRUN_JOBS_DIR"], **(environ or {})},
         capture_output=True,
         timeout=60,
         check=False,

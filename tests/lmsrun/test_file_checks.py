@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, argv: str, said: str) -> None:
-    environ = {"PATH": f"{here / 'bin'}:{os.defpath}"}
+    environ = {"PATH": f"{here / 'bin'}:{os.defpath}", "LMSRUN_JOBS_DIR": os.environ["LMSRUN_JOBS_DIR"]}
     assert main(["run", "-np", "1", *argv.split(), "train.py"], environ) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and said in err

@@ -90,7 +90,7 @@ def test_the_last_lines_of_the_rank_that_failed_are_said_again(start: JobStarter
     assert job.finish() == 7, job.stderr
     *_, head, lines, last = job.stderr.decode().splitlines()
     assert (head, lines) == ("lmsrun: the last lines of rank 0 on stderr:", "  the cause")
-    assert last.startswith("lmsrun: rank 0 on localhost (no GPU) exited with code 7; all it wrote is in out/")
+    assert last.startswith("lmsrun: rank 0 on localhost (no GPU) exited with code 7; its output is in out/")
     assert (tmp_path / last.rpartition(" ")[2]).read_text() == "the cause\n"
 
 

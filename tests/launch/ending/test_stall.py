@@ -23,8 +23,8 @@ def watch(loads: list[Mapping[int, Load]], arrived: frozenset[int] = frozenset()
     for load in loads:
         assert stall.due is not None
         clock.now = stall.due
-        line = stall.look(lambda load=load: load, {0, 1, 2}, arrived)  # type: ignore[misc]
-        said += [line] if line else []
+        found = stall.look(lambda load=load: load, {0, 1, 2}, arrived)  # type: ignore[misc]
+        said += [found.line] if found else []
     return said, clock
 
 
@@ -34,6 +34,22 @@ def loads(*cpu_s: float, stopped: int | None = None) -> dict[int, Load]:
 
 def test_quiet_ranks_that_compute_are_left_alone() -> None:
     assert watch([loads(5, 5, 5), loads(35, 30, 20), loads(95, 80, 50)])[0] == []
+
+
+def test_ranks_that_compute_for_long_are_left_alone() -> None:
+    halves = [loads(*[30.0 * max(0, 2 * look - 1)] * 3) for look in range(20)]
+    assert watch(halves)[0] == []
+
+
+def test_a_rank_that_computes_while_others_wait_is_no_sure_stall() -> None:
+    clock = Clock()
+    stall, found = StallWatch(60, clock), []
+    for load in [loads(5, 5), loads(35, 5), loads(95, 5), loads(96, 6)]:
+        assert stall.due is not None
+        clock.now = stall.due
+        found.append(stall.look(lambda load=load: load, {0, 1}, set()))  # type: ignore[misc]
+    assert [one and one.is_sure for one in found] == [None, False, None, True]
+    assert stall.due is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from lms.ir.op_traits import REPEATABLE_TYPES
 from lms.planner.hybrid import decide, plan_recomputed
 from lms.planner.planner import plan
 from lms.planner.recomputation import AGAIN, Recomputation, Repeats, recompute
+from lms.schedule.op_order import early_ops
 from lms.simulate.step_time import simulate
 
 PURE = ("MatMul", "ConcatV2", "Relu", "AddV2", "Reshape")
@@ -101,6 +102,26 @@ def test_repeated_ops_wait_for_the_backward_pass(graph, number):
     for new in range(len(made.ops)):
         reads_copy = any(made.graph.tensors[one].op in made.repeated for one in made.graph.ops[new].inputs)
         assert not reads_copy or new in made.repeated or made.ops[new] in late
+
+
+def test_what_runs_without_a_batch_reads_no_copy():
+    build = GraphBuilder()
+    (weight,) = build.add("weight", "ReadVariableOp", outputs=[1024], outside=True)
+    (saved,) = build.add("relu", "Relu", inputs=[weight], outputs=[1024])
+    (batch,) = build.add("next", "IteratorGetNext", outputs=[1024])
+    (x,) = build.add("x", "MatMul", inputs=[batch, saved], outputs=[1024])
+    (first,) = build.add("gradient_tape/first", "MatMul", inputs=[x, x], outputs=[1024])
+    (second,) = build.add("gradient_tape/second", "MatMul", inputs=[first, saved], outputs=[1024])
+    (decay,) = build.add("gradient_tape/decay", "Op", inputs=[weight], outputs=[1024])
+    (third,) = build.add("gradient_tape/third", "MatMul", inputs=[decay, saved], outputs=[1024])
+    build.add("update", "AssignSubVariableOp", inputs=[third], outputs=[])
+    graph = build.build([second])
+    early = early_ops(graph)
+    assert "gradient_tape/third" in {graph.ops[op].name for op in early}
+    repeats = Repeats(Buffers.of(graph), 1)
+    made = recompute(repeats, repeats.candidates)
+    assert saved in made.dropped
+    assert early_ops(made.graph) >= {made.places[op] for op in early}
 
 
 @MODEST
