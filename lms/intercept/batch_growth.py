@@ -49,7 +49,7 @@ class Growth:
         batches: Shapes,
         open_arguments: Mapping[int, tuple[int, ...]],
         *,
-        draws: bool,
+        draws: bool = False,
     ) -> None:
         """Note that a step is planned for batches of this size or these shapes, and for these arguments.
 

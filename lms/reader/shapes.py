@@ -116,13 +116,15 @@ def complete_shapes(
         return outputs
     copy = graph_pb2.GraphDef()
     copy.CopyFrom(graph_def)
+    inferred = outputs
     if any([_pin(copy, hints), take_in_calls(copy)]):
-        outputs = settle_elements(table, _closed(table, outputs, _inferred(copy, table)))
+        inferred = _closed(table, outputs, _inferred(copy, table))
+        outputs = settle_elements(table, inferred)
     elif not _knows_sources(table, outputs):
         return outputs
     if _open_nodes(table, outputs):
         with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
-            _state_known_shapes(copy, table, outputs)
+            _state_known_shapes(copy, table, inferred)  # what is settled has its elements, not its shape
             return _closed(table, outputs, _infer_by_building(copy))
     return outputs
 
