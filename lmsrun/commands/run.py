@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmap import mmap
 
     from launch.cluster.job import Command
+    from launch.model.busy import Busy
     from launch.model.plan import LaunchPlan
     from launch.supervise.job import JobOptions
     from launch.system.job_board import JobNote
@@ -190,7 +191,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     with open_board(job) as board:
         with board.turn() if not options.dry_run else nullcontext():
             if place.only_here:
-                job = replace(job, request=replace(job.request, busy=look_around(job, board)))
+                job = _take_free_slots(look_around(job, board), job, place)
             plan, command = plan_cluster(job, place)
             here = frozenset(host.name for host in place.hosts if is_here(host.name))
             note = None if options.dry_run else write_down(job, plan, here, board)
@@ -208,6 +209,20 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         return plan_cluster(replace(job, options=changed), place, attempt)[1]
 
     return _start_noted(plan, job, note, make_command)
+
+
+def _take_free_slots(busy: "Busy", job: ResolvedJob, place: "Place") -> ResolvedJob:
+    """Return a job of this host that knows what runs here; ``-np auto`` becomes what is free."""
+    job = replace(job, request=replace(job.request, busy=busy))
+    if job.options.num_proc is not None or any(host.slots is not None for host in place.hosts):
+        return job
+    from launch.plan_host.planner import plan_free_slots
+
+    machine = job.machine_of(place.hosts[0].name)
+    ranks, said = plan_free_slots(machine, job.options, job.request.environ, busy)
+    # Without any slot the job is refused where ranks are dealt.
+    options = replace(job.options, num_proc=ranks or None)
+    return replace(job, options=options, warnings=(*said, *job.warnings))
 
 
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
