@@ -18,6 +18,7 @@ from launch.cluster.planner import build_job, plan_shares
 from launch.model.busy import BUSY, Busy, busy_to_text
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan
+from launch.model.rank_variables import ATTEMPT
 from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.planner import plan_slots
@@ -26,8 +27,13 @@ from lmsrun.place import Place, read_hosts
 from lmsrun.resolve import ResolvedJob, portable_environ
 
 
-def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Command]:
+def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple[LaunchPlan, Command]:
     """Plan a job that another launcher starts.
+
+    Args:
+        resolved: The job.
+        place: Where it runs, and by which launcher.
+        attempt: How often it has been started before.
 
     Raises:
         LmsrunError: If the request cannot be met.
@@ -49,6 +55,8 @@ def plan_cluster(resolved: ResolvedJob, place: Place) -> tuple[LaunchPlan, Comma
         job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
     if options.output_dir:
         job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
+    if options.max_restarts:
+        job = replace(job, env={**job.env, ATTEMPT: str(attempt)})
     if request.busy != Busy():
         job = replace(job, env={**job.env, BUSY: busy_to_text(request.busy)})
     backend = place.backend

@@ -3,6 +3,7 @@
 Run it with the interpreter that shall get Horovod: ``.venv/bin/python scripts/build_horovod.py``.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,4 +16,4 @@ from lmsrun.wheels.build_horovod import main
 from lmsrun.wheels.build_horovod import run_logged as run_logged
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], os.environ))

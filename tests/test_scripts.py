@@ -44,10 +44,22 @@ def test_mistakes_of_build_horovod_cost_one_line(
     horovod_script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        horovod_script.main(argv)
+        horovod_script.main(argv, {})
     said = capsys.readouterr().err
     assert left.value.code == 2
     assert said.startswith("lmsrun build-horovod: ") and said.count("\n") == 1
+
+
+def test_the_build_sees_the_environment_that_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lmsrun.commands.build_horovod import main
+
+    compiler = tmp_path / "cxx-of-the-test"
+    compiler.touch(mode=0o755)
+    assert main(["--check"], {"PATH": str(tmp_path), "CXX": compiler.name}) == 1
+    said = capsys.readouterr().out
+    assert f"cxx: {compiler}\nmake: not found\ncmake: not found\nmpi: not found\n" in said
 
 
 def test_the_time_is_told_before_horovod_is_built(
@@ -56,13 +68,13 @@ def test_the_time_is_told_before_horovod_is_built(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def build(tools: object, work: Path, log: Path, jobs: int) -> Path:
+    def build(tools: object, work: Path, log: Path, jobs: int, environ: object) -> Path:
         assert "building takes about 2 min with 4 compilers" in capsys.readouterr().out
         raise horovod_script.BuildError("stop here")
 
     monkeypatch.setattr(horovod_script, "build_wheel", build)
     with pytest.raises(horovod_script.BuildError, match="stop here"):
-        horovod_script.obtain_wheel(toolchain(horovod_script), tmp_path, 4)
+        horovod_script.obtain_wheel(toolchain(horovod_script), tmp_path, 4, {})
 
 
 @pytest.fixture
@@ -135,7 +147,7 @@ def test_what_is_missing_is_said_before_the_build(
     horovod_script: ModuleType, tmp_path: Path, change: dict[str, object], what: str
 ) -> None:
     with pytest.raises(horovod_script.BuildError) as raised:
-        horovod_script.obtain_wheel(toolchain(horovod_script, **change), tmp_path, jobs=1)
+        horovod_script.obtain_wheel(toolchain(horovod_script, **change), tmp_path, jobs=1, environ={})
     assert str(raised.value).startswith(f"needed {what}, not found. Try: ")
 
 
@@ -144,7 +156,7 @@ def test_a_cached_wheel_needs_no_compiler(horovod_script: ModuleType, tmp_path: 
     wheel = tmp_path / tools.cache_key() / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     wheel.parent.mkdir()
     wheel.touch()
-    assert horovod_script.obtain_wheel(tools, tmp_path, jobs=1) == wheel
+    assert horovod_script.obtain_wheel(tools, tmp_path, jobs=1, environ={}) == wheel
 
 
 def test_without_mpi_or_nccl_the_build_says_so_to_horovod(horovod_script: ModuleType) -> None:

@@ -28,6 +28,8 @@ from launch.system.process_tree import adopt_orphans, die_with_parent, read_chil
 if TYPE_CHECKING:
     from mmap import mmap
 
+    from launch.cluster.job import Command
+
 __all__ = ["JobOptions", "run_job"]
 
 RenderReceipts = Callable[[Sequence[RankReceipt]], str]
@@ -93,7 +95,7 @@ def run_job(
         return _wait_in_front(guard, passed, spare)
     finally:
         restore_file_limit(files)
-        _remove_folders(files, options)
+        _remove_folders(files)
         signal.signal(signal.SIGCHLD, child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -125,8 +127,8 @@ def _guard(
     except JobError as error:
         _say(str(error))
     finally:
-        # The front does it too; this is for a front that was killed.
-        _remove_folders(files, options)
+        # The front and its caller do it too; this is for a front that was killed.
+        _remove_folders(files, options.command)
         os._exit(code)
 
 
@@ -196,11 +198,11 @@ def _sweep(spare: frozenset[int] = frozenset()) -> None:
         _say(f"processes {', '.join(map(str, left))} cannot be killed")
 
 
-def _remove_folders(files: JobFiles, options: JobOptions) -> None:
+def _remove_folders(files: JobFiles, command: "Command | None" = None) -> None:
     """Remove what the job has in the temporary folder; a launcher's files may hold variables' values."""
     import shutil  # Not before a rank has started.
 
-    of_launcher = options.command.files if options.command is not None else ()
+    of_launcher = command.files if command is not None else ()
     for folder in {files.receipt_dir, *(Path(path).parent for path in of_launcher)}:
         shutil.rmtree(folder, ignore_errors=True)
 

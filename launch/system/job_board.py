@@ -26,10 +26,14 @@ SCHEMA = "lmsrun.job/1"
 JOB_NOTE = "LMSRUN_JOB_NOTE"
 """The variable by which a job that a rank starts knows the one it belongs to."""
 MAX_JOBS = 512
-"""Files that are looked at; a machine has far fewer jobs."""
+"""Jobs that are read; a machine has far fewer."""
+MAX_ENTRIES = 1 << 14
+"""Names that are looked at, whatever somebody put there beside the jobs."""
 MAX_BYTES = 64 << 10
 _LOCK_WAIT_S = 1.0
 """How long a job that starts waits for another that starts, and for nobody longer."""
+_DRAFT_S = 60.0
+"""How old a draft is when its writer, which needs milliseconds, has certainly died."""
 _MAX_NAME = 60
 _MAX_GPUS = 256
 
@@ -80,11 +84,13 @@ class JobBoard:
             return ()
         parser, found = IdParser(), []
         with os.scandir(self._fd) as entries:
-            names = sorted(entry.name for entry in islice(entries, MAX_JOBS))
+            names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES) if _is_to_read(entry))
         for name in names:
-            if name.endswith(".json") and name != f"{own}.json":
-                found.append(_read_job(self._fd, name, parser))
-        return tuple(job for job in found if job is not None)
+            if name != f"{own}.json" and (job := _read_job(self._fd, name, parser)) is not None:
+                found.append(job)
+                if len(found) == MAX_JOBS:
+                    break
+        return tuple(found)
 
     def write(self, program: str, cpus: IdSet, gpus: frozenset[str]) -> "JobNote | None":
         """Write a job down for as long as the note, or a fork of this process, is there; None: no room."""
@@ -171,6 +177,18 @@ def _try_lock(fd: int, how: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_to_read(entry: "os.DirEntry[str]") -> bool:
+    """Whether a name is a job's, or of a draft that a killed job has left and reading takes away."""
+    if entry.name.endswith(".json"):
+        return True
+    try:
+        is_draft = entry.name.startswith(".") and entry.is_file(follow_symlinks=False)
+        # A younger one is not to be locked: its writer is about to do so.
+        return is_draft and entry.stat(follow_symlinks=False).st_mtime < time.time() - _DRAFT_S
+    except OSError:
+        return False
 
 
 def _read_job(folder: int, name: str, parser: IdParser) -> RunningJob | None:

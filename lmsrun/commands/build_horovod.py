@@ -14,7 +14,6 @@ EXAMPLES = (("lmsrun build-horovod --check", "what is here and what is missing")
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Build or find the wheel and install it; returns 1 when that cannot be done."""
-    del environ
     if argv and argv[0] in ("-h", "--help"):
         from lmsrun.help_text import render_help
 
@@ -22,4 +21,4 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     from lmsrun.wheels.build_horovod import main as build
 
-    return build(argv)
+    return build(argv, environ)

@@ -6,24 +6,31 @@ Imports that not all jobs need are made where they are needed: the time to the f
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import LmsrunError, PlanError, UsageError
+from launch.model.rank_variables import ATTEMPT
 from lmsrun.commands.common import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
 from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
 from lmsrun.resolve import ResolvedJob, resolve_job
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     from launch.cluster.job import Command
+    from launch.model.busy import Busy
     from launch.model.plan import LaunchPlan
     from launch.supervise.job import JobOptions
     from launch.system.job_board import JobNote
     from lmsrun.place import Place
+
+    MakeCommand = Callable[[int, Path | None], Command]
+    """Makes a launcher's command for an attempt, whose output goes to a folder."""
 
 USAGE = (
     "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
@@ -40,9 +47,6 @@ EXAMPLES = (
     ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
 )
 
-
-ATTEMPT = "LMSRUN_ATTEMPT"
-"""The variable by which a script knows how often its job has been started again."""
 _HOPELESS = {
     2: "its command line is wrong",
     126: "the program cannot be started",
@@ -137,15 +141,15 @@ def _run_here(job: ResolvedJob) -> int:
 
 
 def _start_noted(
-    plan: "LaunchPlan", job: ResolvedJob, note: "JobNote | None", command: "Command | None" = None
+    plan: "LaunchPlan", job: ResolvedJob, note: "JobNote | None", make_command: "MakeCommand | None" = None
 ) -> int:
     """Run the job; it is written down for others as long as it runs."""
     if note is None:
-        return _start(plan, job, command)
+        return _start(plan, job, make_command)
     from launch.system.job_board import JOB_NOTE
 
     try:
-        return _start(plan, replace(job, environ={**job.environ, JOB_NOTE: note.token}), command)
+        return _start(plan, replace(job, environ={**job.environ, JOB_NOTE: note.token}), make_command)
     finally:
         note.remove()
 
@@ -173,7 +177,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 
 def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
-    from lmsrun.cluster_run import plan_cluster, write_rankfile, written_files
+    from lmsrun.cluster_run import plan_cluster, write_rankfile
     from lmsrun.neighbours import look_around, open_board, write_down
     from lmsrun.place import is_here
     from lmsrun.preflight import probe_hosts, refuse_troubles
@@ -187,7 +191,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     with open_board(job) as board:
         with board.turn() if not options.dry_run else nullcontext():
             if place.only_here:
-                job = replace(job, request=replace(job.request, busy=look_around(job, board)))
+                job = _take_free_slots(look_around(job, board), job, place)
             plan, command = plan_cluster(job, place)
             here = frozenset(host.name for host in place.hosts if is_here(host.name))
             note = None if options.dry_run else write_down(job, plan, here, board)
@@ -197,8 +201,28 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         say(write_rankfile(options.rankfile_out, place.backend, plan))
     if job.options.dry_run:
         return _show(plan, job)
-    with written_files(command):
-        return _start_noted(plan, job, note, command)
+
+    def make_command(attempt: int, folder: Path | None) -> "Command":
+        if attempt == 0:
+            return command
+        changed = replace(job.options, output_dir=str(folder) if folder else None)
+        return plan_cluster(replace(job, options=changed), place, attempt)[1]
+
+    return _start_noted(plan, job, note, make_command)
+
+
+def _take_free_slots(busy: "Busy", job: ResolvedJob, place: "Place") -> ResolvedJob:
+    """Return a job of this host that knows what runs here; ``-np auto`` becomes what is free."""
+    job = replace(job, request=replace(job.request, busy=busy))
+    if job.options.num_proc is not None or any(host.slots is not None for host in place.hosts):
+        return job
+    from launch.plan_host.planner import plan_free_slots
+
+    machine = job.machine_of(place.hosts[0].name)
+    ranks, said = plan_free_slots(machine, job.options, job.request.environ, busy)
+    # Without any slot the job is refused where ranks are dealt.
+    options = replace(job.options, num_proc=ranks or None)
+    return replace(job, options=options, warnings=(*said, *job.warnings))
 
 
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
@@ -221,7 +245,7 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
             )
 
 
-def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = None) -> int:
+def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | None" = None) -> int:
     from launch.supervise.job import JobOptions
 
     options = job.options
@@ -235,7 +259,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
     supervised = JobOptions(
         grace_period_s=options.grace_period,
         output_dir=Path(options.output_dir) if options.output_dir else None,
-        tag_output=options.tag_output if command is None else False,
+        tag_output=options.tag_output if make_command is None else False,
         numa=options.numa,
         receipt_timeout_s=options.receipt_timeout,
         stall_timeout_s=options.stall_timeout,
@@ -247,32 +271,31 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, command: "Command | None" = Non
         timestamps=options.timestamps,
         quiet=options.quiet,
         stdin=options.stdin,
-        command=command,
     )
     if supervised.output_dir is None:
-        return _run_often_enough(plan, supervised, options.max_restarts)
+        return _run_often_enough(plan, supervised, make_command, options.max_restarts)
     if not options.quiet:
         say(f"output goes to {supervised.output_dir}")
     try:
-        return _run_often_enough(plan, supervised, options.max_restarts)
+        return _run_often_enough(plan, supervised, make_command, options.max_restarts)
     except LmsrunError:
         remove_unused(supervised.output_dir)
         raise
 
 
-def _run_often_enough(plan: "LaunchPlan", options: "JobOptions", restarts: int) -> int:
+def _run_often_enough(
+    plan: "LaunchPlan", options: "JobOptions", make_command: "MakeCommand | None", restarts: int
+) -> int:
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
-    from launch.supervise.supervisor import run_job
-    from lmsrun.render.receipts import render_receipts
-
     if not restarts:
-        return run_job(plan, options, render_receipts)
+        return _run_attempt(plan, options, make_command, 0)
     from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
 
     rank_failed = mmap(-1, 1)
     for attempt in range(restarts + 1):
         rank_failed[0] = 0
-        code = run_job(plan, _attempt(options, attempt), render_receipts, rank_failed)
+        told = replace(options, environ={**options.environ, ATTEMPT: str(attempt)})
+        code = _run_attempt(plan, told, make_command, attempt, rank_failed)
         if not rank_failed[0]:
             break
         if code in _HOPELESS:
@@ -283,16 +306,28 @@ def _run_often_enough(plan: "LaunchPlan", options: "JobOptions", restarts: int) 
     return code
 
 
-def _attempt(options: "JobOptions", number: int) -> "JobOptions":
-    """Return the options of one attempt: ranks know its number, and its output has a folder of its own."""
-    options = replace(options, environ={**options.environ, ATTEMPT: str(number)})
-    if number == 0 or options.output_dir is None:
-        return options
-    folder = options.output_dir / f"restart-{number}"
-    command = options.command
-    if command is not None:
-        command = replace(command, env={**command.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(folder)})
-    return replace(options, output_dir=folder, command=command)
+def _run_attempt(
+    plan: "LaunchPlan",
+    options: "JobOptions",
+    make_command: "MakeCommand | None",
+    number: int,
+    rank_failed: "mmap | None" = None,
+) -> int:
+    """Run one attempt, with a folder, and for a launcher a command and its files, of its own."""
+    from launch.supervise.supervisor import run_job
+    from lmsrun.render.receipts import render_receipts
+
+    folder = options.output_dir
+    if number and folder is not None:
+        folder = folder / f"restart-{number}"
+    options = replace(options, output_dir=folder)
+    if make_command is None:
+        return run_job(plan, options, render_receipts, rank_failed)
+    from lmsrun.cluster_run import written_files
+
+    command = make_command(number, folder)
+    with written_files(command):
+        return run_job(plan, replace(options, command=command), render_receipts, rank_failed)
 
 
 def _check_stdin(rank: int | None, world_size: int) -> None:

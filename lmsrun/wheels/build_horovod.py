@@ -125,14 +125,15 @@ def read_toolchain(environ: Mapping[str, str]) -> Toolchain:
         tensorflow: str | None = importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError:
         tensorflow = None
-    cmake = re.search(r"version (\d+)\.(\d+)", _version_text("cmake"))
+    path = environ.get("PATH")
+    cmake = re.search(r"version (\d+)\.(\d+)", _version_text("cmake", environ))
     return Toolchain(
         tensorflow=tensorflow,
-        cxx=shutil.which(environ.get("CXX") or "g++"),
-        make=shutil.which("make"),
+        cxx=shutil.which(environ.get("CXX") or "g++", path=path),
+        make=shutil.which("make", path=path),
         cmake=(int(cmake[1]), int(cmake[2])) if cmake else None,
-        mpi=parse_mpi(_version_text("mpirun")) if shutil.which("mpicxx") else None,
-        nccl=read_nccl(environ) if shutil.which("nvcc") else None,
+        mpi=parse_mpi(_version_text("mpirun", environ)) if shutil.which("mpicxx", path=path) else None,
+        nccl=read_nccl(environ) if shutil.which("nvcc", path=path) else None,
     )
 
 
@@ -162,9 +163,11 @@ def read_nccl(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _version_text(tool: str) -> str:
+def _version_text(tool: str, environ: Mapping[str, str]) -> str:
     try:
-        done = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            [tool, "--version"], env=dict(environ), capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
@@ -257,9 +260,9 @@ def run_logged(argv: list[str], environ: Mapping[str, str], log: Path, seen: Cal
         )
 
 
-def build_wheel(tools: Toolchain, work: Path, log: Path, jobs: int) -> Path:
+def build_wheel(tools: Toolchain, work: Path, log: Path, jobs: int, inherited: Mapping[str, str]) -> Path:
     """Download, patch and compile; the wheel is below ``work`` and not yet trusted."""
-    environ = {**os.environ, **tools.environment(jobs)}
+    environ = {**inherited, **tools.environment(jobs)}
     environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', '')}"
     run_logged(
         [*PIP, "install", "--quiet", *BUILD_REQUIREMENTS, *RUN_REQUIREMENTS], environ, log, lambda line: None
@@ -300,10 +303,10 @@ def build_wheel(tools: Toolchain, work: Path, log: Path, jobs: int) -> Path:
     return wheel
 
 
-def verify_wheel(wheel: Path, work: Path, log: Path) -> None:
+def verify_wheel(wheel: Path, work: Path, log: Path, inherited: Mapping[str, str]) -> None:
     """Install the wheel into a folder of its own and let one process allreduce with it."""
     place = work / "verify"
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
+    environ = {k: v for k, v in inherited.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI"))}
     run_logged(
         [*PIP, "install", "--quiet", "--no-deps", "--target", str(place), str(wheel)],
         environ,
@@ -334,7 +337,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def obtain_wheel(tools: Toolchain, cache: Path, jobs: int) -> Path:
+def obtain_wheel(tools: Toolchain, cache: Path, jobs: int, environ: Mapping[str, str]) -> Path:
     """The wheel for these tools, from the cache or built and verified now."""
     home = cache / tools.cache_key()
     cache.mkdir(parents=True, exist_ok=True)
@@ -360,9 +363,9 @@ def obtain_wheel(tools: Toolchain, cache: Path, jobs: int) -> Path:
         log.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as folder:
             work = Path(folder)
-            wheel = build_wheel(tools, work, log, jobs)
+            wheel = build_wheel(tools, work, log, jobs, environ)
             print("horovod: verifying the wheel", flush=True)
-            verify_wheel(wheel, work, log)
+            verify_wheel(wheel, work, log, environ)
             wheel.parent.rename(home)
         print(f"horovod: built in {time.monotonic() - started:.0f} s, kept in {home}", flush=True)
         return home / wheel.name
@@ -377,15 +380,15 @@ def installed_from() -> str | None:
     return str(json.loads(text).get("url")) if text else None
 
 
-def install_wheel(wheel: Path) -> None:
+def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
     """Install the wheel unless this very one is installed already."""
     if installed_from() == wheel.as_uri():
         print("horovod: already installed", flush=True)
         return
     log = wheel.parent.parent / f"{wheel.parent.name}.log"
-    run_logged([*PIP, "install", "--quiet", *RUN_REQUIREMENTS], os.environ, log, lambda line: None)
+    run_logged([*PIP, "install", "--quiet", *RUN_REQUIREMENTS], environ, log, lambda line: None)
     argv = [*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)]
-    run_logged(argv, os.environ, log, lambda line: None)
+    run_logged(argv, environ, log, lambda line: None)
     print(f"horovod: installed into {sysconfig.get_path('purelib')}", flush=True)
 
 
@@ -395,7 +398,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Build or find the wheel and install it; 1 with one line when that cannot be done."""
     parser = _Parser("lmsrun build-horovod", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -405,13 +408,13 @@ def main(argv: Sequence[str]) -> int:
         "--check", action="store_true", help="only say what the build would use and what is missing"
     )
     options = parser.parse_args(argv)
-    tools = read_toolchain(os.environ)
+    tools = read_toolchain(environ)
     if options.check:
         for name, value in dataclasses.asdict(tools).items():
             print(f"{name}: {value or 'not found'}")
         return 1 if tools.missing() else 0
     try:
-        install_wheel(obtain_wheel(tools, cache_folder(os.environ), options.jobs))
+        install_wheel(obtain_wheel(tools, cache_folder(environ), options.jobs, environ), environ)
     except BuildError as error:
         print(f"horovod: {error}", file=sys.stderr)
         return 1
@@ -425,4 +428,4 @@ def _at_least_one(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], os.environ))

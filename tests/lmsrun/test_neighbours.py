@@ -41,6 +41,8 @@ def test_two_jobs_at_once(start: JobStarter, launcher: str) -> None:
 
     plan = json.loads(ask("plan", "--json", "-np", "1", "t.py"))
     assert str(cpus[0]) not in plan["ranks"][0]["cpus"].split(",")
+    auto = json.loads(ask("plan", "--json", "-np", "auto", *options, "t.py"))
+    assert len(auto["ranks"]) == len(cpus) - 1 and "-np auto is" in str(auto["warnings"])
     ignoring = json.loads(ask("plan", "--json", "-np", "1", "--no-avoid-busy", "t.py"))
     assert len(ignoring["ranks"][0]["cpus"]) > 1 and "shared" not in str(ignoring["warnings"])
 

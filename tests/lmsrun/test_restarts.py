@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,17 @@ def test_a_launcher_that_fails_is_started_again(start: JobStarter, tmp_path: Pat
     assert job.stderr.decode().count("a rank failed with code 7; restart") == 2
     last = tmp_path / "out" / "latest" / "restart-2"
     assert (last / "rank-0.stdout").read_text() == "attempt 2 goes on at 2\n"
+
+
+def test_horovodrun_gets_its_files_anew_for_each_attempt(start: JobStarter, tmp_path: Path) -> None:
+    """On one host the ranks' environment is in a file: with the attempt's number, and with its folder."""
+    if not Path(sys.executable).with_name("horovodrun").exists():
+        pytest.skip("horovodrun is not installed here")
+    horovodrun = ("--launcher", "horovodrun", "--framework", "horovod", "--output-dir", "out")
+    (tmp_path / "step-0").write_text("1")
+    job = start("train.py", "7", np=1, options=options(1, *horovodrun))
+    assert job.finish() == 0, job.stderr
+    for number, folder in enumerate(("", "restart-1")):
+        said = (tmp_path / "out" / "latest" / folder / "rank-0.stdout").read_text()
+        assert said == f"attempt {number} goes on at {number + 1}\n"
+    job.assert_nothing_left()

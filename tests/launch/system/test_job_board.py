@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launch.model.idset import parse_ids
-from launch.system.job_board import FOLDER, MAX_BYTES, JobBoard, board_folders
+from launch.system.job_board import FOLDER, MAX_BYTES, MAX_JOBS, JobBoard, board_folders
 
 CPUS = parse_ids("0-3,8")
 
@@ -66,6 +67,27 @@ def test_a_killed_job_is_gone_at_once_and_its_file_too(board: JobBoard, folder: 
     assert board.read() == ()
     assert list(folder.iterdir()) == []
     os.close(read)
+
+
+def test_a_job_is_seen_among_many_files_that_are_none(board: JobBoard, folder: Path) -> None:
+    note = board.write("train.py", CPUS, frozenset())
+    assert note is not None
+    for number in range(2 * MAX_JOBS):
+        (folder / f".draft-{number}").touch()
+        (folder / f"anything-{number}").touch()
+        (folder / f"{number}.json").touch()
+    assert len(board.read()) == 1
+    note.remove()
+
+
+def test_the_draft_of_a_killed_job_goes_away_and_that_of_a_living_one_stays(
+    board: JobBoard, folder: Path
+) -> None:
+    for name, age in (("killed", 3600), ("living", 0)):
+        (folder / f".{name}").touch()
+        os.utime(folder / f".{name}", (time.time() - age,) * 2)
+    assert board.read() == ()
+    assert [path.name for path in folder.iterdir()] == [".living"]
 
 
 @pytest.mark.ranks
