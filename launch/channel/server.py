@@ -147,7 +147,8 @@ class RankChannel:
         if self._is_elastic and rank in self._ranks:
             # Numbers change hands there: one that joins may begin with that of one that has another now.
             rank = max(self._ranks) + 1
-        known = hmac.compare_digest(str(message.get("job")).encode(), self._job_id.encode())
+        job = message.get("job")
+        known = isinstance(job, str) and job.isascii() and hmac.compare_digest(job, self._job_id)
         if not known or rank is None or rank in self._ranks:
             self._drop(connection)
             return None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import wait_until
 
+from launch.channel import client
 from launch.channel.client import Supervisor, find_supervisor
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import VARIABLE, Reader
@@ -28,6 +29,14 @@ class Listening:
         supervisor = find_supervisor({**self.environ, **other}, rank)
         assert supervisor is not None
         return supervisor
+
+    def knock(self) -> Supervisor:
+        """Connect, and say nothing."""
+        address = self.environ[VARIABLE]
+        connect = client._connect_here if address.startswith("/") else client._connect_there
+        connection = connect(address)
+        assert connection is not None
+        return Supervisor(connection)
 
     def heard(self, count: int) -> list[Event]:
         wait_until(lambda: len(self.serve()) >= count, lambda: f"heard {self.events}", 10)
@@ -101,6 +110,32 @@ def test_what_is_no_message_ends_the_connection(listening: Listening, said: byte
     peer._socket.sendall(said)
     peer._socket.shutdown(socket.SHUT_WR)
     assert listening.heard(2)[1:] == [Lost(1)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"job":"\\ud800","rank":0}\n',
+        b'{"job":"\xc3\xa9","rank":0}\n',
+        b"[" * 4000 + b"\n",
+        b"[" * 60000 + b"\n",
+    ],
+    ids=["surrogate", "not ascii", "deep", "long"],
+)
+def test_a_stranger_cannot_end_the_job(listening: Listening, said: bytes) -> None:
+    stranger = listening.knock()
+    stranger._socket.sendall(said)
+    wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
+    rank = listening.join(0)
+    assert listening.heard(1) == [Joined(0)] and _is_open(rank)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"why": "' + b"x" * 4096 + b'"}\n', b"[" * 4000 + b"\n"], ids=["long", "deep"]
+)
+def test_a_reader_refuses_what_is_too_long_or_too_deep(line: bytes) -> None:
+    with pytest.raises(ValueError, match="a line of|Expecting"):
+        Reader().feed(line)
 
 
 def test_a_reader_puts_pieces_together() -> None:
