@@ -23,6 +23,7 @@ class _Connection:
         self.socket, self.reader = accepted, Reader()
         self.rank: int | None = None
         self.has_ended = False
+        self.is_closed = False
 
 
 class RankChannel:
@@ -122,7 +123,13 @@ class RankChannel:
             return []
         except (OSError, ValueError):
             data, messages = b"", []
-        events = [event for message in messages if (event := self._take(connection, message)) is not None]
+        events: list[Event] = []
+        for message in messages:
+            event = self._take(connection, message)
+            if connection.is_closed:
+                return events
+            if event is not None:
+                events.append(event)
         if not data:
             events += self._drop(connection)
         return events
@@ -160,6 +167,7 @@ class RankChannel:
     def _drop(self, connection: _Connection) -> Sequence[Lost]:
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
+        connection.is_closed = True
         if connection.rank is None or self._ranks.pop(connection.rank, None) is None:
             return ()
         return () if connection.has_ended else (Lost(connection.rank),)

@@ -10,7 +10,7 @@ from jobs import wait_until
 from launch.channel import client
 from launch.channel.client import Supervisor, find_supervisor
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
-from launch.channel.messages import VARIABLE, Reader
+from launch.channel.messages import VARIABLE, Reader, encode
 from launch.channel.server import RankChannel
 
 JOB = "5ec7e7"
@@ -84,6 +84,14 @@ def test_strangers_are_not_let_in(listening: Listening, rank: int, job: str) -> 
     stranger.tell({"ended": 0})
     wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
     assert listening.events == []
+
+
+def test_who_was_refused_is_heard_no_more(listening: Listening) -> None:
+    stranger = listening.knock()
+    stranger._socket.sendall(encode({"job": "guess", "rank": 0}) + encode({"job": JOB, "rank": 0}))
+    wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
+    listening.join(0)
+    assert listening.heard(1) == [Joined(0)]
 
 
 def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
