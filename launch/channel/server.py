@@ -4,6 +4,7 @@ import errno
 import hmac
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import SOCKET, Reader, encode, to_count
 
 _BACKLOG = 1024
-_MAX_STRANGERS = 64
-"""Connections that have not said yet who they are."""
+_SILENCE_S = 2.0
+"""How long a connection may not say who it is."""
 _MAX_STATUS = 1 << 16
 _MAX_PID = 1 << 22
 _MAX_RANKS = 1 << 20
@@ -21,6 +22,7 @@ _MAX_RANKS = 1 << 20
 class _Connection:
     def __init__(self, accepted: socket.socket) -> None:
         self.socket, self.reader = accepted, Reader()
+        self.since = time.monotonic()
         self.rank: int | None = None
         self.has_ended = False
         self.is_closed = False
@@ -75,6 +77,7 @@ class RankChannel:
                 events += self._read(self._connections[fd])
             else:
                 self._accept(fd)
+        self._drop_silent(time.monotonic() - _SILENCE_S)
         return events
 
     def signal(self, rank: int, number: int) -> None:
@@ -104,16 +107,21 @@ class RankChannel:
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                no_room = error.errno in (errno.EMFILE, errno.ENFILE)
+                if no_room and not self._drop_silent(time.monotonic()):
                     # Those for whom there is no room are their launcher's alone.
                     self._listening.remove(listening)
                     listening.close()
                 return  # Else whoever knocked is gone again.
             accepted.setblocking(False)
-            strangers = [each for each in self._connections.values() if each.rank is None]
-            if len(strangers) >= _MAX_STRANGERS:
-                self._drop(strangers[0])
             self._connections[accepted.fileno()] = _Connection(accepted)
+
+    def _drop_silent(self, since: float) -> bool:
+        """Send away who has come by then and not said who it is; returns whether there was one."""
+        silent = [each for each in self._connections.values() if each.rank is None and each.since <= since]
+        for each in silent:
+            self._drop(each)
+        return bool(silent)
 
     def _read(self, connection: _Connection) -> list[Event]:
         try:

@@ -1,5 +1,6 @@
 """The channel between ranks' keepers and the supervisor: who is let in, and what is heard."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import wait_until
 
-from launch.channel import client
+from launch.channel import client, server
 from launch.channel.client import Supervisor, find_supervisor
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import VARIABLE, Reader, encode
@@ -103,6 +104,50 @@ def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
     assert listening.heard(2) == [Joined(0), Ended(0, 0, "")]
 
 
+def test_the_silent_are_dropped_by_their_age_and_not_their_number(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SILENCE_S", 1000.0)
+    silent = [listening.knock() for _ in range(100)]
+    for _ in silent:
+        listening.serve()
+    assert all(map(_is_open, silent))
+    rank = listening.join(0)
+    assert listening.heard(1) == [Joined(0)]
+    monkeypatch.setattr(server, "_SILENCE_S", 0.0)
+    wait_until(
+        lambda: len(listening.serve()) == 1 and not any(map(_is_open, silent)), "they are sent away", 10
+    )
+    assert _is_open(rank)
+
+
+def test_who_says_nothing_makes_room_where_there_is_none(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = listening.knock()
+    wait_until(lambda: not listening.serve() and len(listening.channel.filenos()) == 2, "it is there", 10)
+    rank = listening.join(0)
+    with monkeypatch.context() as full:
+        full.setattr(socket.socket, "accept", _find_no_room)
+        listening.serve()
+    assert not _is_open(silent)
+    assert listening.heard(1) == [Joined(0)] and _is_open(rank)
+
+
+def test_all_addresses_have_one_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [0.0], []
+
+    def drop(address: tuple[str, int], timeout: float) -> socket.socket:
+        limits.append(timeout)
+        now[0] += timeout
+        raise TimeoutError
+
+    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(client.socket, "create_connection", drop)
+    assert find_supervisor({VARIABLE: "a 1,b 2,c 3,d 4"}, 0) is None
+    assert sum(limits) == pytest.approx(2.0) and min(limits) == pytest.approx(0.5)
+
+
 def test_elastic_ranks_may_begin_with_a_number_that_another_had(tmp_path: Path) -> None:
     listening = Listening(tmp_path, over_tcp=False, is_elastic=True)
     ranks = [listening.join(number) for number in (0, 0, 7)]
@@ -150,6 +195,10 @@ def test_a_reader_puts_pieces_together() -> None:
     reader = Reader()
     assert reader.feed(b'{"a": 1}\n{"b"') == [{"a": 1}]
     assert reader.feed(b": 2}\n") == [{"b": 2}]
+
+
+def _find_no_room(_: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def _is_open(supervisor: Supervisor) -> bool:
