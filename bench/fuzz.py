@@ -5,7 +5,7 @@
 Each target runs in a process of its own under atheris (libFuzzer), and where that is not installed under
 plain mutations of the seeds. An input fails that raises what is no error for a person, takes 2 s, or 200 MiB
 more than the process had before; libFuzzer leaves it in the corpus folder. The default is a million
-executions of each of the ten targets.
+executions of each of the eleven targets.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import os
 import random
 import re
 import resource
+import socket
 import subprocess
 import sys
 import tarfile
@@ -28,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-TARGETS = ("ids", "hosts", "batch", "toml", "options", "xml", "saved", "archive", "tree", "wire")
+TARGETS = ("ids", "hosts", "batch", "toml", "options", "xml", "saved", "archive", "tree", "wire", "channel")
 LIMIT_S, LIMIT_MIB = 2, 200
 MAX_INPUT = 1 << 14
 
@@ -43,6 +44,8 @@ class Target:
 
 def build_targets() -> dict[str, Target]:
     """Import the parsers and put one function before each group of them."""
+    from launch.channel.messages import SOCKET
+    from launch.channel.server import RankChannel
     from launch.cluster import allocation, hosts, slurm_lists
     from launch.discover import read_tree
     from launch.discover.archive import read_archive
@@ -138,6 +141,18 @@ def build_targets() -> dict[str, Target]:
         parse_answer("a", data)
         each(lambda: parse_mpi_version(text), lambda: parse_busy(text), lambda: parse_expectation(text))
 
+    def channel(data: bytes) -> None:
+        server = RankChannel("5ec7e7", 2, 4.5)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.connect(server.listen_here(folder))
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            server.serve(server.filenos())
+            while len(server.filenos()) > 1:
+                server.serve(server.filenos())
+        server.close()
+        (folder / SOCKET).unlink()
+
     return {
         "ids": Target(ids, (b"0-3,8", b"00000000,0000ffff", b"0xff")),
         "hosts": Target(host_lists, (b"a:4,b:4", b"a slots=4\nb:2 # x\n", b"n[01-04,7]", b"4(x2),3")),
@@ -167,6 +182,10 @@ def build_targets() -> dict[str, Target]:
         "archive": Target(archive, _archives()),
         "tree": Target(tree, (b"\1".join(f"{path}={text}".encode() for path, text in _files().items()),)),
         "wire": Target(wire, (b"mpirun (Open MPI) 4.1.4", b'{"jobs": [["a", "0-1", []]], "uses": []}')),
+        "channel": Target(
+            channel,
+            (b'{"job": "5ec7e7", "rank": 0}\n{"ended": 1, "why": "; so"}\n', b'{"job":"\\ud800","rank":0}\n'),
+        ),
     }
 
 

@@ -114,7 +114,8 @@ def _hide_elsewhere(command: Command, order: Order) -> Command:
         f"horovodrun writes the values of {', '.join(given)} into ssh's command line, which every user of "
         "these hosts can read; try --launcher mpirun"
     )
-    return replace(command, unset=unset, warnings=(*command.warnings, *((shown,) if given else ())))
+    warnings = (*command.warnings, *((shown,) if given else ()))
+    return replace(command, unset=unset, shows_environ=True, warnings=warnings)
 
 
 ELASTIC_RENDEZVOUS = (

@@ -2,12 +2,13 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 from launch.channel.messages import VARIABLE, Reader, encode
 
 _LIMIT_S = 2.0
-"""For one address; behind a firewall that drops packets nobody answers."""
+"""For all addresses together; behind a firewall that drops packets nobody answers."""
 _MAX_ADDRESSES = 4
 
 
@@ -75,10 +76,14 @@ def _connect_here(path: str) -> socket.socket | None:
 
 
 def _connect_there(addresses: str) -> socket.socket | None:
-    for address in addresses.split(",")[:_MAX_ADDRESSES]:
+    tried = addresses.split(",")[:_MAX_ADDRESSES]
+    end = time.monotonic() + _LIMIT_S
+    for left, address in zip(range(len(tried), 0, -1), tried, strict=True):
         host, _, port = address.partition(" ")
         try:
-            connection = socket.create_connection((host, int(port)), timeout=_LIMIT_S)
+            # What one does not use of its share is the others'.
+            share_s = max(0.0, end - time.monotonic()) / left
+            connection = socket.create_connection((host, int(port)), timeout=share_s)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except (OSError, ValueError):
             continue

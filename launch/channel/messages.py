@@ -37,9 +37,12 @@ class Reader:
             ValueError: If it is no message.
         """
         *lines, self._held = (self._held + data).split(b"\n")
-        if len(self._held) > _MAX_LINE_BYTES:
+        if any(len(line) > _MAX_LINE_BYTES for line in (*lines, self._held)):
             raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
-        messages = [json.loads(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError:
+            raise ValueError("a line of brackets in brackets") from None
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError("a line that is no object")
         return messages

@@ -4,6 +4,7 @@ import errno
 import hmac
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import SOCKET, Reader, encode, to_count
 
 _BACKLOG = 1024
-_MAX_STRANGERS = 64
-"""Connections that have not said yet who they are."""
+_SILENCE_S = 2.0
+"""How long a connection may not say who it is."""
 _MAX_STATUS = 1 << 16
 _MAX_PID = 1 << 22
 _MAX_RANKS = 1 << 20
@@ -21,8 +22,10 @@ _MAX_RANKS = 1 << 20
 class _Connection:
     def __init__(self, accepted: socket.socket) -> None:
         self.socket, self.reader = accepted, Reader()
+        self.since = time.monotonic()
         self.rank: int | None = None
         self.has_ended = False
+        self.is_closed = False
 
 
 class RankChannel:
@@ -74,6 +77,7 @@ class RankChannel:
                 events += self._read(self._connections[fd])
             else:
                 self._accept(fd)
+        self._drop_silent(time.monotonic() - _SILENCE_S)
         return events
 
     def signal(self, rank: int, number: int) -> None:
@@ -103,16 +107,21 @@ class RankChannel:
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                no_room = error.errno in (errno.EMFILE, errno.ENFILE)
+                if no_room and not self._drop_silent(time.monotonic()):
                     # Those for whom there is no room are their launcher's alone.
                     self._listening.remove(listening)
                     listening.close()
                 return  # Else whoever knocked is gone again.
             accepted.setblocking(False)
-            strangers = [each for each in self._connections.values() if each.rank is None]
-            if len(strangers) >= _MAX_STRANGERS:
-                self._drop(strangers[0])
             self._connections[accepted.fileno()] = _Connection(accepted)
+
+    def _drop_silent(self, since: float) -> bool:
+        """Send away who has come by then and not said who it is; returns whether there was one."""
+        silent = [each for each in self._connections.values() if each.rank is None and each.since <= since]
+        for each in silent:
+            self._drop(each)
+        return bool(silent)
 
     def _read(self, connection: _Connection) -> list[Event]:
         try:
@@ -122,7 +131,13 @@ class RankChannel:
             return []
         except (OSError, ValueError):
             data, messages = b"", []
-        events = [event for message in messages if (event := self._take(connection, message)) is not None]
+        events: list[Event] = []
+        for message in messages:
+            event = self._take(connection, message)
+            if connection.is_closed:
+                return events
+            if event is not None:
+                events.append(event)
         if not data:
             events += self._drop(connection)
         return events
@@ -147,7 +162,8 @@ class RankChannel:
         if self._is_elastic and rank in self._ranks:
             # Numbers change hands there: one that joins may begin with that of one that has another now.
             rank = max(self._ranks) + 1
-        known = hmac.compare_digest(str(message.get("job")).encode(), self._job_id.encode())
+        job = message.get("job")
+        known = isinstance(job, str) and job.isascii() and hmac.compare_digest(job, self._job_id)
         if not known or rank is None or rank in self._ranks:
             self._drop(connection)
             return None
@@ -159,6 +175,7 @@ class RankChannel:
     def _drop(self, connection: _Connection) -> Sequence[Lost]:
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
+        connection.is_closed = True
         if connection.rank is None or self._ranks.pop(connection.rank, None) is None:
             return ()
         return () if connection.has_ended else (Lost(connection.rank),)

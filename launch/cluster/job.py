@@ -65,6 +65,8 @@ class Command:
     """Whether ranks come and go."""
     only_here: bool = True
     """Whether every rank runs on this host."""
+    shows_environ: bool = False
+    """Whether the launcher writes its environment into command lines, for all to read."""
     warnings: tuple[str, ...] = ()
 
 

@@ -49,8 +49,8 @@ class Keeper:
         self._tees = {tee.source: tee for tee in tees}
         self._all_tees = tees
         self._status: int | None = None
-        self._grace_s = 0.0
-        self._is_welcome = False
+        self._grace_s: float | None = None  # Until the supervisor has taken us in.
+        self._asked_at: float | None = None
         self._kill_at: float | None = None
         self._senders: dict[int, str] = {}
         self._may_go = False
@@ -137,14 +137,15 @@ class Keeper:
         for message in supervisor.receive():
             grace_s, number = message.get("grace_s"), to_count(message.get("signal"), signal.NSIG)
             if isinstance(grace_s, (int, float)):
-                self._grace_s, self._is_welcome = float(grace_s), True
+                self._grace_s = float(grace_s)
+                self._limit_end()
             if number:
                 self._pass_on(number, "supervisor")
             self._may_go = self._may_go or message.get("leave") is True
         if supervisor.open or self._may_go:
             return
-        if self._is_welcome:
-            self._kill()  # It was killed, and nothing of its job is to survive it.
+        if self._grace_s is not None or self._starter < 0:
+            self._kill()  # Nothing of the job is to survive who has started it.
         else:
             self._supervisor = None  # It has no room for us, or takes us for somebody else.
 
@@ -154,7 +155,7 @@ class Keeper:
         self._starter = -1
         if self._supervisor is None or not self._supervisor.open:
             self._kill()
-        elif self._kill_at is None:
+        elif self._asked_at is None:
             self._pass_on(signal.SIGTERM, "launcher")
 
     def _pass_on(self, number: int, sender: str) -> None:
@@ -162,8 +163,9 @@ class Keeper:
         if number in _ENDING:
             if self._senders.setdefault(number, sender) != sender:
                 return
-            if self._supervisor is not None and self._kill_at is None:
-                self._kill_at = time.monotonic() + self._grace_s
+            if self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self._limit_end()
             if self._supervisor is not None and sender == "launcher":
                 self._supervisor.tell({"ending": True})
         if self._status is not None:
@@ -174,6 +176,11 @@ class Keeper:
         signal_group(self._program, number)
         if number != signal.SIGSTOP:
             signal_group(self._program, signal.SIGCONT)
+
+    def _limit_end(self) -> None:
+        """Give the program the grace period, from when it was first asked to end; a launcher has its own."""
+        if self._grace_s is not None and self._asked_at is not None:
+            self._kill_at = self._asked_at + self._grace_s
 
     def _kill(self) -> None:
         self._kill_at = None

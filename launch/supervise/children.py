@@ -142,13 +142,11 @@ class ForeignLauncher:
         from launch.channel.server import RankChannel  # Jobs of our own ranks need no sockets and hashes.
 
         self.channel = RankChannel(files.job_id, len(self._ranks), self._options.grace_period_s, self.elastic)
-        hosts = dict.fromkeys(rank.host for rank in self._ranks)
-        if self._command.only_here:
-            address = self.channel.listen_here(files.receipt_dir)
-        else:
-            address = self.channel.listen_for(hosts)
         environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
-        environ = {**environ, VARIABLE: address}
+        if self._command.only_here:
+            environ[VARIABLE] = self.channel.listen_here(files.receipt_dir)
+        elif not self._command.shows_environ:  # Else whoever reads it could speak for a rank.
+            environ[VARIABLE] = self.channel.listen_for(dict.fromkeys(rank.host for rank in self._ranks))
         yield Child(0, self._command.argv, environ, reads_stdin=self._options.stdin is not None)
 
     def open_sieve(self, files: JobFiles) -> Sieve:
@@ -213,11 +211,8 @@ def _tf_env(workers: Sequence[str], rank: int) -> dict[str, str]:
 
 def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
     """The environment of another launcher: without what must not leave this host, with what ranks need."""
-    inherited = {
-        name: value
-        for name, value in options.environ.items()
-        if name not in {*command.unset, "LMSRUN_TF_PORT"}
-    }
+    without = {*command.unset, VARIABLE, "LMSRUN_TF_PORT"}
+    inherited = {name: value for name, value in options.environ.items() if name not in without}
     return {
         # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
         "LMSRUN_LINE_BUFFERED": "1",

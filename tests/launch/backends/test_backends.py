@@ -8,8 +8,9 @@ import pytest
 from erf import parse_erf
 from machines import SPECS, machine
 
+from launch.backends.backend import Order
 from launch.backends.ddlrun import build_ddlrun, parse_ddlrun
-from launch.backends.horovodrun import HorovodOptions, build_horovodrun
+from launch.backends.horovodrun import BACKEND, HorovodOptions, build_horovodrun
 from launch.backends.jsrun import build_jsrun, render_erf
 from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
 from launch.backends.srun import build_srun, choose_mpi
@@ -24,6 +25,7 @@ from launch.cluster.job import (
 )
 from launch.cluster.planner import plan_shares
 from launch.installed.mpi_flavour import MpiFlavour
+from launch.model.cluster_settings import ClusterSettings
 from launch.model.errors import UsageError
 from launch.model.plan import RankPlan
 from launch.plan_host.planner import HostRequest
@@ -219,3 +221,15 @@ def test_escaped_arguments_come_back() -> None:
     args = (":", "%", "%3A", "a:b", "%25", "", "::", "%%3A:")
     assert ":" not in "".join(escape_args(args))
     assert unescape_args(escape_args(args)) == args
+
+
+@pytest.mark.parametrize(
+    ("only_here", "controller", "shows"),
+    [(False, "gloo", True), (False, "mpi", False), (True, "gloo", False)],
+)
+def test_horovodrun_shows_its_environment_on_the_way_to_other_hosts(
+    only_here: bool, controller: str, shows: bool
+) -> None:
+    settings = ClusterSettings(controller=controller)
+    order = Order("horovodrun", True, only_here, settings, EVEN, (), {}, True, "/nowhere")
+    assert BACKEND.build(order).shows_environ is shows

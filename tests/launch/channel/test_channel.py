@@ -1,5 +1,6 @@
 """The channel between ranks' keepers and the supervisor: who is let in, and what is heard."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from jobs import wait_until
 
+from launch.channel import client, server
 from launch.channel.client import Supervisor, find_supervisor
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
-from launch.channel.messages import VARIABLE, Reader
+from launch.channel.messages import VARIABLE, Reader, encode
 from launch.channel.server import RankChannel
 
 JOB = "5ec7e7"
@@ -28,6 +30,14 @@ class Listening:
         supervisor = find_supervisor({**self.environ, **other}, rank)
         assert supervisor is not None
         return supervisor
+
+    def knock(self) -> Supervisor:
+        """Connect, and say nothing."""
+        address = self.environ[VARIABLE]
+        connect = client._connect_here if address.startswith("/") else client._connect_there
+        connection = connect(address)
+        assert connection is not None
+        return Supervisor(connection)
 
     def heard(self, count: int) -> list[Event]:
         wait_until(lambda: len(self.serve()) >= count, lambda: f"heard {self.events}", 10)
@@ -77,6 +87,14 @@ def test_strangers_are_not_let_in(listening: Listening, rank: int, job: str) -> 
     assert listening.events == []
 
 
+def test_who_was_refused_is_heard_no_more(listening: Listening) -> None:
+    stranger = listening.knock()
+    stranger._socket.sendall(encode({"job": "guess", "rank": 0}) + encode({"job": JOB, "rank": 0}))
+    wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
+    listening.join(0)
+    assert listening.heard(1) == [Joined(0)]
+
+
 def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
     first = listening.join(0)
     listening.heard(1)
@@ -84,6 +102,50 @@ def test_a_second_of_the_same_rank_is_not_let_in(listening: Listening) -> None:
     wait_until(lambda: bool(listening.serve()) and not _is_open(second), "it is sent away", 10)
     first.tell({"ended": 0})
     assert listening.heard(2) == [Joined(0), Ended(0, 0, "")]
+
+
+def test_the_silent_are_dropped_by_their_age_and_not_their_number(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SILENCE_S", 1000.0)
+    silent = [listening.knock() for _ in range(100)]
+    for _ in silent:
+        listening.serve()
+    assert all(map(_is_open, silent))
+    rank = listening.join(0)
+    assert listening.heard(1) == [Joined(0)]
+    monkeypatch.setattr(server, "_SILENCE_S", 0.0)
+    wait_until(
+        lambda: len(listening.serve()) == 1 and not any(map(_is_open, silent)), "they are sent away", 10
+    )
+    assert _is_open(rank)
+
+
+def test_who_says_nothing_makes_room_where_there_is_none(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = listening.knock()
+    wait_until(lambda: not listening.serve() and len(listening.channel.filenos()) == 2, "it is there", 10)
+    rank = listening.join(0)
+    with monkeypatch.context() as full:
+        full.setattr(socket.socket, "accept", _find_no_room)
+        listening.serve()
+    assert not _is_open(silent)
+    assert listening.heard(1) == [Joined(0)] and _is_open(rank)
+
+
+def test_all_addresses_have_one_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [0.0], []
+
+    def drop(address: tuple[str, int], timeout: float) -> socket.socket:
+        limits.append(timeout)
+        now[0] += timeout
+        raise TimeoutError
+
+    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(client.socket, "create_connection", drop)
+    assert find_supervisor({VARIABLE: "a 1,b 2,c 3,d 4"}, 0) is None
+    assert sum(limits) == pytest.approx(2.0) and min(limits) == pytest.approx(0.5)
 
 
 def test_elastic_ranks_may_begin_with_a_number_that_another_had(tmp_path: Path) -> None:
@@ -103,10 +165,40 @@ def test_what_is_no_message_ends_the_connection(listening: Listening, said: byte
     assert listening.heard(2)[1:] == [Lost(1)]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"job":"\\ud800","rank":0}\n',
+        b'{"job":"\xc3\xa9","rank":0}\n',
+        b"[" * 4000 + b"\n",
+        b"[" * 60000 + b"\n",
+    ],
+    ids=["surrogate", "not ascii", "deep", "long"],
+)
+def test_a_stranger_cannot_end_the_job(listening: Listening, said: bytes) -> None:
+    stranger = listening.knock()
+    stranger._socket.sendall(said)
+    wait_until(lambda: not listening.serve() and not _is_open(stranger), "it is sent away", 10)
+    rank = listening.join(0)
+    assert listening.heard(1) == [Joined(0)] and _is_open(rank)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"why": "' + b"x" * 4096 + b'"}\n', b"[" * 4000 + b"\n"], ids=["long", "deep"]
+)
+def test_a_reader_refuses_what_is_too_long_or_too_deep(line: bytes) -> None:
+    with pytest.raises(ValueError, match="a line of|Expecting"):
+        Reader().feed(line)
+
+
 def test_a_reader_puts_pieces_together() -> None:
     reader = Reader()
     assert reader.feed(b'{"a": 1}\n{"b"') == [{"a": 1}]
     assert reader.feed(b": 2}\n") == [{"b": 2}]
+
+
+def _find_no_room(_: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def _is_open(supervisor: Supervisor) -> bool:

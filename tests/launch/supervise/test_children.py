@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ PLAN = LaunchPlan(2, "mpirun", (rank(0), rank(1)), ())
 
 
 def children(command: Command | None = None) -> Children:
-    return choose_children(PLAN, JobOptions(environ={"SECRET": "s", "HOME": "/h"}, command=command))
+    return choose_children(
+        PLAN,
+        JobOptions(environ={"SECRET": "s", "HOME": "/h", "LMSRUN_CONTROL": "another job's"}, command=command),
+    )
 
 
 @pytest.fixture
@@ -68,6 +72,19 @@ def test_a_launcher_is_one_child_whatever_it_starts(files: JobFiles) -> None:
     assert theirs.describe(None) == "mpirun"
     assert theirs.channel is not None
     assert only.environ["LMSRUN_CONTROL"] == str(files.receipt_dir / "control")
+    theirs.channel.close()
+
+
+@pytest.mark.parametrize("shows_environ", [True, False])
+def test_no_channel_is_open_where_all_could_read_its_password(files: JobFiles, shows_environ: bool) -> None:
+    theirs = children(replace(COMMAND, only_here=False, shows_environ=shows_environ))
+    rendezvous = Rendezvous(PLAN, print, lambda: None)
+    try:
+        (only,) = theirs.prepare(files, rendezvous)
+    finally:
+        rendezvous.stop()
+    assert theirs.channel is not None
+    assert ("LMSRUN_CONTROL" in only.environ, bool(theirs.channel.filenos())) == (not shows_environ,) * 2
     theirs.channel.close()
 
 

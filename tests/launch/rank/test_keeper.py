@@ -1,0 +1,83 @@
+"""A rank that another launcher has started, whose launcher ends it before the supervisor has taken it in."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import wait_until
+
+from launch.channel.events import Ended, Ending, Event, Joined
+from launch.channel.messages import VARIABLE
+from launch.channel.server import RankChannel
+
+LMSRUN = Path(__file__).resolve().parents[3] / "lmsrun" / "__main__.py"
+JOB = "5ec7e7"
+ENDS_ITSELF = (
+    "trap 'touch asked; sleep 0.3; exit 7' TERM; echo $$ >part; mv part up; while :; do sleep 0.1; done"
+)
+GOES_ON = "trap 'touch asked' TERM; echo $$ >part; mv part up; while :; do sleep 0.1; done"
+
+Start = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Iterator[RankChannel]:
+    found = RankChannel(JOB, 1, 2.0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def start(channel: RankChannel, tmp_path: Path) -> Iterator[Start]:
+    """Start a rank's shim; the supervisor's end of the channel answers when it is served."""
+    address = channel.listen_here(tmp_path)
+    world = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+    sizes = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE")}
+    environ = {**os.environ, **world, **sizes, VARIABLE: address, "LMSRUN_JOB_ID": JOB, "LMSRUN_NUMA": "off"}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(script: str) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, str(LMSRUN), "worker", "--", "sh", "-c", script]
+        started.append(subprocess.Popen(argv, cwd=tmp_path, env=environ))
+        wait_until((tmp_path / "up").exists, "the program is up", 8)
+        return started[0]
+
+    yield begin
+    channel.close()
+    for each in started:
+        each.kill()
+        each.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [(ENDS_ITSELF, 7 << 8), (GOES_ON, signal.SIGKILL)], ids=["ends", "goes on"]
+)
+def test_the_grace_period_holds_before_the_welcome(
+    channel: RankChannel, start: Start, tmp_path: Path, script: str, status: int
+) -> None:
+    shim = start(script)
+    shim.send_signal(signal.SIGTERM)
+    wait_until((tmp_path / "asked").exists, "the program was asked to end", 10)
+    events: list[Event] = []
+
+    def has_ended() -> bool:
+        events.extend(channel.serve(channel.filenos()))
+        return any(isinstance(event, Ended) for event in events)
+
+    wait_until(has_ended, lambda: f"heard {events}", 10)
+    assert events == [Joined(0), Ending(0), Ended(0, int(status), "")]
+    channel.let_go()
+    assert shim.wait(10) == 0
+
+
+def test_nothing_is_left_when_nobody_is_there(channel: RankChannel, start: Start, tmp_path: Path) -> None:
+    shim = start(GOES_ON)
+    shim.kill()
+    wait_until((tmp_path / "asked").exists, "the program was asked to end", 10)
+    channel.close()
+    program = Path("/proc", (tmp_path / "up").read_text().strip())
+    wait_until(lambda: not program.exists(), "the program is gone", 10)
