@@ -60,6 +60,7 @@ def build_targets() -> dict[str, Target]:
     from launch.rank import identity
     from launch.rank.shim import parse_expectation
     from lmsrun import options
+    from lmsrun.sources.files import read_file
 
     nowhere = Path("/nonexistent")
     folder = Path(tempfile.mkdtemp(prefix="lmsrun-fuzz-"))
@@ -105,9 +106,8 @@ def build_targets() -> dict[str, Target]:
         path.write_bytes(data)
 
         def read() -> None:
-            source, table = options.read_file(path, folder)
-            table.pop("lms", None)
-            options.parse_table(table, source)
+            file = read_file(path, path.name)
+            options.parse_table({key: file.table[key] for key in file.table if key != "lms"}, file.name)
 
         each(read)
 
