@@ -55,8 +55,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
         job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
     if options.output_dir:
         job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
-    if options.max_restarts:
-        job = replace(job, env={**job.env, ATTEMPT: str(attempt)})
+    job = replace(job, env={**job.env, ATTEMPT: str(attempt)})
     if request.busy != Busy():
         job = replace(job, env={**job.env, BUSY: busy_to_text(request.busy)})
     backend = place.backend

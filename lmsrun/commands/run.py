@@ -287,8 +287,6 @@ def _run_often_enough(
     plan: "LaunchPlan", options: "JobOptions", make_command: "MakeCommand | None", restarts: int
 ) -> int:
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
-    if not restarts:
-        return _run_attempt(plan, options, make_command, 0)
     from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
 
     rank_failed = mmap(-1, 1)
@@ -296,7 +294,7 @@ def _run_often_enough(
         rank_failed[0] = 0
         told = replace(options, environ={**options.environ, ATTEMPT: str(attempt)})
         code = _run_attempt(plan, told, make_command, attempt, rank_failed)
-        if not rank_failed[0]:
+        if not rank_failed[0] or not restarts:
             break
         if code in _HOPELESS:
             say(f"not started again: code {code} says that {_HOPELESS[code]}")
@@ -311,7 +309,7 @@ def _run_attempt(
     options: "JobOptions",
     make_command: "MakeCommand | None",
     number: int,
-    rank_failed: "mmap | None" = None,
+    rank_failed: "mmap",
 ) -> int:
     """Run one attempt, with a folder, and for a launcher a command and its files, of its own."""
     from launch.supervise.supervisor import run_job
