@@ -5,18 +5,30 @@ from contextlib import contextmanager
 
 from launch.discover.tree import DirTree
 from launch.model.busy import Busy, gpu_key
+from launch.model.errors import UsageError
 from launch.model.plan import LaunchPlan
 from launch.preflight.occupancy import read_busy
 from launch.system.job_board import JobBoard, JobNote, board_folders
+from lmsrun.options import LaunchOptions
 from lmsrun.resolve import ResolvedJob
 
 
 @contextmanager
 def open_board(job: ResolvedJob) -> Iterator[JobBoard]:
-    """Open the board of this machine for the time in which a job is planned and written down."""
+    """Open the board of this machine for the time in which a job is planned and written down.
+
+    Raises:
+        UsageError: If the user has named a folder for it that cannot be had.
+    """
     is_real = not job.options.topology
     board = JobBoard(board_folders(job.options.jobs_dir, job.environ) if is_real else ())
     try:
+        asked = job.options.jobs_dir
+        if is_real and not board.is_there and asked != LaunchOptions.jobs_dir:
+            raise UsageError(
+                f"--jobs-dir {asked}: running jobs cannot be written down there; needed a folder in which "
+                "folders can be made"
+            )
         yield board
     finally:
         board.close()

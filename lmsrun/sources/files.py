@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class OptionsFile:
     table: dict[str, Any]
     is_asked: bool = False
     """Whether the user has named it himself."""
+    is_of_folder: bool = False
+    """Whether it counts because of the current folder; ``--config`` takes its place."""
 
     def refuse_others_programs(self, named: str) -> None:
         """Refuse a file by which somebody else could have this user start programs of his.
@@ -43,7 +45,9 @@ class OptionsFile:
         if self.is_asked or not named:
             return
         found = self.path.stat()
-        remedy = f"look at it, then give --config {self.path}, or go to another folder"
+        remedy = "look at it, then have it belong to you or root"
+        if self.is_of_folder:
+            remedy = f"look at it, then give --config {self.path}, or go to another folder"
         if found.st_uid not in (os.geteuid(), 0):
             raise UsageError(
                 f"{self.name} belongs to user {found.st_uid} and says what to start ({named}); {remedy}"
@@ -52,7 +56,7 @@ class OptionsFile:
         if found.st_mode & stat.S_IWOTH or by_group:
             raise UsageError(
                 f"{self.name} can be written by others and says what to start ({named}); "
-                f"{remedy}, or chmod go-w {self.path}"
+                f"look at it, then chmod go-w {self.path}"
             )
 
 
@@ -75,7 +79,7 @@ def read_files(
         files.append(read_file(asked, str(asked), is_asked=True))
     else:
         found = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
-        files += [] if found is None else [read_file(found, found.name)]
+        files += [] if found is None else [replace(read_file(found, found.name), is_of_folder=True)]
     return tuple(file for file in files if file.table)
 
 

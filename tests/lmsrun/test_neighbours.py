@@ -63,3 +63,9 @@ def test_a_rank_does_not_take_its_own_job_for_another(start: JobStarter) -> None
     job = start(*LMSRUN, "-np", "1", "--no-lms", "true", np=1, options=())
     assert job.finish() == 0
     assert "shared" not in job.stderr.decode()
+
+
+def test_a_folder_that_was_named_and_cannot_be_had_ends_the_run(start: JobStarter) -> None:
+    job = start(STUB, "ready", np=1, options=("--numa", "off", "--jobs-dir", "/proc/none"))
+    assert job.finish() == 2
+    assert b"lmsrun: --jobs-dir /proc/none: running jobs cannot be written down there" in job.stderr

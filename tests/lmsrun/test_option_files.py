@@ -77,8 +77,13 @@ def test_a_file_that_others_can_write_starts_no_program(places: Places, place: s
     if os.geteuid() == 0:
         os.chown(path, -1, 65534)
         path.chmod(0o664)
-        with pytest.raises(UsageError, match="can be written by others"):
+        with pytest.raises(UsageError, match=rf"look at it, then chmod go-w {path}"):
             places.read()
+        os.chown(path, 65534, -1)
+        remedy = "or go to another folder" if place == "own" else "have it belong to you or root"
+        with pytest.raises(UsageError, match=f"belongs to user 65534.*{remedy}"):
+            places.read()
+        os.chown(path, 0, 0)
     if place == "own":
         assert places.read(f"--config {path} a.py").options.mpirun == "./mpirun"
     path.write_text("num-proc = 3\n")
