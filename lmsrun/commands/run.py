@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 USAGE = (
     "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
     "       lmsrun [run] -np N [options] -m MODULE [ARGS]\n"
-    "       lmsrun help plan|topo|check|worker|ddlrun"
+    "       lmsrun help plan|topo|check|worker|ddlrun|build-horovod|version"
 )
 ABOUT = (
     "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
