@@ -28,6 +28,8 @@ class OptionsFile:
     """For people, such as ``pyproject.toml [tool.lmsrun]``."""
     path: Path
     table: dict[str, Any]
+    status: os.stat_result
+    """Of the file that was read, whatever the path leads to by now."""
     is_asked: bool = False
     """Whether the user has named it himself."""
     is_of_folder: bool = False
@@ -44,7 +46,7 @@ class OptionsFile:
         """
         if self.is_asked or not named:
             return
-        found = self.path.stat()
+        found = self.status
         remedy = "look at it, then have it belong to you or root"
         if self.is_of_folder:
             remedy = f"look at it, then give --config {self.path}, or go to another folder"
@@ -101,12 +103,16 @@ def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
         UsageError: If the file cannot be read or is not TOML.
     """
     try:
-        text = read_text_file(path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status, text = os.fstat(fd), read_text_file(Path(f"/proc/self/fd/{fd}"))
+        finally:
+            os.close(fd)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     is_project = path.name == "pyproject.toml"
     if is_project and not _MAY_NAME_US.search(text):
-        return OptionsFile(name, path, {})
+        return OptionsFile(name, path, {}, status)
     try:
         table = _toml_parser().loads(text)
     except (ValueError, RecursionError) as error:
@@ -116,7 +122,7 @@ def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
         name = f"{path.name} [tool.lmsrun]"
     if not isinstance(table, dict):
         raise UsageError(f"{name} is not a table of options")
-    return OptionsFile(name, path, table, is_asked)
+    return OptionsFile(name, path, table, status, is_asked)
 
 
 def _toml_parser() -> Any:

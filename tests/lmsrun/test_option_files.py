@@ -9,6 +9,7 @@ from launch.model.errors import UsageError
 from lmsrun.cli import main
 from lmsrun.options import Request, parse_argv, read_request
 from lmsrun.sources import files
+from lmsrun.sources.files import read_file
 
 
 class Places:
@@ -103,3 +104,14 @@ def test_plan_and_check_say_who_gave_a_value(
     places.site.write_text("num-porc = 1\n")
     assert main(["check"], {"HOME": str(places.home)}) == 1
     assert "unknown key 'num-porc'" in capsys.readouterr().out
+
+
+def test_a_file_is_judged_as_it_was_when_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "lmsrun.toml"
+    path.write_text('mpirun = "./mpirun"\n')
+    path.chmod(0o646)
+    read = read_file(path, path.name)
+    path.unlink()
+    path.write_text("")
+    with pytest.raises(UsageError, match="can be written by others"):
+        read.refuse_others_programs("mpirun")
