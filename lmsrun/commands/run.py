@@ -228,6 +228,7 @@ def _take_free_slots(busy: "Busy", job: ResolvedJob, place: "Place") -> Resolved
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
     from lmsrun.render.plan import print_plan
 
+    _check_stdin(job.options.stdin, plan.world_size)
     print_plan(plan, job.machine, job.options.json, job.options.verbose, job.machines)
     return 0
 

@@ -113,6 +113,7 @@ def test_a_program_without_horovod_has_its_table_at_once(start: JobStarter, tmp_
         ("-np 1 -N 3 x", "unknown option -N; did you mean -n?"),
         ("-np 1 --stdin x train.py", "--stdin is 'x'; needed none or a whole number"),
         ("-np 1 --stdin 1 true", "--stdin 1: there is no such rank; needed none or 0 to 0"),
+        ("plan -np 1 --stdin 1 true", "--stdin 1: there is no such rank; needed none or 0 to 0"),
         ("-np 1 -q -v true", "-q contradicts -v; give one of them"),
         ("help plam", "'plam' is no subcommand; did you mean plan?"),
         ("help plan topo", "'plan topo' is no subcommand"),
