@@ -6,11 +6,23 @@ import types
 from lms.config import ConfigError, LMSConfig
 from lms.enable import State, disable, enable, plot, report, state
 from lms.errors import LMSError
+from lms.estimate import estimate
+from lms.profile import profile
+from lms.version import __version__ as __version__
 
-__all__ = ["ConfigError", "LMSConfig", "LMSError", "State", "disable", "enable", "plot", "report", "state"]
-
-
-__version__ = "0.1.0"
+__all__ = [
+    "ConfigError",
+    "LMSConfig",
+    "LMSError",
+    "State",
+    "disable",
+    "enable",
+    "estimate",
+    "plot",
+    "profile",
+    "report",
+    "state",
+]
 
 
 class _Package(types.ModuleType):

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import socket
 import statistics
 import time
 from collections.abc import Mapping
@@ -259,39 +258,24 @@ def _field(value: float | None) -> float | str:
 
 
 class _Board:
-    """A file of scalars that TensorBoard reads, each kind numbered by its own steps.
-
-    It is a TFRecord of Event messages, so that writing it needs no TensorBoard installed.
-    """
+    """Scalars for TensorBoard, each kind numbered by its own steps."""
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        import tensorflow as tf
+        from lms.report.event_file import EventFile
 
-        self._messages = tf.compat.v1
-        folder = Path(log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.lms"
-        self._file = tf.io.TFRecordWriter(os.fspath(folder / name))
+        self._file = EventFile(log_dir)
         self._steps = {"t": 0, "v": 0}
-        self._put(file_version="brain.Event:2")
 
     def write(self, kind: str, values: Mapping[str, float | None]) -> None:
         """Write one step; values that nothing counts are left out."""
         name = {"t": "train", "v": "validation"}[kind]
-        scalars = [
-            self._messages.Summary.Value(tag=f"lms/{name}/{column}", simple_value=value)
-            for column, value in values.items()
-            if value is not None
-        ]
-        self._put(step=self._steps[kind], summary=self._messages.Summary(value=scalars))
+        tags = {f"lms/{name}/{column}": value for column, value in values.items()}
+        self._file.scalars(self._steps[kind], tags)
         self._steps[kind] += 1
 
     def flush(self) -> None:
         """Write out what is buffered."""
         self._file.flush()
-
-    def _put(self, **content: Any) -> None:
-        self._file.write(self._messages.Event(wall_time=time.time(), **content).SerializeToString())
 
 
 class LMSStatsAverage(EitherKeras):

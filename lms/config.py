@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "native", "graph", "off"]
 Policy = Literal["auto", "budget", "threshold", "all"]
 Recompute = Literal["auto", "off", "only"]
+Residence = Literal["device", "host"]
+Xla = Literal["off", "auto"]
 CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
@@ -47,6 +49,8 @@ PLUGIN_VARIABLE = "LMS_PLUGIN"
 """Which form of the plug-in is loaded: ``prebuilt``, ``compiled`` or ``ctypes``; for tests."""
 CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
+REPORT_VARIABLE = "LMS_REPORT_DIR"
+"""A folder into which a process writes its report as JSON when it ends; no field: lmsrun sets it."""
 KUBERNETES_SERVICE = re.compile(
     r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
 )
@@ -142,18 +146,32 @@ class LMSConfig:
         "auto: tensors that are cheaper to make again than to move are recomputed in the backward pass; "
         "off: only swap; only: recompute and swap nothing; not with policy threshold",
     )
+    optimizer_state: Residence = _option(
+        "device",
+        "host: what only the update reads (an optimizer's momenta) lies in host memory between steps, comes "
+        "to the device for the update, and leaves again; device: it stays there",
+    )
+    variables: Residence = _option(
+        "device", "host: likewise the weights, which come once for the forward and once for the backward pass"
+    )
+    xla: Xla = _option(
+        "off",
+        "auto: a step that XLA is to compile (jit_compile) runs in segments that it compiles, between the "
+        "swaps; off: without XLA; not with policy threshold, recompute, or variables on the host",
+    )
     batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
     min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)
     bandwidth_gb_s: float | None = _option(
         None,
         "GB/s of a copy between device and host, each way; 0: measured before the first plan; "
-        "None: as known of the GPU's generation",
+        "None: measured on a GPU, assumed on a CPU",
         low=0,
     )
     exclude_bytes: int = _option(0, "device bytes to leave free for others", low=0)
     transport: Transport = _option("auto", "where swapped bytes go: device, host, file or numpy")
     store_dir: str | None = _option(None, "directory on a local disk for a further tier", env="LMS_STORE")
     stats_file: str | None = _option(None, "write per-step statistics there (CSV)")
+    tensorboard: str | None = _option(None, "write scalars and texts for TensorBoard into this folder")
     host_mem_limit_mb: int | None = _option(None, "pinned host memory TensorFlow may take, in MiB", low=1)
     defrag: bool = _option(False, "defragment device memory (native), or the allocator's own measure")
     arithmetic_optimization: bool | None = _option(
@@ -304,7 +322,11 @@ def doubtful_variables(environ: Iterable[str]) -> list[str]:
     Args:
         environ: Names of variables.
     """
-    known = {env_name(declared) for declared in fields(LMSConfig)} | {CACHE_VARIABLE, PLUGIN_VARIABLE}
+    known = {env_name(declared) for declared in fields(LMSConfig)} | {
+        CACHE_VARIABLE,
+        PLUGIN_VARIABLE,
+        REPORT_VARIABLE,
+    }
     return [
         f"{name} is no variable of Large Model Support{nearest(name, known) or '; it has no effect here'}"
         for name in sorted(environ)
@@ -384,6 +406,11 @@ def _check_items(name: str, items: tuple[Any, ...]) -> None:
     for item in items:
         if not isinstance(item, str) or "," in item or item != item.strip() or not item:
             raise ConfigError(f"{name} has {item!r}; needed texts without commas and blanks around them")
+
+
+def find_free_texts(table: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a TOML table that may hold any text, such as a path."""
+    return [one.name for one in fields(LMSConfig) if one.name in table and str in _allowed(one)]
 
 
 def _listed(value: Any) -> Any:

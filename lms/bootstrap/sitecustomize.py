@@ -116,7 +116,11 @@ def on_tensorflow(tensorflow: "Any") -> None:
 
 
 def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]":
-    """Hide every GPU but this rank's, whose memory may grow; return the names that stay visible."""
+    """Hide every GPU but this rank's; return the names that stay visible.
+
+    Memory grows as it is needed, unless LMS plans it and the rank has its GPU to itself: TensorFlow's pool is
+    one region then. One that grows is made of regions, and each buffer has to lie in one of them.
+    """
     config = tensorflow.config
     if not hasattr(config, "list_physical_devices"):  # TensorFlow 2.0 and 1.15
         config = config.experimental
@@ -131,9 +135,25 @@ def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]"
     mine = list(gpus) if position is None else [gpus[position]] if position >= 0 else []
     if len(mine) != len(gpus):
         config.set_visible_devices(mine, "GPU")
-    for gpu in mine:
-        tensorflow.config.experimental.set_memory_growth(gpu, True)
+    if position is None or not (
+        plans_memory(tensorflow, environ) and owns_gpu(tokens or "", local_size(environ))
+    ):
+        for gpu in mine:
+            tensorflow.config.experimental.set_memory_growth(gpu, True)
     return [gpu.name for gpu in mine]
+
+
+def owns_gpu(tokens: str, ranks: "int | None") -> bool:
+    """Tell whether none of this host's ranks shares its GPU with another one; MIG devices never are shared.
+
+    Args:
+        tokens: The job's GPUs of this host in rank order, or this rank's MIG device.
+        ranks: How many ranks the job has on this host, if known.
+    """
+    job = [token.strip() for token in tokens.split(",") if token.strip()]
+    if job and all(token.startswith("MIG-") for token in job):
+        return True
+    return ranks is not None and ranks <= len(set(job)) == len(job)
 
 
 def choose_gpu(
@@ -175,8 +195,7 @@ def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str,
 
     ``ends_rank`` is in it where something that the job names (a folder for tensors, a file) cannot be had.
     """
-    enabled = environ.get("LMS_ENABLED", "").strip().lower() in _TRUE
-    requested = (environ.get("LMS_MODE", "").strip() or "auto") if enabled else "off"
+    requested = requested_mode(environ)
     account = {"requested": requested, "active": False, "mode": "off", "why": "not asked for"}  # type: dict[str, Any]
     if requested == "off":
         lend_names(tensorflow)
@@ -201,6 +220,18 @@ def switch_lms_on(tensorflow: "Any", environ: "Mapping[str, str]") -> "dict[str,
         else:
             account["why"] = _one_line(error)
     return account
+
+
+def requested_mode(environ: "Mapping[str, str]") -> str:
+    """Return the mode of Large Model Support that is asked for, as it was written; ``off`` without any."""
+    enabled = environ.get("LMS_ENABLED", "").strip().lower() in _TRUE
+    return (environ.get("LMS_MODE", "").strip() or "auto") if enabled else "off"
+
+
+def plans_memory(tensorflow: "Any", environ: "Mapping[str, str]") -> bool:
+    """Tell whether mode ``graph`` is asked for, or what ``auto`` comes to here."""
+    mode = requested_mode(environ)
+    return mode == "graph" or (mode == "auto" and not has_native(tensorflow))
 
 
 def lend_names(tensorflow: "Any") -> None:
@@ -501,6 +532,11 @@ def _send_receipt(job: str, rank: int, stage: str, text: str) -> None:
 def local_rank(environ: "Mapping[str, str]") -> "int | None":
     """Return this process's number on its host, as launcher or shim wrote it down."""
     return _rank_number(environ, "local_rank", ("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
+
+
+def local_size(environ: "Mapping[str, str]") -> "int | None":
+    """Return how many ranks the job has on this host, as launcher or shim wrote it down."""
+    return _rank_number(environ, "local_size", ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"))
 
 
 def _rank_number(environ: "Mapping[str, str]", key: str, names: "Iterable[str]") -> "int | None":

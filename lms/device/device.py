@@ -11,7 +11,7 @@ from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 from tensorflow.python.util import _pywrap_util_port
 
-from lms.device.host_memory import is_host_output
+from lms.device.host_memory import is_host_input, is_host_output
 from lms.device.kernels import PERSISTENT, Gpu, Kernels, OneDnnCpu, PlainCpu
 
 MIB = 1 << 20
@@ -22,8 +22,8 @@ NO_ALGORITHM = "No algorithm worked!"
 NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
 """In what cuDNN's algorithms say of a failure: there was no scratch memory for them."""
 
-HOST_POOL = "by allocator gpu_host_bfc"
-"""In the message of an allocation for which the pool of pinned host memory has no room: swaps fill it."""
+HOST_POOL = "_host_bfc"
+"""A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Device:
         """``GPU`` or ``CPU``."""
         return self.name.partition(":")[0]
 
+    @property
+    def number(self) -> int:
+        """The device's number among those of its type."""
+        return int(self.name.rpartition(":")[2])
+
     def holds(self, name: str) -> bool:
         """Tell whether what runs on the device called ``name`` takes the memory of this device."""
         kind, number = self.name.split(":")
@@ -50,6 +55,10 @@ class Device:
     def keeps_on_host(self, node: Any, index: int) -> bool:
         """Tell whether a kernel of the device leaves an output of ``node`` in host memory."""
         return self.type == "GPU" and is_host_output(node, index)
+
+    def reads_on_host(self, node: Any, slot: int) -> bool:
+        """Tell whether a kernel of the device reads input ``slot`` of ``node`` in host memory."""
+        return self.type == "GPU" and is_host_input(node, slot)
 
     def memory(self) -> tuple[int, int] | None:
         """Return bytes in use and their peak since the last reset; ``None`` if they are not counted."""
@@ -94,6 +103,13 @@ def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:
         return Gpu(device.capability, persistent, tf.config.experimental.tensor_float_32_execution_enabled())
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     return OneDnnCpu(threads) if _pywrap_util_port.IsMklEnabled() else PlainCpu(threads)
+
+
+def executor_threads(device_type: str) -> int:
+    """Return how many ops of a step run at once: on a GPU one thread starts them, one behind the other."""
+    if device_type == "GPU":
+        return 1
+    return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
 
 
 def _capability(gpu: Any) -> tuple[int, int] | None:
@@ -144,3 +160,8 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
     return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
+
+
+def is_out_of_pinned_memory(error: Exception) -> TypeGuard[Any]:
+    """Tell whether a step failed because the pool of pinned host memory, which swaps fill, is full."""
+    return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL in error.message

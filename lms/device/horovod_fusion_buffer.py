@@ -1,9 +1,7 @@
 """Horovod's fusion buffer: device memory that the first exchange of several tensors takes, for good."""
 
 import sys
-from collections.abc import Iterable, Mapping
-
-import tensorflow as tf
+from collections.abc import Callable, Iterable, Mapping
 
 from lms.process_state import has_peers
 from lms.simulate.bfc_arena import LARGEST_WASTE_BYTES
@@ -23,11 +21,15 @@ class FusionBuffer:
     """Tracks whether Horovod has still to allocate its buffer.
 
     Horovod allocates it through TensorFlow, whole, whatever little is exchanged (``FusionBufferManager``).
+
+    Args:
+        environ: The process's variables.
+        grows: Tells whether the memory pool of a type of device grows bit by bit.
+        late: Whether tensors were made before anybody watched, the buffer perhaps among them.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, late: bool) -> None:
-        # Late: tensors were made before anybody watched, the buffer perhaps among them.
-        self._environ, self._late = environ, late
+    def __init__(self, environ: Mapping[str, str], grows: Callable[[str], bool], *, late: bool) -> None:
+        self._environ, self._grows, self._late = environ, grows, late
         self._expected = self._taken = False
 
     def pending_bytes(self, exchanges: Iterable[tuple[str, int]], device_type: str, in_use_bytes: int) -> int:
@@ -40,7 +42,7 @@ class FusionBuffer:
             device_type: ``GPU`` or ``CPU``: the device whose memory is planned.
             in_use_bytes: What lies on the device now.
         """
-        nbytes = taken_bytes(buffer_bytes(self._environ), pool_grows(device_type))
+        nbytes = taken_bytes(buffer_bytes(self._environ), self._grows(device_type))
         self._taken = self._taken or (self._late and in_use_bytes >= nbytes)
         comes = not self._taken and fuses(exchanges) and _is_on(device_type)
         # A call may trace several graphs; one that exchanges nothing takes nothing back.
@@ -66,12 +68,6 @@ def taken_bytes(nbytes: int, grows: bool) -> int:
     """
     region = 1 << max(0, nbytes - 1).bit_length()
     return region if grows and nbytes and region - nbytes < LARGEST_WASTE_BYTES else nbytes
-
-
-def pool_grows(device_type: str) -> bool:
-    """Tell whether TensorFlow takes a device's memory bit by bit, and not most of it at once."""
-    gpus = tf.config.list_physical_devices("GPU") if device_type == "GPU" else []
-    return device_type == "CPU" or any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
 
 
 def fuses(exchanges: Iterable[tuple[str, int]]) -> bool:

@@ -1,4 +1,4 @@
-"""Find the outputs of a GPU's kernels that lie in host memory, and so must not be swapped.
+"""Find the inputs and outputs of a GPU's kernels that lie in host memory, and so must not be swapped.
 
 Kernels say so when they are registered (``HostMemory``), mostly for shapes and other small integers. The copy
 to the host refuses to read such a tensor ("must reside on the device": ``gpu_swapping_kernels.cc``).
@@ -16,10 +16,19 @@ ON_GPU = ("DEFAULT", "GPU")
 
 def is_host_output(node: Any, index: int) -> bool:
     """Tell whether the GPU's kernel of ``node`` (a NodeDef) leaves output ``index`` in host memory."""
+    return _lies_on_host(node, index, "output_arg")
+
+
+def is_host_input(node: Any, slot: int) -> bool:
+    """Tell whether the GPU's kernel of ``node`` (a NodeDef) reads input ``slot`` in host memory."""
+    return _lies_on_host(node, slot, "input_arg")
+
+
+def _lies_on_host(node: Any, index: int, kind: str) -> bool:
     held = _host_arguments(node.op)
     if not held:
         return False
-    names = list(_output_names(node))
+    names = list(_argument_names(node, kind))
     name = names[index] if index < len(names) else ""
     return any(name in arguments and _fits(node, constraints) for constraints, arguments in held)
 
@@ -41,10 +50,10 @@ def _fits(node: Any, constraints: tuple[tuple[str, frozenset[int]], ...]) -> boo
     return all(node.attr[name].type in types for name, types in constraints)
 
 
-def _output_names(node: Any) -> Iterator[str]:
-    """Yield for each output of a node the name of its argument in the op's definition."""
+def _argument_names(node: Any, kind: str) -> Iterator[str]:
+    """Yield for each output or input (``kind``) of a node the name of its argument in the op's definition."""
     definition = op_def_registry.get(node.op)
-    for argument in () if definition is None else definition.output_arg:
+    for argument in () if definition is None else getattr(definition, kind):
         count = 1
         if argument.number_attr:
             count = node.attr[argument.number_attr].i

@@ -3,7 +3,8 @@
 import platform
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,27 +19,85 @@ PROBE_BYTES = 64 << 20
 SHARE = 8
 """At most one eighth of the device is taken for a probe."""
 ROUNDS = 5
+LEAST_S = 0.005
+"""A piece of work that takes so long says how fast a device is, whatever its start takes."""
+SIDES = (256, 512, 1024, 2048, 4096)
+"""Of the square matrices whose product is timed."""
+VECTORS_BYTES = tuple(1 << power for power in range(20, 27))
+"""Of the vectors that are read and written."""
+FLOAT_BYTES = 4
+DIGITS = 2
+"""Of a measured rate: the rest is chance."""
 
 
 @lru_cache
 def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     """Return the costs that plans for ``device`` use.
 
+    The link of a GPU is measured, once in a process, for machines with the same GPU differ in it; and so is
+    how fast a GPU computes of which no generation is known. A device too full for that gets the usual speed.
+
     Args:
         device: Where the step runs.
-        bandwidth_gb_s: As in the configuration. With 0 copies are timed, once in a process, which takes some
-            milliseconds; the fastest of five counts. A device too full for a probe gets its usual speed.
+        bandwidth_gb_s: As in the configuration.
     """
     capability = device.capability and device.capability[0]
     costs = costs_of(device.type, capability, _model_name(device), platform.machine())
-    if bandwidth_gb_s is None:
-        return costs
+    is_here = device.type == "CPU" or device.number < len(tf.config.list_logical_devices("GPU"))
     if bandwidth_gb_s:
         return costs.with_link(bandwidth_gb_s * 1e9)
-    try:
-        return costs.with_link(*measured(device))
-    except tf.errors.ResourceExhaustedError:
+    if not is_here or (bandwidth_gb_s is None and device.type == "CPU"):
         return costs
+    try:
+        costs = costs.with_link(*map(_rounded, measured(device)))
+        if device.type == "GPU" and capability is None:
+            flops, rate = map(_rounded, measured_compute(device))
+            costs = replace(costs, flops_per_s=flops, device_bytes_per_s=rate)
+    except tf.errors.OpError:  # no room, or a kernel that this device lacks
+        return costs
+    return costs
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{DIGITS}g}")
+
+
+def measured_compute(device: Device) -> tuple[float, float]:
+    """Measure the arithmetic and the bytes that a device's kernels get done in a second.
+
+    The first by a product of matrices, the second by reading and writing a vector; each grows until
+    it takes :data:`LEAST_S`.
+    """
+    room = (device.limit_bytes or PROBE_BYTES * SHARE) // SHARE
+    flops = rate = 0.0
+    with context.eager_mode(), tf.device(f"/device:{device.name}"):
+        for side in SIDES:
+            if flops and 3 * FLOAT_BYTES * side * side > room:
+                break
+            matrix = tf.zeros((side, side))
+            seconds = _least_seconds(partial(tf.linalg.matmul, matrix, matrix))
+            flops = 2 * side**3 / seconds
+            if seconds >= LEAST_S:
+                break
+        for nbytes in VECTORS_BYTES:
+            if rate and 2 * nbytes > room:
+                break
+            seconds = _least_seconds(partial(tf.negative, tf.zeros((nbytes // FLOAT_BYTES,))))
+            rate = 2 * nbytes / seconds
+            if seconds >= LEAST_S:
+                break
+    return flops, rate
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    least = float("inf")
+    for _ in range(ROUNDS):
+        tf.test.experimental.sync_devices()
+        began = time.perf_counter()
+        work()
+        tf.test.experimental.sync_devices()
+        least = min(least, time.perf_counter() - began)
+    return least
 
 
 def _model_name(device: Device) -> str:

@@ -39,7 +39,7 @@ def give_own_memory(inputs: Sequence[Any], changed: Collection[int]) -> list[int
             if nbytes < WORTH_BYTES:
                 continue
             try:
-                where = _address(tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle)))
+                where = address_of(tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle)))
             except tf.errors.FailedPreconditionError:
                 pending.append(nbytes)
                 continue
@@ -69,7 +69,7 @@ def _copied_bytes(handle: Any) -> int:
     return static_bytes(shape, dtype)
 
 
-def _address(value: Any) -> int | None:
+def address_of(value: Any) -> int | None:
     """Return the address of a tensor's buffer in its device's memory; ``None`` where it cannot be known."""
     try:
         capsule = tf.experimental.dlpack.to_dlpack(value)

@@ -3,15 +3,19 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from lms.config import LMSConfig, idle_rules
 from lms.engine.observer import Guest
 from lms.engine.work import Work
-from lms.ir.graph import Graph
+from lms.errors import LMSError
+from lms.ir.graph import Graph, GraphError
 from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
 from lms.reader.node_table import ROOT
+from lms.reader.shape_names import shapes_of
 from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
+from lms.rewriter.streaming import SMALL
 
 logger = logging.getLogger("lms")
 
@@ -43,6 +47,27 @@ class Books:
 
     def record(self, work: Work, guest: Guest | None) -> GraphStats | None:
         """Record a planned frame of a graph, and warn of what the user should know."""
+        if work.later is not None and work.table is not None:
+            ops, why = len(work.table.nodes), "nothing is edited"
+            stats = GraphStats(work.task.name, False, why, ops, place=_place(work))
+            self.collector.postpone(stats, partial(self._record_later, work.later))
+            return stats
+        made = self._described(work, guest)
+        if made is not None:
+            self.collector.add(*made)
+            if guest is not None:
+                guest.planned(made[0])
+        return made[0] if made else None
+
+    def _record_later(self, later: Callable[[], Work]) -> tuple[GraphStats, Planned] | None:
+        try:
+            return self._described(later(), None)
+        except (GraphError, LMSError) as error:
+            logger.info("a step that fits cannot be described: %s", error)
+            return None
+
+    def _described(self, work: Work, guest: Guest | None) -> tuple[GraphStats, Planned] | None:
+        """Return the figures of a planned frame, and warn of what the user should know."""
         step, decided = work.step, work.decision
         if step is None or decided is None or work.graph is None:
             return None
@@ -50,28 +75,48 @@ class Books:
         open_sizes = OpenSizes.of(step.unknown, known=work.task.hints.knows_batch)
         self._tell_unplanned(name, open_sizes, step.list_loops)
         self._tell_unmatched(work.unmatched, name, guest)
+        for reason, count in work.streamed.stay.items():
+            if reason != SMALL:
+                self._warn(f"{name}: {counted(count, 'variable')} cannot lie on the host: {reason}")
         base = work.residents.nbytes
         stats = replace(
-            GraphStats.of(name, made, work.edits, base, base + decided.peak_bytes, open_sizes),
+            GraphStats.of(name, made, work.edits, base, base + decided.peak_bytes, open_sizes, work.streamed),
             ops=len(step.graph.ops),
             fusion_bytes=work.residents.fusion,
+            measured_ops=sum(op.name in decided.case.costs.profile_s for op in work.graph.ops),
             plan_s=work.seconds.get("plan", 0.0),
             edit_s=sum(work.seconds.values()),
             seconds=tuple(work.seconds.items()),
             loops=len(step.list_loops),
             asked_policy=self._config.policy,
             varies=step.varies,
-            place=(work.device.name, work.table.frames[work.frame or ROOT].name if work.table else ""),
+            place=_place(work),
         )
+        if decided.segmentation is not None:
+            held = decided.segmentation
+            stats = replace(stats, segments=len(held.segments), compiled_ops=held.compiled)
+            if made.is_empty:
+                stats = replace(stats, why="nothing is swapped; XLA compiles it in segments")
+        elif work.task.compiled:
+            self._warn(f"{name} runs without XLA: none of its ops can be compiled within the planned memory")
         logger.info("%s: %s", stats.name, stats.why)
         self._tell_of_rules()
         if self._config.debug:
             _log_decisions(decided.graph, made)
         self._tell_of_plan(name, made, has_unknown=bool(step.unknown))
-        self.collector.add(stats, Planned(name, decided.graph, made, base, open_sizes, work.graph))
-        if guest is not None:
-            guest.planned(stats)
-        return stats
+        planned = Planned(
+            name,
+            decided.graph,
+            made,
+            base,
+            open_sizes,
+            work.graph,
+            decided.case.costs,
+            work.device.type,
+            shapes_of(step, work.outputs),
+            work.streamed.nbytes,
+        )
+        return stats, planned
 
     def _tell_of_rules(self) -> None:
         if idle := idle_rules(self._config):
@@ -111,6 +156,11 @@ class Books:
         if self._config.recompute == "only":
             return False
         return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
+
+
+def _place(work: Work) -> tuple[str, str]:
+    """Return the device and the frame of a work."""
+    return work.device.name, work.table.frames[work.frame or ROOT].name if work.table else ""
 
 
 def _log_decisions(graph: Graph, made: SwapPlan) -> None:

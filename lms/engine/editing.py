@@ -3,24 +3,29 @@
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
-from lms.device.device import Device, kernels_of
-from lms.device.small_buffer_pool import SmallPool
-from lms.engine.passes import Counting, fed_nodes, is_edited, run_passes, standard_passes
-from lms.engine.work import Task, Work
-from lms.reader.function_bodies import body_peak
-from lms.reader.step_reader import Place, step_frames
+from lms.device.device import Device
+from lms.device.memory_pool import SmallPool
+from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
+from lms.engine.work import Task, Work, place_of
+from lms.reader.step_reader import step_frames
+from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
 
 FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
+
+MUCH = 0.25
+"""A plan that moves more than this share of the bytes of streamed variables is made again with fewer of them
+on the device at once."""
 
 KEPT_EDITS = 4
 """The number of edits that are kept for other functions with the same graph: a model compiled again."""
@@ -49,9 +54,15 @@ class Editing:
 
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, self._environ = engine, environ
-        self._counting = Counting(engine.fusion)
+        self._counting = Counting(engine.fusion, engine.host)
         self._passes = standard_passes(
-            self._counting, engine.transport, SmallPool(), engine.config.bandwidth_gb_s
+            self._counting,
+            engine.host,
+            engine.transport,
+            SmallPool(),
+            engine.config.bandwidth_gb_s,
+            engine.pool,
+            engine.profiles,
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
         self._lock = threading.Lock()
@@ -67,7 +78,7 @@ class Editing:
         if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def):
             return Edit()
         task = _task_of(graph_def, task)
-        key = _key(graph_def, task)
+        key = (_key(graph_def, task), self._engine.profiles().kept)
         known = self._kept_for(key)
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
@@ -78,6 +89,8 @@ class Editing:
         for device in self._devices(task):
             works += self._edit_for(device, task, graph_def, works[-1] if works else None)
         edited = any(work.edits for work in works)
+        if edited:
+            put_copies_first(works[-1].graph_def)
         made = Edit(tuple(works), works[-1].graph_def.SerializeToString() if edited else None)
         if works:
             self._keep(key, made)
@@ -116,7 +129,7 @@ class Editing:
             LMSError: If the store has no room left for what is swapped.
         """
         works = [
-            run_passes([self._counting], replace(work, task=task, seconds={}))
+            self._counting.apply(replace(work, task=task, seconds={}))
             for work in known.works
             if work.device in self._devices(task)
         ]
@@ -126,32 +139,91 @@ class Editing:
         if not all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
             return None
         for work in works:
-            if work.edits is not None and work.decision is not None:
-                self._engine.transport().require_room(work.decision.plan.bytes_out)
+            if work.edits is not None:
+                self._engine.transport().require_room(work.stored_bytes)
         return Edit(tuple(works), known.graph)
 
     def _edit_for(self, device: Device, task: Task, graph_def: Any, earlier: Work | None) -> list[Work]:
         """Plan the memory of one device, in each frame that holds a step."""
-        place = Place(
-            device.holds, kernels_of(device, self._environ), device.type, device.keeps_on_host, body_peak
-        )
-        parse, shape, *rest = self._passes
+        place = place_of(device, self._environ)
+        passes = self._passes
         begun = Work(task, device, place, graph_def=graph_def)
         if earlier is not None:
             begun = replace(earlier.reopened(), device=device, place=place)
-        begun = run_passes([parse], begun)
-        if begun.table is None:
+        begun = run_passes([passes.parse], begun)
+        if begun.table is None or (len(self._engine.devices) > 1 and not _is_used(begun)):
             return []
         frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, whole=task.is_body)]
         if not frames:
             return []
         if self._is_refused(task, len(begun.table.nodes)):
             return []
+        begun = run_passes(passes.survey, begun)
+        if begun.fits and self._engine.may_postpone(task):
+            later = partial(run_passes, passes.plan, replace(_to_keep(begun.of_frame(frames[0])), fits=False))
+            return [replace(begun, later=later)]
         works: list[Work] = []
         for name in frames:
-            begun = run_passes([parse, shape], works[-1].reopened() if works else begun)
-            works.append(run_passes(rest, begun.of_frame(name)))
+            if works:
+                begun = run_passes([passes.parse, *passes.survey], works[-1].reopened())
+            works.append(self._planned(begun.of_frame(name)))
         return works
+
+    def _planned(self, work: Work) -> Work:
+        """Plan a frame; where variables stream ahead of their use and that lacks room, again without."""
+        may_repeat = work.task.config.recompute == "auto"
+        graph = work.graph_def.SerializeToString() if may_repeat else b""  # writing spoils it
+        made = run_passes(self._passes.plan, work)
+        if made.streamed.nodes and _lacks_room(made):
+            other = run_passes(self._passes.plan, replace(work, ahead=1))
+            made = min(made, other, key=_excess)
+        return written(self._passes.write, made, lambda error: self._without_repeats(work, graph, error))
+
+    def _without_repeats(self, work: Work, graph: bytes, error: RewriteError) -> Work:
+        """Plan a step again that TensorFlow would refuse with repeated ops."""
+        self._engine.warn(f"{work.task.name} is planned without recomputing: {error}")
+        task = replace(work.task, config=replace(work.task.config, recompute="off"))
+        graph_def = graph_pb2.GraphDef.FromString(graph)
+        again = replace(work, task=task, graph_def=graph_def, table=None)
+        return self._planned(run_passes([self._passes.parse], again))
+
+
+def written(passes: Sequence[Pass], work: Work, refused: Callable[[RewriteError], Work]) -> Work:
+    """Write and validate a plan; ``refused`` makes another where ops that it repeats are the reason.
+
+    Raises:
+        RewriteError: If the graph is refused, and no op is repeated or nothing else may be done.
+    """
+    try:
+        return run_passes(passes, work)
+    except RewriteError as error:
+        if work.decision is None or work.decision.recomputation is None:
+            raise
+        if work.task.config.recompute != "auto":
+            raise
+        return refused(error)
+
+
+def _excess(work: Work) -> tuple[int, int]:
+    """Return the bytes that a plan lacks, and those that it moves beside streamed variables."""
+    if work.decision is None:
+        return 0, 0
+    made = work.decision.plan
+    needed = max(made.peak_bytes, work.decision.peak_bytes)
+    allowed = work.limit_bytes if made.budget_bytes is None else made.budget_bytes
+    return max(0, needed - (allowed or needed)), made.bytes_out + made.bytes_in
+
+
+def _lacks_room(work: Work) -> bool:
+    """Tell whether a plan does not fit, or moves much beside what streams."""
+    missing, moved = _excess(work)
+    return bool(missing) or moved > MUCH * work.streamed.bytes_in
+
+
+def _is_used(work: Work) -> bool:
+    """Tell whether any op of a graph runs on the work's device."""
+    assert work.table is not None  # noqa: S101 - a graph that has been read
+    return any(work.place.holds(node.device) for node in work.table.nodes)
 
 
 def _task_of(graph_def: Any, task: Task) -> Task:
@@ -179,7 +251,7 @@ def _key(graph_def: Any, task: Task) -> object:
     names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
-    return digest, task.config, task.is_body, repr(known), names
+    return digest, task.config, task.is_body, task.compiled, repr(known), names
 
 
 def _to_keep(work: Work) -> Work:

@@ -4,13 +4,20 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2
 
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
+from lms.device.host_variables import HostVariables, require_host_variables
+from lms.device.memory_pool import PoolClaim
 from lms.engine.books import Books
 from lms.engine.editing import Editing
+from lms.engine.estimating import Traced, stopped, told_to, trace
 from lms.engine.lifecycle import Lifecycle
+from lms.engine.measuring import profiles_of
 from lms.engine.observer import Guest
 from lms.engine.steps import Steps
 from lms.engine.work import Task
@@ -18,8 +25,11 @@ from lms.errors import LMSArgumentError, LMSError, LMSWarning
 from lms.intercept.edit_guards import collector_paused, level_of_user
 from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
 from lms.ir.graph import GraphError
+from lms.ir.name_filters import has_filters
 from lms.optimizer.plugin import Request
 from lms.process_state import tensorflow_is_initialised
+from lms.profiling.store import Profiles
+from lms.report.document import build_document
 from lms.report.stats import Report
 from lms.transports.base import Transport
 from lms.transports.choose import choose_transport, require_store
@@ -40,16 +50,22 @@ class Engine:
 
     def __init__(self, config: LMSConfig, environ: Mapping[str, str]) -> None:
         require_store(config)
+        require_host_variables(config)
         self.config, self._environ = config, environ
         self.state = Lifecycle.PAUSED
         self.guest: Guest | None = None
+        self.traced = told_to(environ)
+        """Is told of the first training step, or why it cannot be read; the step is not run then."""
         self.books = Books(config, self.warn)
         self.options = OptimizerOptions(config.arithmetic_optimization)
-        self.fusion = FusionBuffer(environ, late=tensorflow_is_initialised())
+        self.pool = PoolClaim(environ)
+        self.fusion = FusionBuffer(environ, self.pool.leaves_growing, late=tensorflow_is_initialised())
+        self.host = HostVariables(config, self.transport)
         self.steps = Steps(self, environ)
         self._devices: tuple[Device, ...] = ()
         self._assumed_limit: int | None = None
         self._transport: Transport | None = None
+        self._profiles: Profiles | None = None
         self._warned: set[str] = set()
         self._editing = Editing(self, environ)
 
@@ -61,6 +77,12 @@ class Engine:
         if self._assumed_limit is not None:
             return tuple(replace(device, limit_bytes=self._assumed_limit) for device in self._devices)
         return self._devices
+
+    def profiles(self) -> Profiles:
+        """Return the measured times of steps on this machine."""
+        if self._profiles is None:
+            self._profiles = profiles_of(self.devices[0], self._environ, self.warn)
+        return self._profiles
 
     def transport(self) -> Transport:
         """Return the transport that moves swapped bytes; choose it when it is first needed."""
@@ -79,9 +101,15 @@ class Engine:
         """Plan for a device of ``limit_bytes`` in place of the real size; None: for the real one again."""
         self._assumed_limit = limit_bytes
 
-    def report(self) -> Report:
-        """Report what was done so far."""
-        return self.books.collector.report(self.devices[0], self._transport)
+    def report(self, *, settled: bool = True) -> Report:
+        """Report what was done so far; ``settled``: also the figures of steps that fit without a plan."""
+        found = self.books.collector.report(self.devices[0], self._transport, settled=settled)
+        return replace(found, document=self._document)
+
+    def _document(self, report: Report) -> dict[str, Any]:
+        steps = self.books.collector.planned.values()
+        planned = max(steps, key=lambda one: len(one.graph.ops), default=None)
+        return build_document(report, self.config, planned, self.steps.history, self._environ)
 
     def warn(self, text: str, remedy: str = "") -> None:
         """Warn once in the process of ``text``, or once of all texts that share a ``remedy``."""
@@ -97,6 +125,9 @@ class Engine:
         Returns:
             The edited graph; ``None`` where it stays as it is.
         """
+        if self.traced is not None:
+            with collector_paused():
+                return self._estimated(request, self.traced)
         if request.device_type != self.devices[0].type:
             return None
         try:
@@ -134,6 +165,23 @@ class Engine:
                 self.books.leave(task.name, str(error), 0)
             return None
 
+    def _estimated(self, request: Request, traced: Traced) -> bytes | None:
+        """Hand a training step to whoever wants a forecast of it; whatever fails here, it does not run."""
+        graph_def = graph_pb2.GraphDef.FromString(request.graph)
+        try:
+            task = self.steps.task(request) if request.device_type == self.devices[0].type else None
+            found = None if task is None else trace(task, graph_def, self.devices[0])
+            if task is None or found is None:
+                return None
+            traced(task.name, *found)
+        except Exception as fault:
+            if self.config.debug:
+                logger.exception("a step cannot be forecast")
+            traced("", fault)
+        except BaseException as fault:
+            self.steps.note(fault)
+        return stopped(graph_def)
+
     def _edited(self, task: Task) -> bytes | None:
         edit = self._editing.edit(task)
         for work in edit.works:
@@ -150,6 +198,10 @@ class Engine:
         if not self.state.edits:
             return "the training that LMS was on for is over"
         return (self.guest.refusal or None) if self.guest is not None else None
+
+    def may_postpone(self, task: Task) -> bool:
+        """Tell whether the figures of a step that stays as it is can wait until somebody asks for them."""
+        return not (self.config.debug or self.guest or task.guest or has_filters(self.config))
 
     def tell_of_options(self) -> None:
         """Warn of TensorFlow's current options that work against a plan."""

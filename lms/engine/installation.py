@@ -1,21 +1,25 @@
 """Install, pause and remove the one engine of a process."""
 
+import atexit
 import logging
 import os
 
 import tensorflow as tf
 
-from lms.config import LMSConfig
+from lms.config import REPORT_VARIABLE, LMSConfig
 from lms.engine.engine import Engine
 from lms.engine.lifecycle import Lifecycle
 from lms.errors import LMSError
 from lms.optimizer import plugin
+from lms.report.html import write_document
 from lms.report.render import plot_memory
 from lms.report.stats import Report
 
 logger = logging.getLogger("lms")
 
 _engine: Engine | None = None
+_report_dir = ""
+"""Where this process leaves its report."""
 
 
 def install(config: LMSConfig) -> None:
@@ -27,17 +31,31 @@ def install(config: LMSConfig) -> None:
     Raises:
         LMSError: If LMS is on already, or TensorFlow cannot be given a graph optimizer here.
     """
-    global _engine
+    global _engine, _report_dir
     if _engine is not None:
         raise LMSError("LMS is installed already; call lms.disable() first")
     # Of the type whose memory is planned; plug-ins of others for other types are no concern of ours.
     plugin.load(["GPU" if tf.config.get_visible_devices("GPU") else "CPU"], os.environ)
     _engine = Engine(config, os.environ)
+    # Taken out: a process that this one starts must not write over its report.
+    _report_dir = os.environ.pop(REPORT_VARIABLE, "") or _report_dir
+    if _report_dir:
+        atexit.register(_write_report, _engine, _report_dir, os.getpid())
     try:
         resume()
     except BaseException:
         uninstall()
         raise
+
+
+def _write_report(reported: Engine, folder: str, pid: int) -> None:
+    """Write the report of an engine that has looked at a graph; a job must not fail for want of it."""
+    if os.getpid() != pid or not (reported.books.collector.graphs and os.path.isdir(folder)):
+        return
+    try:
+        write_document(reported.report().to_json(), folder)
+    except Exception as error:
+        logger.warning("no report in %s: %s", folder, error)
 
 
 def resume(state: Lifecycle = Lifecycle.ON) -> None:
@@ -50,6 +68,7 @@ def resume(state: Lifecycle = Lifecycle.ON) -> None:
             _log_everything()
         _engine.tell_of_options()
         _engine.steps.install()
+        _engine.pool.install()
         plugin.arm(_engine.edit, _engine.fault)
 
 
@@ -77,6 +96,7 @@ def pause() -> None:
     """
     if _engine is not None and _engine.state.edits:
         _engine.state = Lifecycle.PAUSED
+        _engine.pool.uninstall()
         plugin.disarm()
         _engine.steps.uninstall()
 

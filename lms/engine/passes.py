@@ -5,27 +5,35 @@ graph but ``Writing``.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tensorflow.core.framework import graph_pb2
 
+from lms.config import LMSConfig
 from lms.device.horovod_fusion_buffer import FusionBuffer
+from lms.device.host_variables import HostVariables
 from lms.device.link_speed import costs_of_device
-from lms.device.small_buffer_pool import SmallPool
+from lms.device.memory_pool import PoolClaim, SmallPool
+from lms.device.variable_handles import value_shape, value_type, variable_handles
 from lms.device.variable_memory import give_own_memory
 from lms.engine.work import Residents, Work
 from lms.ir.name_filters import select
 from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import pool_bytes
 from lms.planner.hybrid import decide
-from lms.reader.node_table import ENTERS, NodeTable
+from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
+from lms.planner.segments import plan_segments
+from lms.profiling.store import Profiles
+from lms.reader.node_table import ENTERS, ROOT, NodeTable
 from lms.reader.shapes import complete_shapes
-from lms.reader.step_reader import constant_bytes, read_step
+from lms.reader.step_reader import constant_bytes, most_bytes, read_step
 from lms.rewriter.decision import write_decision
 from lms.rewriter.repeats import repeated_node
-from lms.rewriter.validation import validate
+from lms.rewriter.segments import compilable_ops
+from lms.rewriter.streaming import stream_variables
+from lms.rewriter.validation import require_same_pairs, validate
 from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
 
@@ -69,8 +77,9 @@ class Parsing:
         graph_def = work.graph_def
         if graph_def is None:
             graph_def = graph_pb2.GraphDef.FromString(work.task.request.graph)
-        fed = fed_nodes(work.task.request.item, graph_def)
-        return replace(work, graph_def=graph_def, table=NodeTable.of(graph_def, fed))
+        item = work.task.request.item
+        table = NodeTable.of(graph_def, fed_nodes(item, graph_def))
+        return replace(work, graph_def=graph_def, table=table, fetches=tuple(item.fetches()))
 
 
 class Shaping:
@@ -108,6 +117,117 @@ def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequenc
     return known
 
 
+class Counting:
+    """Counts the bytes on the device before the step, and gives each variable memory of its own."""
+
+    name = "residents"
+
+    def __init__(self, fusion: FusionBuffer, host: HostVariables) -> None:
+        self._fusion, self._host = fusion, host
+
+    def requires(self, work: Work) -> bool:
+        """Tell whether the shapes are known, and which variables stream."""
+        return bool(work.outputs) and (work.frame is not None) == self._host.is_on
+
+    def apply(self, work: Work) -> Work:
+        """Add the bytes that lie on the device when the step begins."""
+        assert work.table is not None  # noqa: S101 - Parsing went before
+        inputs = work.task.inputs
+        if self._host.is_on:
+            self._host.settle(inputs, set(_arguments(work.table, work.streamed.handles)))
+        pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
+        in_use, _ = work.device.memory() or (0, 0)
+        exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
+        residents = Residents(
+            in_use,
+            tuple(pending),
+            constant_bytes(work.table, work.outputs, work.place),
+            self._fusion.pending_bytes(exchanges, work.device.type, in_use),
+        )
+        return replace(work, residents=residents)
+
+
+class Bounding:
+    """Finds steps that need no plan: without reading them, which is most of the work of an edit.
+
+    A step fits for certain where all tensors that it ever makes have room side by side.
+    """
+
+    name = "bound"
+
+    def __init__(self, host: HostVariables) -> None:
+        self._host = host
+
+    def requires(self, work: Work) -> bool:
+        """Tell whether the policy leaves alone what fits."""
+        leaves = work.task.config.policy in LEAVES_WHAT_FITS
+        return bool(work.outputs) and leaves and not (self._host.is_on or work.task.compiled)
+
+    def apply(self, work: Work) -> Work:
+        """Say whether the step fits, or the device has no known limit."""
+        assert work.table is not None  # noqa: S101 - Parsing went before
+        room = usable_bytes(work.task.config, work.limit_bytes)
+        if room is None:
+            return replace(work, fits=True)
+        most = most_bytes(work.table, work.outputs, work.place)
+        return replace(work, fits=most is not None and most <= room)
+
+
+class Streaming:
+    """Has variables stream whose values lie in host memory between steps."""
+
+    name = "stream"
+
+    def __init__(self, host: HostVariables, transport: Callable[[], Transport]) -> None:
+        self._host, self._transport = host, transport
+
+    def requires(self, work: Work) -> bool:
+        """Tell whether any variables' values lie in host memory."""
+        return self._host.is_on and work.frame == ROOT
+
+    def apply(self, work: Work) -> Work:
+        """Edit a copy of the graph, and read it again."""
+        assert work.table is not None  # noqa: S101 - Parsing went before
+        self._host.require_store()
+        item, config = work.task.request.item, work.task.config
+        graph_def = graph_pb2.GraphDef()
+        graph_def.CopyFrom(work.graph_def)
+        fed = fed_nodes(item, graph_def)
+        table = NodeTable.of(graph_def, fed)
+        streamed = stream_variables(
+            graph_def,
+            table,
+            work.outputs,
+            self._transport(),
+            variables_known(table, work.task.inputs),
+            work.place.holds,
+            self._host.wants,
+            config.min_tensor_bytes,
+            item.fetches(),
+            work.ahead,
+        )
+        if not streamed.nodes:
+            return replace(work, streamed=streamed)
+        edited = NodeTable.of(graph_def, fed)
+        require_same_pairs(work.place.kernels, table, edited)
+        known = dict(zip(table.names, work.outputs, strict=True))
+        outputs = [streamed.outputs.get(name) or known.get(name, ()) for name in edited.names]
+        return replace(work, graph_def=graph_def, streamed=streamed, table=edited, outputs=outputs)
+
+
+def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Output]:
+    """Return type and shape of the variables that a function is called with, by the names of their nodes."""
+    found: dict[str, Output] = {}
+    for node, op_type in enumerate(table.types):
+        number = table.nodes[node].attr["index"].i if op_type == "_Arg" else len(inputs)
+        if number < len(inputs):
+            for handle in variable_handles([inputs[number]]):
+                shape = value_shape(handle)
+                dims = None if shape.rank is None else tuple(-1 if d is None else d for d in shape.as_list())
+                found[table.names[node]] = Output(value_type(handle).as_datatype_enum, dims)
+    return found
+
+
 class Reading:
     """Reads the frame into values."""
 
@@ -120,8 +240,7 @@ class Reading:
     def apply(self, work: Work) -> Work:
         """Add the frame as a step of plain values."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        fetches = work.task.request.item.fetches()
-        step = read_step(work.table, work.outputs, work.place, work.frame or 0, fetches)
+        step = read_step(work.table, work.outputs, work.place, work.frame or 0, work.fetches)
         return replace(work, step=step)
 
 
@@ -141,41 +260,20 @@ class Filtering:
         return replace(work, graph=selection.graph, unmatched=selection.unmatched)
 
 
-class Counting:
-    """Counts the bytes on the device before the step, and gives each variable memory of its own."""
-
-    name = "residents"
-
-    def __init__(self, fusion: FusionBuffer) -> None:
-        self._fusion = fusion
-
-    def requires(self, work: Work) -> bool:
-        """Tell whether there is a step."""
-        return work.step is not None
-
-    def apply(self, work: Work) -> Work:
-        """Add the bytes that lie on the device when the step begins."""
-        assert work.table is not None  # noqa: S101 - Parsing went before
-        inputs = work.task.inputs
-        pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
-        in_use, _ = work.device.memory() or (0, 0)
-        exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
-        residents = Residents(
-            in_use,
-            tuple(pending),
-            constant_bytes(work.table, work.outputs, work.place),
-            self._fusion.pending_bytes(exchanges, work.device.type, in_use),
-        )
-        return replace(work, residents=residents)
-
-
 class Planning:
     """Decides which tensors are swapped."""
 
     name = "plan"
 
-    def __init__(self, bandwidth_gb_s: float | None) -> None:
-        self._bandwidth_gb_s = bandwidth_gb_s
+    def __init__(
+        self,
+        bandwidth_gb_s: float | None,
+        claim: PoolClaim,
+        transport: Callable[[], Transport],
+        profiles: Callable[[], Profiles],
+    ) -> None:
+        self._bandwidth_gb_s, self._claim = bandwidth_gb_s, claim
+        self._transport, self._profiles = transport, profiles
 
     def requires(self, work: Work) -> bool:
         """Tell whether there is a step."""
@@ -185,8 +283,24 @@ class Planning:
         """Add the plan."""
         assert work.graph is not None  # noqa: S101 - required
         costs = costs_of_device(work.device, self._bandwidth_gb_s)
+        if self._claim.leaves_growing(work.device.type):
+            costs = replace(costs, resident_bytes=work.residents.nbytes)
+        if _has_limited_host(work.task.config, work.device.type):
+            if (room := self._transport().room_bytes()) is not None:
+                costs = replace(costs, host_room_bytes=max(0, room - work.stored_bytes))
+        costs = replace(costs, profile_s=self._profiles().find(work.graph))
         config, kind = work.task.config, work.device.type
+        if work.task.compiled and work.step is not None:
+            may = compilable_ops(work.step, kind)
+            made = plan_segments(work.graph, may, config, kind, work.limit_bytes, costs)
+            return replace(work, decision=made)
         return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
+
+
+def _has_limited_host(config: LMSConfig, device_type: str) -> bool:
+    """Tell whether the host may hold less than a plan swaps; else no transport is made to ask it."""
+    limited = device_type == "GPU" or config.host_mem_limit_mb is not None or config.store_dir is not None
+    return limited and config.policy in ("all", "auto", "budget") and config.recompute != "only"
 
 
 class Writing:
@@ -199,15 +313,20 @@ class Writing:
 
     def requires(self, work: Work) -> bool:
         """Tell whether the plan changes anything."""
-        return work.decision is not None and not work.decision.plan.is_empty
+        if work.decision is None:
+            return False
+        decided = work.decision
+        return bool(work.streamed.nodes or decided.segmentation) or not decided.plan.is_empty
 
     def apply(self, work: Work) -> Work:
         """Write the plan's nodes into the GraphDef, and make the pool for small buffers."""
         assert work.decision is not None and work.step is not None  # noqa: S101 - required
         decided, transport = work.decision, self._transport()
-        transport.require_room(decided.plan.bytes_out)
+        streamed = work.streamed
+        transport.require_room(work.stored_bytes)
         edits = write_decision(work.graph_def, work.step, decided, transport)
-        small = pool_bytes(decided.case.buffers, decided.plan, work.limit_bytes)
+        edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
+        small = pool_bytes(decided.case, decided.plan, work.limit_bytes)
         self._pool.make(small, work.device.name, work.residents.pending)
         return replace(work, edits=edits)
 
@@ -239,6 +358,13 @@ def fed_nodes(item: GrapplerItem, graph_def: Any) -> set[str]:
     return set(item.preserved()) - {fetched.partition(":")[0] for fetched in item.fetches()}
 
 
+def _arguments(table: NodeTable, names: Collection[str]) -> Iterator[int]:
+    """Yield the numbers of the arguments whose nodes have these names."""
+    for name in names:
+        if table.types[table.number[name]] == "_Arg":
+            yield table.nodes[table.number[name]].attr["index"].i
+
+
 def is_edited(graph_def: Any) -> bool:
     """Tell whether a graph holds nodes of an earlier edit."""
     return any(MARK_ATTR in node.attr for node in graph_def.node)
@@ -260,17 +386,34 @@ def _uses(table: NodeTable, node: int) -> Iterator[str]:
             yield table.types[reader]
 
 
+@dataclass(frozen=True)
+class Passes:
+    """The passes over a graph, in their order."""
+
+    parse: Pass
+    survey: Sequence[Pass]
+    """Over the whole graph, for each device."""
+    plan: Sequence[Pass]
+    """Over each frame; they change no graph."""
+    write: Sequence[Pass]
+
+
 def standard_passes(
-    counting: Counting, transport: Callable[[], Transport], pool: SmallPool, bandwidth_gb_s: float | None
-) -> Sequence[Pass]:
-    """Return the passes over each frame and device, in their order."""
-    return (
+    counting: Counting,
+    host: HostVariables,
+    transport: Callable[[], Transport],
+    pool: SmallPool,
+    bandwidth_gb_s: float | None,
+    claim: PoolClaim,
+    profiles: Callable[[], Profiles],
+) -> Passes:
+    """Return the passes of an engine."""
+    return Passes(
         Parsing(),
-        Shaping(),
-        Reading(),
-        Filtering(),
-        counting,
-        Planning(bandwidth_gb_s),
-        Writing(transport, pool),
-        Validating(),
+        (Shaping(), counting, Bounding(host)),
+        (
+            *(Streaming(host, transport), Reading(), Filtering(), counting),
+            Planning(bandwidth_gb_s, claim, transport, profiles),
+        ),
+        (Writing(transport, pool), Validating()),
     )

@@ -1,13 +1,16 @@
 """Follow the calls of training steps: collect what a call knows, choose its plan, and retry it."""
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from lms.device.device import is_out_of_memory
+from lms.config import LMSConfig
+from lms.device.device import is_out_of_memory, is_out_of_pinned_memory
 from lms.engine.work import Task, Work
 from lms.intercept.batch_growth import Growth
 from lms.intercept.batch_replay import Feeder
@@ -17,19 +20,30 @@ from lms.intercept.missed_steps import Unseen
 from lms.intercept.oom_retry import Rescue
 from lms.intercept.sessions import SessionRun, SessionWatch
 from lms.intercept.side_effects import draws_from_seed
+from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
 from lms.reader.shapes import ShapeHints
+from lms.report.history import History
 from lms.report.render import explain_out_of_memory
-from lms.report.stats import GraphStats
+from lms.report.stats import GraphStats, Report
 from lms.report.step_log import StepLog
+from lms.report.step_status import open_status
+from lms.rewriter.segments import why_no_xla
 from lms.transports.base import StoreStats
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
 
+logger = logging.getLogger("lms")
+
 FULL_STORE = "LMS store:"
 """The beginning of the swap op's message when the store is full, and not the device: more swaps would not
 help, and the message says what does."""
+
+FULL_POOL = (
+    "The pool of pinned host memory, which swaps and batches share, is full. Raise "
+    "TF_GPU_HOST_MEM_LIMIT_IN_MB (MiB) as far as the host has memory, or use less batch."
+)
 
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
 """The remedy for batches of many lengths."""
@@ -54,17 +68,20 @@ class Steps:
         environ: The process's variables.
 
     Raises:
-        PlaceError: If the file for the steps cannot be written.
+        PlaceError: If the file for the steps, or into the folder for TensorBoard, cannot be written.
     """
 
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, config = engine, engine.config
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
-        self.rescue = Rescue(config)
+        self.rescue = Rescue(config, engine.host)
+        self.values = VariableValues(engine.host)
         self.unseen = Unseen(engine.warn)
         self.watch = Watch(self, engine.options)
         self.sessions = SessionWatch(self, engine.options)
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
+        self.status = open_status(config.tensorboard, environ, self._figures)
+        self.history = History(lambda: self._counters()[1])
         self._fresh = _Fresh()
         self._noted_elsewhere: list[BaseException] = []
 
@@ -73,6 +90,7 @@ class Steps:
         self.watch.install()
         self.unseen.install()
         self.sessions.install()
+        self.values.install()
         self.batch_sizes.install()
 
     def uninstall(self) -> None:
@@ -80,6 +98,7 @@ class Steps:
         self.watch.uninstall()
         self.unseen.uninstall()
         self.sessions.uninstall()
+        self.values.uninstall()
 
     # --- what the engine asks ----------------------------------------------------------------------------
 
@@ -102,7 +121,8 @@ class Steps:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call))
         inputs = runtime.inputs if self.watch.is_here else ()
-        return Task(request, function_name(runtime.name), config, hints, inputs)
+        name, segmented = function_name(runtime.name), self.watch.is_segmented
+        return Task(request, name, config, hints, inputs, compiled=segmented)
 
     def _session_task(self, request: Request, run: SessionRun) -> Task | None:
         if self.sessions.leaves(run.graph):
@@ -129,15 +149,14 @@ class Steps:
             self._fresh.stats.append(stats)
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.run
         if run is not None:
-            if self.log is not None:
-                self.log.planned(run.graph)
+            self._watch_steps_of(run.graph)
             return
-        if work.table is None or work.decision is None:
+        if work.table is None:
             return
-        made, is_body = work.decision.plan, work.task.is_body
-        self.rescue.planned(call, work.table, work.task.inputs, made, is_body=is_body)
-        if self.log is not None and call.function is not None:
-            self.log.planned(call.function)
+        fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
+        self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
+        if call.function is not None:
+            self._watch_steps_of(call.function)
         if runtime is not None:
             hints = work.task.hints
             told = hints.batch_size if self._engine.config.batch_size is None else None
@@ -147,13 +166,23 @@ class Steps:
 
     # --- what the watch tells ----------------------------------------------------------------------------
 
-    def xla_dropped(self, function: Any) -> None:
-        """Warn that XLA was switched off for ``function``."""
-        if self._engine.refusal() is None:
-            self._engine.warn(
-                f"XLA is off for {function._name}: it fuses the step, and no swap would survive that; "
-                "to keep jit_compile=True there, call lms.disable() before it is traced"
-            )
+    def xla_dropped(self, function: Any) -> bool:
+        """Warn that XLA was switched off for ``function``, unless it runs in segments."""
+        engine = self._engine
+        if engine.refusal() is not None:
+            return False
+        if engine.config.xla == "auto":
+            obstacle = segments_refused(engine.config) or why_no_xla(engine.devices[0])
+            if obstacle is None:
+                return True
+            engine.warn(f"XLA is off for {function._name}: {obstacle}")
+            return False
+        engine.warn(
+            f"XLA is off for {function._name}: compiled as one, no swap would survive in it; xla='auto' "
+            "(LMS_XLA=auto) compiles it in segments between the swaps; to keep it whole, call lms.disable() "
+            "before it is traced"
+        )
+        return False
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
         """Return the number of the wanted plan; a new one where the call's arguments have grown."""
@@ -182,7 +211,7 @@ class Steps:
 
     def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
         """Run a step of a session, counted and logged."""
-        counted = partial(self._counted, step)
+        counted = self._timed(run.graph, partial(self._counted, step))
         if self.log is None:
             return counted()
         return self.log.run(run.graph, "session run", counted, idle=False)
@@ -227,11 +256,13 @@ class Steps:
         while True:
             with self.watch.aside():
                 args, kwargs = call.feed.arguments()
-            once = partial(self._counted, partial(step, *args, **kwargs))
+            once = self._timed(call.function, partial(self._counted, partial(step, *args, **kwargs)))
             try:
                 return once() if log is None else log.run(call.function, call.function._name, once)
             except tf.errors.OpError as error:
                 failure = call.feed.failure or error
+                if is_out_of_pinned_memory(failure):
+                    raise _with_lines(failure, FULL_POOL) from error
                 if not is_out_of_memory(failure) or FULL_STORE in failure.message:
                     raise failure from None
                 if not self.rescue.prepare(call):
@@ -244,14 +275,22 @@ class Steps:
     def _counted(self, step: Callable[[], Any]) -> Any:
         """Run a step; if it was planned in this run, compare the swaps that ran with the plan."""
         outer, self._fresh.stats = self._fresh.stats, []
-        before = self._moved()
+        before, began_s = self._swap_outs(), time.perf_counter()
         try:
             result = step()
-            self._compare(before)
+            took_s = time.perf_counter() - began_s
+            self._compare(before or 0)
+            self._tell_of_segments(took_s)
         finally:
             self._fresh.stats = outer
             self._raise_what_was_noted()
         return result
+
+    def _tell_of_segments(self, seconds: float) -> None:
+        """Note how long the first run of steps took in which XLA compiles segments."""
+        if any(one.segments for one in self._fresh.stats):
+            logger.info("the first run, in which XLA compiles segments, took %.1f s", seconds)
+            self._engine.books.collector.first_run(self._fresh.stats, seconds)
 
     def _raise_what_was_noted(self) -> None:
         """Raise the first error that an edit has noted.
@@ -268,13 +307,18 @@ class Steps:
         transport = self._engine.active_transport
         return transport.stats() if transport is not None and transport.counts else None
 
-    def _compare(self, before: StoreStats | None) -> None:
+    def _swap_outs(self) -> int | None:
+        """Count the copies out that steps made; those that made room between steps are not theirs."""
+        moved = self._moved()
+        return None if moved is None else moved.swap_outs - self._engine.host.sent
+
+    def _compare(self, before: int) -> None:
         """Warn where an edited step ran without its swaps: TensorFlow has not taken the edit."""
-        fresh, after = self._fresh.stats, self._moved()
+        fresh, after = self._fresh.stats, self._swap_outs()
         if not fresh or after is None:
             return
-        ran = after.swap_outs - (before.swap_outs if before is not None else 0)
-        wanted = sum(stats.tensors for stats in fresh)
+        ran = after - before
+        wanted = sum(stats.copies_out for stats in fresh)
         self._engine.books.collector.executed(fresh, ran)
         if ran < wanted and not any(stats.varies for stats in fresh):
             self._engine.warn(
@@ -282,20 +326,47 @@ class Steps:
                 "has not taken the edited graph; its log says why (TF_CPP_MIN_LOG_LEVEL=0)"
             )
 
+    def _watch_steps_of(self, owner: Any) -> None:
+        """Have the steps of a function or a session's graph kept, logged and told."""
+        for watcher in (self.history, self.log, self.status):
+            if watcher is not None:
+                watcher.planned(owner)
+
+    def _timed(self, owner: Any, step: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a step whose time is kept, and told where somebody follows this process."""
+        kept = partial(self.history.run, owner, step)
+        return kept if self.status is None else partial(self.status.run, owner, kept)
+
+    def _figures(self) -> tuple[Report, bool]:
+        transport = self._engine.active_transport
+        return self._engine.report(settled=False), transport is not None and transport.counts
+
     def _counters(self) -> tuple[StoreStats | None, int | None]:
         memory = self._engine.devices[0].memory()
         return self._moved(), None if memory is None else memory[1]
 
     def _explained(self, error: Any) -> Exception:
         collector = self._engine.books.collector
-        lines = [
-            error.message,
-            explain_out_of_memory(collector.latest, self._engine.report()),
-            self.rescue.refusal,
-        ]
-        text = "\n".join(line for line in lines if line)
-        explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
-        return explained
+        explanation = explain_out_of_memory(collector.latest, self._engine.report())
+        return _with_lines(error, explanation, self.rescue.refusal)
+
+
+def _with_lines(error: Any, *lines: str) -> Exception:
+    text = "\n".join(line for line in (error.message, *lines) if line)
+    explained: Exception = tf.errors.ResourceExhaustedError(error.node_def, error.op, text)
+    return explained
+
+
+def segments_refused(config: LMSConfig) -> str | None:
+    """Return why no step can run in segments with a configuration; ``None`` where they can."""
+    against = {
+        "policy='threshold'": config.policy == "threshold",
+        f"recompute={config.recompute!r}": config.recompute != "off",
+        "optimizer_state='host'": config.optimizer_state == "host",
+        "variables='host'": config.variables == "host",
+    }
+    found = next((name for name, holds in against.items() if holds), None)
+    return None if found is None else f"xla='auto' does not work with {found}; leave one of them out"
 
 
 def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:

@@ -1,20 +1,22 @@
 """The values that the passes of the engine hand to each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lms.config import LMSConfig
-from lms.device.device import Device
+from lms.device.device import Device, kernels_of
 from lms.engine.observer import Guest
 from lms.ir.graph import Graph
 from lms.ir.name_filters import Unmatched
 from lms.optimizer.grappler_item import Output
 from lms.optimizer.plugin import Request
 from lms.planner.host_operands import Decision
+from lms.reader.function_bodies import body_peak
 from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints
 from lms.reader.step_reader import Place, Step
+from lms.rewriter.streaming import AHEAD, Streamed
 from lms.rewriter.writer import Edits
 
 
@@ -35,6 +37,8 @@ class Task:
     """The guest that is told of the plan, in place of the engine's own."""
     limit_bytes: int | None = None
     """The size of the device to plan for; ``None``: that of the real one."""
+    compiled: bool = False
+    """Whether XLA compiles the step in segments."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,12 @@ class Residents:
         return self.in_use + sum(self.pending) + self.constants + self.fusion
 
 
+def place_of(device: Device, environ: Mapping[str, str]) -> Place:
+    """Describe a device of this process as readers of graphs see it."""
+    kernels = kernels_of(device, environ)
+    return Place(device.holds, kernels, device.type, device.keeps_on_host, device.reads_on_host, body_peak)
+
+
 @dataclass(frozen=True)
 class Work:
     """One frame of a graph on one device, as far as the passes have come."""
@@ -65,11 +75,21 @@ class Work:
     graph_def: Any = None
     table: NodeTable | None = None
     outputs: Sequence[Sequence[Output]] = ()
+    fetches: tuple[str, ...] = ()
+    """The names of outputs that outlive the step."""
+    fits: bool = False
+    """Whether nothing needs to be edited, as can be told without reading the step."""
+    later: "Callable[[], Work] | None" = None
+    """Reads and plans the step all the same, where somebody asks for its figures."""
     step: Step | None = None
     graph: Graph | None = None
     """The step with a reason at each tensor that the filters keep."""
     unmatched: tuple[Unmatched, ...] = ()
     residents: Residents = field(default_factory=Residents)
+    ahead: int = AHEAD
+    """How many groups of streamed variables are on the device at once."""
+    streamed: Streamed = field(default_factory=Streamed)
+    """The variables whose values lie in host memory between steps."""
     decision: Decision | None = None
     edits: Edits | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -81,11 +101,17 @@ class Work:
         whole = self.device.limit_bytes
         return None if whole is None else max(1, whole - self.residents.nbytes)
 
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that the store holds at once: swapped tensors, and variables that stream, old and new."""
+        swapped = self.decision.plan.bytes_out if self.decision is not None else 0
+        return swapped + self.streamed.nbytes + self.streamed.bytes_out
+
     def reopened(self) -> "Work":
         """Return the start of the work on another frame: the graph as this work has left it."""
         table = None if self.edits else self.table
         begun = Work(self.task, self.device, self.place, graph_def=self.graph_def, table=table)
-        return replace(begun, outputs=self.outputs)
+        return replace(begun, outputs=self.outputs, fetches=self.fetches)
 
     def of_frame(self, name: str) -> "Work":
         """Return the same work for the frame called ``name``."""

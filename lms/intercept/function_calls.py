@@ -29,9 +29,11 @@ COMPILED_LAYERS = (
     "keras.src.backend.tensorflow.nn",
     "keras.src.layers.convolutional.base_conv",
     "tf_keras.src.layers.convolutional.base_conv",
+    "lms.rewriter.segments",
 )
-"""Where Keras has XLA compile one convolution: in groups, or in three dimensions with channels first. Not
-every CPU has other kernels for these, and theirs give other last digits; each stays the one op that it is."""
+"""Where LMS tries whether XLA works, and where Keras has XLA compile one convolution: in groups, or in three
+dimensions with channels first. Not every CPU has other kernels for these, and theirs give other last digits;
+each stays the one op that it is."""
 
 
 @dataclass
@@ -82,8 +84,8 @@ class RuntimeCall:
 class Observer(Protocol):
     """The interface of the object that the watch reports to."""
 
-    def xla_dropped(self, function: Any) -> None:
-        """Take note that XLA was switched off for ``function``."""
+    def xla_dropped(self, function: Any) -> bool:
+        """Take note that XLA will not compile ``function`` whole; tell whether it does so in segments."""
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
@@ -108,6 +110,8 @@ class Watch:
         self._local = _UnderWay()
         self._latest: tuple[Call, RuntimeCall] | None = None
         self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._segmented: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of them that run in segments, and the functions whose calls lead to these."""
         self._methods = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
         self._call_function = context.Context.call_function
 
@@ -132,6 +136,11 @@ class Watch:
         """The function of the runtime that is about to run, in this thread if there is one."""
         latest = self._latest
         return self._local.runtime or (latest[1] if latest is not None else None)
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether XLA compiles the function of the call under way in segments."""
+        return self.call.function in self._segmented
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -176,6 +185,7 @@ class Watch:
         for function in self._compiled:
             function._jit_compile = True
         self._compiled.clear()
+        self._segmented.clear()
 
     def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
         runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
@@ -198,7 +208,9 @@ class Watch:
         if function._jit_compile and not function.experimental_get_tracing_count():
             function._jit_compile = None
             self._compiled.add(function)
-            self._observer.xla_dropped(function)
+            if self._observer.xla_dropped(function):
+                outermost = self._local.call
+                self._segmented.update({function, function if outermost is None else outermost.function})
 
 
 def is_compiled_layer(function: Any) -> bool:

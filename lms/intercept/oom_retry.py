@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from lms.config import LMSConfig
+from lms.device.host_variables import HostVariables
 from lms.device.variable_handles import value_type, variable_handles
 from lms.intercept.function_calls import Call
 from lms.intercept.side_effects import cannot_be_undone, runs_python
-from lms.ir.swap_plan import SwapPlan
 from lms.reader.node_table import NodeTable
 
 LARGER_MARGIN = 0.25
@@ -58,8 +58,8 @@ LATER_STEP = (
 class Rescue:
     """Keeps what is needed to retry a first step; each kind of plan is tried at most once in a process."""
 
-    def __init__(self, config: LMSConfig) -> None:
-        self.config = config
+    def __init__(self, config: LMSConfig, host: HostVariables) -> None:
+        self._host, self.config = host, config
         """The configuration to plan with; another one when the step is tried again."""
         self.message = self.refusal = ""
         self._left = list(_further_tries(config))
@@ -71,15 +71,18 @@ class Rescue:
         return bool(self._left)
 
     def planned(
-        self, call: Call, table: NodeTable, inputs: Sequence[Any], made: SwapPlan, *, is_body: bool
+        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, is_body: bool
     ) -> None:
-        """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``)."""
+        """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
+
+        ``fits`` says whether the plan keeps to its budget.
+        """
         if not self._left or call.function is None:
             return
         if call.attempt is None:
             call.attempt = _Attempt()
         attempt: _Attempt = call.attempt
-        attempt.fits &= made.feasible
+        attempt.fits &= fits
         if is_body:
             attempt.lasting = attempt.lasting or WITHIN
         attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
@@ -102,7 +105,10 @@ class Rescue:
         if attempt is None or self.refusal:
             return False
         for handle, value in attempt.values.values():
-            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, value_type(handle)))
+            before = tf.constant(value, value_type(handle))
+            if self._host.holds(handle):
+                before = self._host.hold(handle, before)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=before)
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         call.feed.rewind()
         before, self.config = self.config, self._left.pop(0)
@@ -120,8 +126,9 @@ class Rescue:
 def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
     """Yield how to plan after the first failure, and after the second."""
     if config.policy in RETRIED_POLICIES:
-        yield replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
-        yield replace(config, policy="all")
+        larger = replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
+        yield larger
+        yield replace(larger, policy="all")
 
 
 def _difference(before: LMSConfig, after: LMSConfig) -> str:

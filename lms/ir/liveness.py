@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from lms.ir.graph import Graph, Op
-from lms.ir.op_traits import in_place_output
+from lms.ir.op_traits import STREAM_ENTER, in_place_output
 from lms.ir.swap_plan import Swap
 
 Found = TypeVar("Found")
@@ -81,8 +81,14 @@ class Buffers:
 
     @cached_property
     def with_variables(self) -> tuple[Op, ...]:
-        """The ops that read, replace or update a variable."""
-        return tuple(op for op in self.graph.ops if op.type.startswith(VARIABLE_OPS))
+        """The ops that read, replace or update a variable that stays on the device."""
+        tensors, ops = self.graph.tensors, self.graph.ops
+        return tuple(
+            op
+            for op in ops
+            if op.type.startswith(VARIABLE_OPS)
+            and not any(ops[tensors[tensor].op].type == STREAM_ENTER for tensor in op.inputs)
+        )
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -143,7 +149,7 @@ class Buffers:
         Seen on TensorFlow 2.15.1 and 2.21.0.
         """
         roots = self.graph.roots
-        return frozenset(roots[op.inputs[1]] for op in self.with_variables if op.type == "AssignVariableOp")
+        return frozenset(roots[op.inputs[1]] for op in self.graph.ops if op.type == "AssignVariableOp")
 
 
 class Residency(NamedTuple):

@@ -86,6 +86,11 @@ def select(graph: Graph, config: LMSConfig) -> Selection:
     return Selection(_marked(graph, named), tuple(unmatched))
 
 
+def has_filters(config: LMSConfig) -> bool:
+    """Tell whether the configuration selects tensors by names or types."""
+    return any(getattr(config, name) for name in (*FIRST_GENERATION, *SECOND_GENERATION))
+
+
 def unmatched(names: Iterable[tuple[str, str]], config: LMSConfig) -> tuple[Unmatched, ...]:
     """Return the names in the filters of ``config`` that stand for none of these ops.
 

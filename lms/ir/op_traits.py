@@ -82,6 +82,18 @@ OUTSIDE_TYPES = frozenset(
 )
 """Outputs that live outside the step's own memory: variables, constants and arguments."""
 
+STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE = (
+    "LmsStreamIn",
+    "LmsStreamEnter",
+    "LmsStreamLast",
+    "LmsStreamOut",
+    "LmsStreamLeave",
+)
+"""Types of the ops that bring a variable's value from the host, make it the variable's, read it at last, copy
+it to the host and make that the variable's (:mod:`lms.rewriter.streaming`)."""
+STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
+LEAVING_TYPES = frozenset({STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
+
 CHEAP = "cheaper to make than to move"
 
 UNSWAPPABLE_TYPES = {
@@ -156,6 +168,9 @@ in any order on a GPU (cuDNN's backward data algorithm 0); the dropout of cuDNN,
 begins with ``Random`` or ``Stateless``, and what reads a variable, a queue or a table are left out for what
 they are.
 """
+
+AGAIN = "again"
+"""The last part of the name of an op that repeats another."""
 
 CONTRACTIONS = ("Conv", "MatMul", "Einsum")
 """Parts of the types of ops whose arithmetic outweighs their bytes."""

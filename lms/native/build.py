@@ -57,13 +57,22 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     """
     if own := environ.get(CACHE_VARIABLE):
         return Path(own)
+    return user_cache(environ) / "ops"
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Return ``lmsrun`` in the user's cache directory.
+
+    Raises:
+        BuildError: If the user has no home.
+    """
     if base := environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "lmsrun" / "ops"
+        return Path(base) / "lmsrun"
     try:
         home = Path(environ.get("HOME") or Path.home())
     except RuntimeError as error:  # in containers a user may have neither HOME nor an entry in passwd
         raise BuildError("the user has no home directory for the cache; set LMS_CACHE") from error
-    return home / ".cache" / "lmsrun" / "ops"
+    return home / ".cache" / "lmsrun"
 
 
 def library_key(version: str, compile_flags: Sequence[str], source: bytes) -> str:

@@ -90,6 +90,12 @@ class Store {
     }
   }
 
+  // Whether a block that is in use begins there.
+  bool Holds(const void* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return blocks_.count(const_cast<void*>(data)) > 0;
+  }
+
   void Stats(int64_t* values) {
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t now[] = {in_use_,   peak_,    memory_reserved_, file_reserved_, outs.load(),
@@ -304,4 +310,5 @@ int lms_store_configure(int64_t memory_limit, const char* directory, int64_t pag
   return lmsrun::Store::Get()->Configure(memory_limit, directory, page);
 }
 void lms_store_stats(int64_t* values) { lmsrun::Store::Get()->Stats(values); }
+int lms_store_holds(const void* data) { return lmsrun::Store::Get()->Holds(data); }
 }

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lms.config import LMSConfig
-from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
 from lms.planner.planner import Case, least_plans, plan_case
 from lms.schedule.op_order import executor_order
@@ -37,34 +36,63 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
     """
     if config.policy == "all":
-        return _least_in_pieces(case, config, limit_bytes)
+        return _least_stored(case, config, limit_bytes, _least_in_pieces(case, config, limit_bytes))
     first = plan_case(case, config, limit_bytes)
     if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
     room = int(limit_bytes * (1 - config.margin))
     tries: list[SwapPlan] = []
     for made in _tries(case, config, room, first):
-        if _room(case.buffers, made, room) <= room:
+        # More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
+        if _room(case, made, room) <= room and _peak(case, made, limit_bytes) is not None:
             return _told(made, first)
         tries.append(made)
     closer = int(limit_bytes * (1 - config.margin / 2))
     for made in tries:
-        if _peak(case.buffers, made, closer, LONGER * STEPS) is not None:
+        if all(_peak(case, made, size, LONGER * STEPS) is not None for size in (closer, limit_bytes)):
             return _told(made, first)
     for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
-        if _peak(case.buffers, made, room) is not None:
+        if all(_peak(case, made, size) is not None for size in (room, limit_bytes)):
             return _told(made, first)
     # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
-    return _told(_least_in_pieces(case, replace(config, policy="all"), limit_bytes), first)
+    least = _least_in_pieces(case, replace(config, policy="all"), limit_bytes)
+    helps = case.streams or least.peak_bytes < case.peak_before_bytes
+    return _told(least, first) if helps else first
 
 
 def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Return the plan with the lowest peak whose buffers fit, or else the one that lacks least."""
     leanest = plan_case(case, config, limit_bytes)
-    if limit_bytes is None or _peak(case.buffers, leanest, limit_bytes) is not None:
+    if limit_bytes is None or _peak(case, leanest, limit_bytes) is not None:
         return leanest
     options = least_plans(case, leanest.budget_bytes)
-    return min(options, key=lambda made: (_need(case.buffers, made, limit_bytes), made.peak_bytes))
+    return min(options, key=lambda made: (_need(case, made, limit_bytes), made.peak_bytes))
+
+
+def _least_stored(case: Case, config: LMSConfig, limit_bytes: int | None, least: SwapPlan) -> SwapPlan:
+    """Return the plan with the lowest peak of those whose swaps the host can hold, or ``least``."""
+    if not case.costs.host_lacks(least.bytes_out):
+        return least
+    found, low, high = (
+        least,
+        least.peak_bytes,
+        min(case.peak_before_bytes, limit_bytes or case.peak_before_bytes),
+    )
+    for _ in range(tries_for(len(case.graph.ops))):
+        middle = (low + high) // 2
+        looser = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=middle)
+        made = plan_case(case, looser, None)
+        if not made.feasible or case.costs.host_lacks(made.bytes_out):
+            low = middle
+            continue
+        high = middle
+        if made.swaps and (limit_bytes is None or _peak(case, made, limit_bytes) is not None):
+            found = made
+    if found is least:
+        return least
+    swapped, wanted = found.bytes_out / 2**20, least.bytes_out / 2**20
+    note = f"{swapped:.1f} MiB are swapped out, not {wanted:.1f} MiB, because the host holds no more"
+    return replace(found, policy=least.policy, budget_bytes=least.budget_bytes, notes=(*found.notes, note))
 
 
 def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
@@ -72,7 +100,7 @@ def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterato
     yield first
     made = first
     for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
-        share = min(TIGHTER - TIGHTENING * tried, room / _room(case.buffers, made, room))
+        share = min(TIGHTER - TIGHTENING * tried, room / _room(case, made, room))
         allowed = max(1, int(made.peak_bytes * share))
         tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
         made = plan_case(case, tighter, None)
@@ -100,7 +128,7 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 
-def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
+def predicted_peak(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
     """Return the peak that the device's allocator will report for the planned step alone.
 
     It is above the plan's own bytes, because the allocator counts the unused rest of its chunks. Without a
@@ -108,33 +136,33 @@ def predicted_peak(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) ->
     """
     if limit_bytes is None:
         return made.peak_bytes
-    return max(made.peak_bytes, _need(buffers, made, limit_bytes))
+    return max(made.peak_bytes, _need(case, made, limit_bytes))
 
 
-def _need(buffers: Buffers, made: SwapPlan, limit_bytes: int) -> int:
+def _need(case: Case, made: SwapPlan, limit_bytes: int) -> int:
     """Return the peak in the smallest region, from the limit on upwards, in which the steps fit."""
     size = max(limit_bytes, made.peak_bytes)
-    while (peak := _peak(buffers, made, size)) is None:
+    while (peak := _peak(case, made, size)) is None:
         size = int(size * LARGER) + 1
     return peak
 
 
-def _room(buffers: Buffers, made: SwapPlan, room: int) -> int:
+def _room(case: Case, made: SwapPlan, room: int) -> int:
     """Return the bytes of a region, ``room`` or more, in which the buffers fit."""
-    return room_in_pieces(_demand(buffers, made), room, pooled=not made.is_empty)
+    return room_in_pieces(_demand(case, made), room, pooled=not made.is_empty)
 
 
-def _peak(buffers: Buffers, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
-    return peak_in_pieces(_demand(buffers, made), limit_bytes, steps, pooled=not made.is_empty)
+def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
+    return peak_in_pieces(_demand(case, made), limit_bytes, steps, pooled=not made.is_empty)
 
 
-def pool_bytes(buffers: Buffers, made: SwapPlan, limit_bytes: int | None) -> int:
+def pool_bytes(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
     """Return the bytes of the pool for the planned step's small buffers; 0 without a limit."""
     if limit_bytes is None or made.is_empty:
         return 0
-    return small_pool_bytes(_demand(buffers, made), limit_bytes)
+    return small_pool_bytes(_demand(case, made), limit_bytes)
 
 
-def _demand(buffers: Buffers, made: SwapPlan) -> Demand:
-    order = executor_order(buffers.graph) if made.is_empty else made.order
-    return Demand.of(buffers, order, made.swaps)
+def _demand(case: Case, made: SwapPlan) -> Demand:
+    order = executor_order(case.graph) if made.is_empty else made.order
+    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes)

@@ -10,6 +10,7 @@ and its result is copied to the device in place of its operands.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
@@ -18,6 +19,9 @@ from lms.planner.fragmentation import plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.planner.recomputation import Recomputation
 from lms.simulate.cost_model import Costs
+
+if TYPE_CHECKING:
+    from lms.planner.segments import Segmentation
 
 MOVERS = frozenset(("ConcatV2", "Pad", "PadV2", "Slice", "Split", "SplitV", "StridedSlice", "Transpose"))
 """Ops whose results hold nothing but the bytes of their inputs, and at most one constant."""
@@ -40,8 +44,10 @@ class HostRead:
     op: int
     slots: Mapping[int, int]
     """The inputs that it reads there, each with the tensor on the host."""
-    fetches: tuple[int, ...]
-    """For each output the op that brings it to the device; none where the op writes there itself."""
+    on_host: bool = False
+    """Whether it runs on the host, and writes there."""
+    fetches: tuple[int, ...] = ()
+    """The ops that bring its outputs to the device, for those that are read there."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ class Decision:
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that the relocation, or else the case, begins with, where ops are repeated."""
+    segmentation: "Segmentation | None" = None
+    """Likewise where XLA compiles ops in segments."""
 
     @property
     def graph(self) -> Graph:
@@ -125,14 +133,23 @@ def plan_swaps(
         return found
     case = replace(Case.of(relocation.graph, config, costs), peak_before_bytes=found.case.peak_before_bytes)
     other = _decide(case, config, limit_bytes)
-    if (other.plan.peak_bytes, other.peak_bytes) >= (found.plan.peak_bytes, found.peak_bytes):
+    if needed(other, limit_bytes) >= needed(found, limit_bytes):
         return found
     return replace(other, plan=_told(other.plan, relocation), relocation=relocation)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None) -> Decision:
     made = plan_in_pieces(case, config, limit_bytes)
-    return Decision(case, made, predicted_peak(case.buffers, made, limit_bytes))
+    return Decision(case, made, predicted_peak(case, made, limit_bytes))
+
+
+def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:
+    """Return the bytes of a plan, and what it lacks because free memory lies in pieces.
+
+    What the allocator leaves unused of its chunks does no harm within the limit, and is not worth a copy.
+    """
+    lacking = 0 if limit_bytes is None else max(0, found.peak_bytes - limit_bytes)
+    return found.plan.peak_bytes, lacking
 
 
 def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
@@ -140,7 +157,7 @@ def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> 
         return False
     if config.policy == "all":
         return True
-    if config.policy == "threshold" or found.plan.is_empty:
+    if config.policy == "threshold" or (found.plan.is_empty and found.plan.feasible):
         return False
     return not found.plan.feasible or (limit_bytes is not None and found.peak_bytes > limit_bytes)
 
@@ -244,9 +261,10 @@ class _Relocator:
         self.op_ids.append(made)
         self.ops.append(replace(op, id=made, inputs=tuple(inputs), outputs=tuple(outputs), controls=controls))
         self.op_sources.append(op.id)
-        fetches = tuple(self._fetch(op.name, tensor) for tensor in op.outputs) if moved else ()
+        fetched = [tensor for tensor in op.outputs if moved and self._is_read_on_device(tensor)]
+        fetches = tuple(self._fetch(op.name, tensor) for tensor in fetched)
         if slots:
-            self.reads.append(HostRead(made, {slot: inputs[slot] for slot in slots}, fetches))
+            self.reads.append(HostRead(made, {slot: inputs[slot] for slot in slots}, moved, fetches))
         for tensor, on_host in zip(op.outputs, outputs, strict=True):
             if tensor in self._wanted:
                 self._held[tensor] = on_host if moved else self._send(tensor)
@@ -261,6 +279,9 @@ class _Relocator:
         self.tensor_sources.append(source)
         self.now[source] = number
         return number
+
+    def _is_read_on_device(self, tensor: int) -> bool:
+        return any(use.slot not in self._slots.get(use.op, ()) for use in self._graph.uses[tensor])
 
     def _fetch(self, name: str, tensor: int) -> int:
         """Add an op that copies an output to the device, and let later ops read that copy."""

@@ -2,7 +2,7 @@
 
 Swaps that hide behind compute cost nothing, so a step is first planned with swaps alone. Where compute would
 wait for the link, or where swaps do not free enough, tensors are recomputed in place of being kept or moved
-(:mod:`lms.planner.recomputation`). Which ones is searched in three ways:
+(:mod:`lms.planner.recomputation`). Which ones is searched in four ways:
 
 1. Of the tensors that are swapped those whose ops take less time than their copies, the least time a byte
    first, until no copy is waited for; then the swaps are planned again. (Peng et al., "Capuchin:
@@ -10,6 +10,9 @@ wait for the link, or where swaps do not free enough, tensors are recomputed in 
 2. Of all tensors those that cost the least time a byte: shares of their bytes.
 3. All tensors but those that cross the narrowest places of the forward pass, which are cut into segments of
    about as many bytes each. (Chen et al., 2016)
+4. Beside the best of these: one tensor more or less, or another; ops that are repeated ahead of their need,
+   so that they run while compute would wait for a copy; tensors that others are repeated from before they
+   are dropped. Steps of many ops get few of these trials.
 
 Each choice is planned and simulated like any step, and the best plan wins. That of swaps alone takes part, so
 no plan is worse than that.
@@ -17,44 +20,36 @@ no plan is worse than that.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from itertools import product
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.ir.swap_plan import Recomputed, SwapPlan
+from lms.planner.choices import Choice, Choices
 from lms.planner.host_operands import Decision, plan_swaps
 from lms.planner.planner import Case, plan_case, usable_bytes
 from lms.planner.policy_budget import NO_STALL
-from lms.planner.recomputation import Recomputation, Repeats, recompute
+from lms.planner.recomputation import Recomputation, recompute
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.step_time import clock
 
 ROUNDS = 6
 """The most rounds of the first search."""
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-"""The shares of the bytes that the second search drops."""
-SEGMENTS = (2, 4, 8, 16, 32)
-"""The numbers of segments that the third search tries."""
 SPARED = 5
 """How often the best choice is planned again with less of it."""
 BUDGETS = (1.0, 0.8)
 """The shares of the budget that choices are looked for until one fits in pieces, too."""
 FINALISTS = 2
 """The choices that are planned in full, with the fragmentation of free memory."""
+VARIED_OPS = 2_000
+"""The ops that the trials of the last search may plan."""
+AHEAD = (0, 1, 2, 4)
+"""How many ops of the backward pass ahead of its need a chain may be repeated."""
 MOST_OPS = 60_000
 """The ops that all trials together may plan: see :data:`lms.planner.fragmentation.MOST_OPS`."""
 
 Score = tuple[float, ...]
 """The less the better: what is missing, or what is needed, and the time."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which buffers are dropped, and which are kept for them."""
-
-    dropped: frozenset[int] = frozenset()
-    retained: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,8 @@ def decide(
     swapped = plan_swaps(graph, config, device_type, limit_bytes, costs)
     if config.recompute == "off" or config.policy == "threshold":
         return swapped
-    if config.policy != "all" and (swapped.plan.is_empty or _is_good(swapped, limit_bytes)):
+    fits = swapped.plan.is_empty and swapped.plan.feasible
+    if config.policy != "all" and (fits or _is_good(swapped, limit_bytes)):
         return swapped
     found = [swapped]
     before = swapped.case.peak_before_bytes
@@ -128,7 +124,8 @@ def plan_recomputed(
     """
     decided = plan_swaps(made.graph, config, device_type, limit_bytes, costs, peak_before_bytes)
     seconds, graph = costs.op_seconds(made.graph), made.graph
-    dropped = [made.tensors.index(root) for root in made.dropped]
+    first = {old: tensor for tensor, old in reversed([*enumerate(made.tensors)])}
+    dropped = [first[root] for root in made.dropped]
     recomputed = Recomputed(
         len(made.repeated),
         len(dropped),
@@ -147,13 +144,14 @@ def _is_good(decided: Decision, limit_bytes: int | None) -> bool:
 def _score(decided: Decision, limit_bytes: int | None) -> Score:
     made = decided.plan
     needed = decided.peak_bytes - limit_bytes if limit_bytes is not None else 0
-    return (*_memory_score(made), max(0, needed), _makespan_s(decided.case, made))
+    return (*_memory_score(decided.case, made), max(0, needed), _makespan_s(decided.case, made))
 
 
-def _memory_score(made: SwapPlan) -> Score:
+def _memory_score(case: Case, made: SwapPlan) -> Score:
+    lacks = case.costs.host_lacks(made.bytes_out)
     if made.policy == "all" and made.budget_bytes is None:
-        return (made.peak_bytes,)
-    return (max(0, made.peak_bytes - (made.budget_bytes or 0)),)
+        return (lacks, made.peak_bytes)
+    return (lacks, max(0, made.peak_bytes - (made.budget_bytes or 0)))
 
 
 def _makespan_s(case: Case, made: SwapPlan) -> float:
@@ -171,12 +169,13 @@ class _Search:
     """
 
     def __init__(self, swapped: Decision, config: LMSConfig, limit_bytes: int | None, costs: Costs) -> None:
+        self._config, self._limit, self._costs = config, limit_bytes, costs
         # With operands on the host the graph of the swaps is another one: begin with the step as it was read.
-        self._swapped, self._config, self._limit, self._costs = swapped, config, limit_bytes, costs
         relocation = swapped.relocation
         case = swapped.case if relocation is None else Case.of(relocation.before, config, costs)
         self._case = case
-        self._repeats = Repeats(case.buffers, config.min_tensor_bytes)
+        self._choices = Choices(case, config.min_tensor_bytes)
+        self._repeats = self._choices.repeats
         self._trials: dict[Choice, _Trial] = {}
         self._left = max(8, MOST_OPS // max(1, len(case.graph.ops)))
 
@@ -185,12 +184,13 @@ class _Search:
         if not self._repeats.candidates:
             return []
         self._replace_swaps(self._rate(Choice()))
-        for choice in (*self._shares(), *self._segments()):
+        for choice in (*self._choices.shares(), *self._choices.segments()):
             self._rate(choice)
         if self._config.policy != "all":
             best = min(self._trials.values(), key=_by_score)
             self._spare(best)
             self._replace_swaps(min(self._trials.values(), key=_by_score))
+            self._vary(min(self._trials.values(), key=_by_score))
         tried = (trial for trial in self._trials.values() if trial.choice.dropped)
         return sorted(tried, key=_by_score)[:FINALISTS]
 
@@ -201,12 +201,12 @@ class _Search:
         if not self._left:
             return None
         self._left -= 1
-        made = recompute(self._repeats, choice.dropped, choice.retained)
+        made = recompute(self._repeats, choice.dropped, choice.retained, choice.borrowed, choice.ahead)
         case = Case.of(made.graph, self._config, self._costs)
         case = replace(case, peak_before_bytes=self._case.peak_before_bytes)
         plan = plan_case(case, self._config, self._limit)
         makespan_s = _makespan_s(case, plan)
-        trial = _Trial(choice, made, plan, makespan_s, (*_memory_score(plan), makespan_s))
+        trial = _Trial(choice, made, plan, makespan_s, (*_memory_score(case, plan), makespan_s))
         self._trials[choice] = trial
         return trial
 
@@ -245,7 +245,7 @@ class _Search:
         gone = set(dropped)
         chosen: list[int] = []
         saved_s = 0.0
-        for root in self._ranked:
+        for root in self._choices.ranked:
             if root not in moved or root in dropped:
                 continue
             gone.add(root)
@@ -263,85 +263,11 @@ class _Search:
                 gone.remove(root)
         return chosen
 
-    # --- what costs the least ----------------------------------------------------------------------------
-
-    def _shares(self) -> Iterator[Choice]:
-        """Yield the buffers that cost the least time a byte, up to shares of all bytes."""
-        nbytes = self._case.buffers.nbytes
-        sums = list(accumulate(nbytes[root] for root in self._ranked))
-        for share in SHARES:
-            count = sum(done <= share * sums[-1] for done in sums)
-            yield Choice(frozenset(self._ranked[:count]))
-
-    @cached_property
-    def _own_s(self) -> dict[int, float]:
-        """The seconds that dropping a buffer alone costs."""
-        seconds, chain = self._case.seconds, self._repeats.chain
-        return {root: sum(seconds[op] for op in chain((root,), (root,))) for root in self._repeats.candidates}
-
-    @cached_property
-    def _ranked(self) -> tuple[int, ...]:
-        """The candidates, those that cost the least time a byte first."""
-        nbytes = self._case.buffers.nbytes
-        return tuple(sorted(self._own_s, key=lambda root: (self._own_s[root] / nbytes[root], root)))
-
-    # --- segments ----------------------------------------------------------------------------------------
-
-    def _segments(self) -> Iterator[Choice]:
-        """Yield all candidates but those that cross the cuts of the forward pass into segments."""
-        candidates, saved = self._repeats.candidates, self._repeats.saved
-        for count in SEGMENTS:
-            kept = self._crossing(self._cuts(count))
-            yield Choice(frozenset(candidates) - kept, kept - saved)
-
-    @cached_property
-    def _spans(self) -> tuple[tuple[int, int, int], ...]:
-        """Each buffer of the forward pass with its maker and its last reader there."""
-        buffers, late = self._case.buffers, self._repeats.late
-        tensors = buffers.graph.tensors
-        return tuple(
-            (root, tensors[root].op, max(op for op in (tensors[root].op, *early)))
-            for root in buffers.owners
-            if tensors[root].op not in late
-            for early in [[op for op in buffers.users[root] if op not in late]]
-        )
-
-    def _cuts(self, count: int) -> Sequence[int]:
-        """Return ops behind which to cut: each the narrowest place about a segment behind the one before."""
-        buffers, ops = self._case.buffers, len(self._case.graph.ops)
-        change, made = [0] * (ops + 1), [0] * ops
-        for root, first, last in self._spans:
-            change[first] += buffers.nbytes[root]
-            change[last] -= buffers.nbytes[root]
-        for root in self._repeats.candidates:
-            made[buffers.graph.tensors[root].op] += buffers.nbytes[root]
-        widths = list(accumulate(change[:ops]))
-        segment = sum(made) / count
-        cuts: list[int] = []
-        window: list[int] = []
-        gathered = 0
-        for op in range(ops):
-            if op in self._repeats.late:
-                continue
-            gathered += made[op]
-            if gathered >= segment / 2:
-                window.append(op)
-            if gathered >= segment:
-                cuts.append(min(window, key=lambda one: (widths[one], -one)))
-                gathered = sum(made[cuts[-1] + 1 : op + 1])
-                window = []
-        return cuts
-
-    def _crossing(self, cuts: Sequence[int]) -> frozenset[int]:
-        return frozenset(
-            root for root, first, last in self._spans if any(first <= cut < last for cut in cuts)
-        )
-
     # --- not more than needed ----------------------------------------------------------------------------
 
     def _spare(self, best: _Trial) -> None:
         """Try the best choice with fewer tensors: the dearest are kept or swapped after all."""
-        dearest = [root for root in reversed(self._ranked) if root in best.choice.dropped]
+        dearest = [root for root in reversed(self._choices.ranked) if root in best.choice.dropped]
         low, high = 0, len(dearest)
         for _ in range(SPARED):
             middle = (low + high) // 2
@@ -354,6 +280,41 @@ class _Search:
                 low = middle
             else:
                 high = middle
+
+    # --- one more or less --------------------------------------------------------------------------------
+
+    def _vary(self, best: _Trial) -> None:
+        """Try choices beside the best one, for as long as one of them is better.
+
+        What a later choice made needless is so undone. Steps of many ops get few trials: what one tensor
+        changes there is little.
+        """
+        tries = VARIED_OPS // len(self._case.graph.ops)
+        moves = self._moves(best.choice)
+        while tries and self._waits(best) and (move := next(moves, None)) is not None:
+            tries -= 1
+            trial = self._rate(move)
+            if trial is not None and trial.score < best.score:
+                best, moves = trial, self._moves(trial.choice)
+
+    def _moves(self, choice: Choice) -> Iterator[Choice]:
+        """Yield choices beside one: repeated earlier, one tensor more or less, or for another."""
+        ranked = self._choices.ranked
+        yield from (replace(choice, ahead=ahead) for ahead in AHEAD if ahead != choice.ahead)
+        yield from (replace(choice, dropped=choice.dropped ^ {root}) for root in ranked)
+        dropped = [root for root in reversed(ranked) if root in choice.dropped]
+        yield from (replace(choice, borrowed=choice.borrowed ^ {root}) for root in dropped)
+        kept = [root for root in ranked if root not in choice.dropped]
+        yield from (replace(choice, dropped=choice.dropped ^ {*pair}) for pair in product(dropped, kept))
+        yield from (
+            replace(choice, dropped=choice.dropped | {root}, borrowed=choice.borrowed | {root})
+            for root in kept
+        )
+
+    def _waits(self, trial: _Trial) -> bool:
+        """Tell whether a trial does not fit, or takes noticeably longer than the unedited step."""
+        *missing, makespan_s = trial.score
+        return any(missing) or makespan_s > NO_STALL * sum(self._case.seconds)
 
 
 def _by_score(trial: _Trial) -> tuple[Score, int]:

@@ -8,8 +8,9 @@ from lms.config import LMSConfig, levels_named
 from lms.ir.eligibility import UNKNOWN_SIZE, judge
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
+from lms.ir.op_traits import LEAVING_TYPES, STREAM_TYPES
 from lms.ir.swap_plan import Rejected, SerialEdge, SwapPlan
-from lms.planner.policy_budget import fit, memory_with
+from lms.planner.policy_budget import NO_STALL, Pace, fit, memory_with, postpone, prefetch
 from lms.planner.policy_least_memory import SHORTEST, plan_all
 from lms.planner.policy_threshold import plan_threshold, rule_of, uses_first_generation
 from lms.planner.threshold_search import best, grid
@@ -21,13 +22,18 @@ from lms.schedule.op_order import (
     frugal_order,
     level_edges,
     topological_levels,
+    with_late,
 )
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
+from lms.simulate.step_time import clock
 
 NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
 ONLY_RECOMPUTED = "recompute is 'only'"
 """Reasons why a tensor stays that could be swapped."""
+
+LEAVES_WHAT_FITS = ("auto", "budget")
+"""The policies that edit nothing where a step fits, or where the device's size is not known."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +56,35 @@ class Case:
         """Analyse the graph; of the config only ``min_tensor_bytes`` and ``recompute`` matter."""
         buffers = Buffers.of(graph)
         floating, early = floating_ops(graph), early_ops(graph)
-        big = big_ops(buffers, config.min_tensor_bytes, floating | early)
+        streams = frozenset(op.id for op in graph.ops if op.type in STREAM_TYPES)
+        leaving = frozenset(op for op in streams if graph.ops[op].type in LEAVING_TYPES)
+        big = big_ops(buffers, config.min_tensor_bytes, floating | early | streams)
         verdict = judge(buffers, config.min_tensor_bytes, floating, big, early)
         if config.recompute == "only":
             verdict = verdict.without_candidates(ONLY_RECOMPUTED, buffers)
         given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
         orders = (given_order, frugal_order(buffers, big, floating))
-        given, frugal = (Schedule.of(buffers, order, big, verdict.candidates) for order in orders)
-        before = buffers.timeline(executor_order(graph), ()).peak_bytes
+        given, frugal = (
+            Schedule.of(buffers, with_late(graph, order, leaving), big, verdict.candidates)
+            for order in orders
+        )
+        before = buffers.timeline(with_late(graph, executor_order(graph), leaving), ()).peak_bytes
         return cls(buffers, big, verdict.rejected, given, frugal, before, costs)
 
     @property
     def graph(self) -> Graph:
         """The graph."""
         return self.buffers.graph
+
+    @property
+    def only_recomputes(self) -> bool:
+        """Whether tensors stay because the configuration lets none be swapped."""
+        return any(rejection.reason == ONLY_RECOMPUTED for rejection in self.rejected)
+
+    @cached_property
+    def streams(self) -> bool:
+        """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
+        return any(op.type in STREAM_TYPES for op in self.graph.ops)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
@@ -115,9 +136,12 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
     if budget is None:
         unknown = "nothing is edited: the device has no known limit; set budget_bytes"
         return _untouched(config, case, None, unknown)
-    if case.peak_before_bytes <= budget:
+    if case.peak_before_bytes <= budget and not case.streams:
         return _untouched(config, case, budget, _why_it_fits(case))
-    return _plan_budget(case, budget)
+    made = _plan_budget(case, budget)
+    if made.feasible or case.streams or made.peak_bytes < case.peak_before_bytes:
+        return made
+    return _explained(case, _untouched(config, case, budget, ""))
 
 
 def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
@@ -134,11 +158,39 @@ NEAR = 0.15
 
 def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
     """Return the plans that policy ``all`` chooses from; each needs the least memory in some graph."""
-    return [_chained("all", case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
+    return [_overlapped(case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
+
+
+def _overlapped(
+    case: Case, schedule: Schedule, trips: tuple[Trip, ...], budget: int | None, *, roomy: bool = False
+) -> SwapPlan:
+    """Make the plan whose copies run beside compute as far as that takes no more memory.
+
+    If it may be ``roomy``, the largest buffer may lie there once more, within the budget, while it is copied.
+    Of plans as fast as each other the one with the lowest peak is taken.
+    """
+    plain = _chained("all", case, schedule, trips, budget)
+    memory, pace = memory_with(schedule, trips), Pace.of(schedule, case.seconds)
+    largest = max((swap.nbytes for swap in plain.swaps), default=0)
+    allowed = [plain.peak_bytes]
+    if roomy and budget is not None and case.costs.overlaps:
+        allowed.append(min(budget, plain.peak_bytes + largest))
+    found = [plain]
+    for peak in allowed:
+        most = memory.largest(0, len(memory) - 1) + peak - plain.peak_bytes
+        for first, then in ((postpone, prefetch), (prefetch, postpone)):
+            moved = first(schedule, trips, most, case.costs, pace)
+            moved = then(schedule, moved, most, case.costs, pace)
+            made = _chained("all", case, schedule, moved, budget)
+            if made.peak_bytes <= max(plain.peak_bytes, peak):
+                found.append(made)
+    rated = [(clock(made.order, made.swaps, case.costs, case.seconds).now_s, made) for made in found]
+    fast_s = NO_STALL * min(makespan_s for makespan_s, _ in rated)
+    return min((one for one in rated if one[0] <= fast_s), key=lambda one: (one[1].peak_bytes, one[0]))[1]
 
 
 def _plan_all(case: Case, budget: int | None) -> SwapPlan:
-    """Return the plan of policy ``all`` that needs the least memory.
+    """Return the plan of policy ``all`` that needs the least memory, but for that of a copy under way.
 
     The memory as the steps see it selects the candidates; the exact peak decides between them.
     """
@@ -146,7 +198,7 @@ def _plan_all(case: Case, budget: int | None) -> SwapPlan:
     least = min(memory for (memory, _), _ in rated)
     near = [(moved, way) for (memory, moved), way in rated if memory <= least * (1 + NEAR)]
     schedule, trips = min(near, key=lambda one: (_peak_bytes(case, *one[1]), one[0]))[1]
-    return _chained("all", case, schedule, trips, budget)
+    return _overlapped(case, schedule, trips, budget, roomy=True)
 
 
 def _peak_bytes(case: Case, schedule: Schedule, trips: Iterable[Trip]) -> int:
@@ -276,10 +328,11 @@ def _explained(case: Case, made: SwapPlan) -> SwapPlan:
 
 def _why_infeasible(case: Case, made: SwapPlan) -> str:
     op = "" if made.floor_op is None else f" (at {case.graph.ops[made.floor_op].name})"
+    may_swap = "recompute 'auto', which swaps too, " if case.only_recomputes else ""
     return (
         f"the budget of {_mib(made.budget_bytes or 0)} is not met: the step needs {_mib(made.peak_bytes)}, "
         f"no plan gets below {_mib(made.floor_bytes)}{op}; "
-        "a smaller batch or image, margin or min_tensor_bytes would help"
+        f"{may_swap}a smaller batch or image, margin or min_tensor_bytes would help"
     )
 
 

@@ -9,7 +9,7 @@ Three passes over the steps, each nearly linear:
    time, as far as the memory between allows.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -35,8 +35,20 @@ def largest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
     return (-nbytes * (back - left), -back)
 
 
-ALTERNATIVES: tuple[tuple[Rank, float], ...] = ((farthest, 1.0), (largest, 1.0), (farthest, 0.95))
+def smallest(nbytes: int, left: int, back: int) -> tuple[int, ...]:
+    """Rank a trip of a smaller buffer first: where little is missing, little is moved."""
+    return (nbytes, -back)
+
+
+ALTERNATIVES: tuple[tuple[Rank, float], ...] = (
+    (farthest, 1.0),
+    (largest, 1.0),
+    (smallest, 1.0),
+    (farthest, 0.95),
+)
 """What goes first, and to what share of the budget: memory left free lets copies back start earlier."""
+FEW = 8
+"""Smaller buffers first is tried where no more trips than these are taken: of many, all are about needed."""
 NO_STALL = 1.02
 """A makespan this close to that of compute alone is not worth planning for again."""
 
@@ -71,6 +83,8 @@ def fit(schedule: Schedule, budget_bytes: int, costs: Costs, seconds: Sequence[f
     best: tuple[Trip, ...] = ()
     best_score: tuple[int, float, int] | None = None
     for rank, share in ALTERNATIVES:
+        if rank is smallest and len(best) > FEW:
+            continue
         trips = spare(schedule, evict(schedule, int(budget_bytes * share), rank), budget_bytes)
         trips = prefetch(schedule, trips, budget_bytes, costs, pace)
         memory = memory_with(schedule, trips)
@@ -120,7 +134,7 @@ class _Sweep:
         while self._heap and self._memory[point] - self._away > self._budget:
             entry = heappop(self._heap)
             _, root, left, back = entry
-            if 2 * back <= point + 1:
+            if 2 * back <= point:
                 continue
             if left >= freed:
                 too_early.append(entry)
@@ -177,6 +191,33 @@ def prefetch(
         link.carry(trigger, trip.back, seconds)
         early.append(replace(trip, trigger=trigger))
     return tuple(early)
+
+
+def postpone(
+    schedule: Schedule, trips: Sequence[Trip], budget_bytes: int, costs: Costs, pace: Pace
+) -> tuple[Trip, ...]:
+    """Have later steps wait for the copies to the host, as far as the link needs and the memory allows.
+
+    Only the first trip of a buffer copies it, as soon as it is made.
+    """
+    memory = memory_with(schedule, trips)
+    made = {trip.tensor: schedule.uses[trip.tensor][0] for trip in trips}
+    first: dict[int, Trip] = {}
+    for trip in sorted(trips, key=lambda trip: trip.left):
+        first.setdefault(trip.tensor, trip)
+    free_s = 0.0
+    later: dict[Trip, Trip] = {}
+    for tensor in sorted(first, key=lambda tensor: (made[tensor], tensor)):
+        trip, nbytes = first[tensor], schedule.buffers.nbytes[tensor]
+        free_s = max(free_s, pace.ends_s[made[tensor]]) + costs.out_seconds(nbytes)
+        if trip.freed is None:
+            continue
+        freed, wanted = trip.freed, min(trip.trigger, bisect_left(pace.starts_s, free_s))
+        while freed < wanted and max(memory[2 * freed + 1], memory[2 * freed + 2]) + nbytes <= budget_bytes:
+            freed += 1
+        memory.add(2 * trip.freed + 1, 2 * freed, nbytes)
+        later[trip] = replace(trip, freed=freed)
+    return tuple(later.get(trip, trip) for trip in trips)
 
 
 class _Link:

@@ -16,12 +16,9 @@ from functools import cached_property
 
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import CHEAP, REPEATABLE_TYPES
+from lms.ir.op_traits import AGAIN, CHEAP, REPEATABLE_TYPES
 from lms.planner.policy_threshold import backward_ops
 from lms.schedule.op_order import early_ops, floating_ops
-
-AGAIN = "again"
-"""The last part of the name of a repeated op."""
 
 REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
 """Ops that hand on a variable's own memory: what reads it later may read a later value."""
@@ -182,7 +179,11 @@ class Repeats:
 
 
 def recompute(
-    repeats: Repeats, dropped: Iterable[int], retained: Collection[int] = frozenset()
+    repeats: Repeats,
+    dropped: Iterable[int],
+    retained: Collection[int] = frozenset(),
+    borrowed: Collection[int] = frozenset(),
+    ahead: int = 0,
 ) -> Recomputation:
     """Build the graph in which the backward pass reads copies of ``dropped`` buffers.
 
@@ -194,10 +195,15 @@ def recompute(
         repeats: What may be repeated.
         dropped: Some of its candidates.
         retained: Buffers that only the forward pass reads, and that are kept for the copies to be made from.
+        borrowed: Dropped buffers that copies of others are made from as long as they have no copy themselves.
+        ahead: How many ops of the backward pass that may read copies a chain is repeated ahead of its need:
+            it then runs while copies from the host are waited for, and takes its memory for longer.
     """
-    build = _Repeater(repeats, frozenset(dropped), retained)
+    build = _Repeater(repeats, frozenset(dropped), retained, borrowed)
+    readers = sorted(repeats.redirected)
+    needs = dict(zip(readers, readers[ahead:], strict=False))
     for op in repeats.graph.ops:
-        build.add(op)
+        build.add(op, needs.get(op.id))
     graph = repeats.graph
     kept = frozenset(build.now[tensor] for tensor in graph.kept)
     backward = frozenset((*(build.op_ids[op] for op in graph.backward), *build.repeated))
@@ -209,8 +215,15 @@ def recompute(
 class _Repeater:
     """Copies a graph op by op, and repeats ops where they are needed."""
 
-    def __init__(self, repeats: Repeats, dropped: frozenset[int], retained: Collection[int]) -> None:
+    def __init__(
+        self,
+        repeats: Repeats,
+        dropped: frozenset[int],
+        retained: Collection[int],
+        borrowed: Collection[int],
+    ) -> None:
         self._repeats, self._graph, self._dropped = repeats, repeats.graph, dropped
+        self._borrowed = borrowed
         self._chain = repeats.chain(dropped, dropped, retained)
         self.ops: list[Op] = []
         self.tensors: list[Tensor] = []
@@ -225,17 +238,22 @@ class _Repeater:
         """For each tensor of the old graph that an op has made again the copy."""
         self._repeated_ops: set[int] = set()
 
-    def add(self, op: Op) -> None:
-        """Copy the next op, behind the ops that have to be repeated for it."""
+    def add(self, op: Op, reader: int | None) -> None:
+        """Copy the next op, behind the ops that have to be repeated for it, or for a ``reader`` behind it."""
         wanted: frozenset[int] = frozenset()
         if op.id in self._repeats.redirected:
-            roots, shows = self._graph.roots, self._repeats.shows
-            wanted = frozenset(one for one in op.inputs if roots[one] in self._dropped and shows[one])
-            self._repeat_for(op, wanted)
+            wanted = self._wanted(op)
+            later = frozenset() if reader is None else self._wanted(self._graph.ops[reader])
+            self._repeat_for(op, wanted | later)
         inputs = [self._copies[one] if one in wanted else self.now[one] for one in op.inputs]
         self.op_ids.append(len(self.ops))
         controls = tuple(self.op_ids[control] for control in op.controls)
         self._append(op, op.name, inputs, controls, self.now)
+
+    def _wanted(self, reader: Op) -> frozenset[int]:
+        """Return the inputs of which an op reads copies."""
+        roots, shows = self._graph.roots, self._repeats.shows
+        return frozenset(one for one in reader.inputs if roots[one] in self._dropped and shows[one])
 
     def _repeat_for(self, reader: Op, wanted: Iterable[int]) -> None:
         graph = self._graph
@@ -256,6 +274,8 @@ class _Repeater:
     def _is_repeated(self, tensor: int) -> bool:
         """Tell whether a copy reads a copy of ``tensor``."""
         graph = self._graph
+        if graph.roots[tensor] in self._borrowed:
+            return False
         if graph.tensors[tensor].op in self._chain:
             return True
         return self._repeats.shows[tensor] and graph.tensors[graph.roots[tensor]].op in self._chain

@@ -16,12 +16,16 @@ from lms.ir.liveness import Buffers, round_up, timeline
 from lms.ir.op_traits import (
     OUTSIDE_TYPES,
     SHAPE_READERS,
+    STREAM_ENTER,
+    STREAM_OUT,
+    STREAM_TYPES,
     UNSWAPPABLE_TYPES,
     is_backward,
     is_collective,
     is_update,
 )
 from lms.optimizer.grappler_item import Output
+from lms.reader.arithmetic import flops_of, is_counted
 from lms.reader.conditions import ALWAYS, Conditions, find_conditions
 from lms.reader.folded_constants import CONSTANTS, Folded, find_folded
 from lms.reader.node_table import ENTERS, EXITS, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
@@ -33,6 +37,12 @@ LOOP = "Loop"
 RESULTS = frozenset({"_Retval", "_DeviceRetval"})
 NOT_PLAIN = frozenset(dtype.as_datatype_enum for dtype in (tf.resource, tf.variant, tf.string))
 VARIANT = tf.variant.as_datatype_enum
+MARK_ATTR = "_lms"
+"""Attribute of every node that an edit has added; its value says what the node is for."""
+STREAMED = "a variable's, which leaves the device as such"
+"""The reason why a buffer stays that a variable has on the device for an update."""
+ARRIVES = "another device makes it"
+"""The reason why the copy of a tensor stays that comes to the device for its readers there."""
 KEPT = "a kernel keeps it for another one"
 """The reason why a buffer stays that TensorFlow's graph does not show."""
 BODY_ATTRS = {
@@ -83,6 +93,8 @@ class Place:
     device_type: str = "CPU"
     on_host: Callable[[Any, int], bool] = lambda node, index: False
     """Whether a node of the device leaves an output in host memory."""
+    reads_on_host: Callable[[Any, int], bool] = lambda node, slot: False
+    """Whether a node of the device reads an input in host memory."""
     body_peak: "Callable[[Place, Any, str, Sequence[Output]], int] | None" = None
     """The memory that a function needs which a node calls with such arguments."""
 
@@ -141,6 +153,33 @@ def constant_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place:
         if (op_type in CONSTANTS or node in held) and place.holds(table.nodes[node].device)
         for output in outputs[node]
     )
+
+
+def most_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place) -> int | None:
+    """Return the bytes of all that a graph makes on a device: no order of its ops needs more.
+
+    ``None`` where that is not known: a size is open, or ops run in a loop or in a function that is called.
+    """
+    if len(table.frames) > 1 or not BODY_ATTRS.keys().isdisjoint(table.types):
+        return None
+    total = workspace = 0
+    for node, made in enumerate(outputs):
+        is_here = place.holds(table.nodes[node].device)
+        if not is_here and not any(place.holds(table.nodes[to].device) for to, _ in table.readers[node]):
+            continue
+        sizes = [size_of(output) for output in made]
+        if is_here and table.types[node] in place.kernels.types:
+            facts = facts_of(table, outputs, node)
+            workspace = max(workspace, place.kernels.workspace_bytes(facts))
+            for extra in place.kernels.extra_outputs(facts):
+                sizes += [extra.nbytes]
+                if extra.output is not None:
+                    sizes[extra.output] = sizes.pop()
+        for nbytes in sizes:
+            if nbytes is None:
+                return None
+            total += round_up(nbytes)
+    return total + round_up(workspace)
 
 
 def folded(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Folded:
@@ -267,6 +306,8 @@ class _Reader:
         self._op_of: dict[int, int] = {}
         self._kept_for: dict[Source, list[tuple[int, tuple[Reader, ...]]]] = {}
         """By a node's output what its kernel keeps beside it, and for which readers."""
+        self._streamed: dict[int, int] = {}
+        """By the node of a variable's handle the buffer that the variable has on the device for now."""
         self._columns: tuple[list[Any], ...] = ([], [], [], [])
         """Members, slots, starts and ends of each op."""
         self._sources: list[Source | None] = []
@@ -331,6 +372,9 @@ class _Reader:
         outside = [away or self._is_outside(source) for source in sources]
         sizes = [self._size(op_type, source) for source in sources]
         reasons: list[str | None] = [self._forbidden(op_type, source) for source in sources]
+        for source in self._arriving(unit, sources):
+            slot = sources.index(source)
+            outside[slot], reasons[slot] = False, reasons[slot] or ARRIVES
         inputs = [self._ids[source] for source in read]
         facts = None if away or op_type not in kernels.types else facts_of(table, self._outputs, unit)
         beside: list[tuple[Reader, ...]] = []
@@ -344,17 +388,28 @@ class _Reader:
                 outside.append(False)
                 reasons.append(KEPT)
                 beside.append(extra.readers)
+        held = self._streamed_by(slots) if self._streamed else []
+        counted = not away and is_counted(op_type)
+        aliases = self._aliases(op_type, facts)
+        purpose = self._purpose(node)
+        if held and op_type == "ReadVariableOp":
+            aliases, outside, reasons = (len(inputs),), [False], [STREAMED]
+        elif purpose == STREAM_ENTER:
+            aliases, outside, reasons, sizes = (1,), [False], [STREAMED], [0]
+        elif purpose == STREAM_OUT:
+            outside = [True]
         made = self._build.add(
             self._unique(table.bare_name(unit), unit),
-            op_type,
-            inputs=[*inputs, *self._kept_by(slots)],
+            purpose or op_type,
+            inputs=[*inputs, *held, *self._kept_by(slots)],
             outputs=sizes,
             controls=self._controls(unit, waits),
-            aliases=self._aliases(op_type, facts),
+            aliases=aliases,
             in_place=None if facts is None else kernels.in_place_slots(facts),
             outside=outside,
             forbidden=reasons,
             workspace_bytes=self._workspace(unit, facts),
+            flops=flops_of(facts or facts_of(table, self._outputs, unit)) if counted else None,
             chainable=not (is_collective(op_type) or op_type in RESULTS),
             conditional=self._is_conditional(unit),
             parts=merged_types(op_type, node),
@@ -365,11 +420,26 @@ class _Reader:
         self._record(unit, members, slots, members, members)
         for tensor, source in zip(made, sources, strict=False):
             self._ids[source] = tensor
-        for tensor, readers in zip(made[len(sources) :], beside, strict=True):
+        if purpose == STREAM_ENTER:
+            self._streamed[table.inputs[unit][0].node] = made[0]
+            self._sources.append(None)
+        for tensor, readers in zip(made[len(sources) :], beside, strict=False):
             self._kept_for.setdefault(Source(unit, 0), []).append((tensor, readers))
         self._sources += [*sources, *([None] * len(beside))]
         if op_type in RESULTS:
             self._retained += read
+
+    def _purpose(self, node: Any) -> str | None:
+        """Return the type of an op that streams a variable; ``None`` for other nodes."""
+        if MARK_ATTR not in node.attr:
+            return None
+        purpose: str = node.attr[MARK_ATTR].s.decode()
+        return purpose if purpose in STREAM_TYPES else None
+
+    def _streamed_by(self, slots: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the buffers that an op uses through the handles of variables."""
+        read = dict.fromkeys(self._table.inputs[node][slot].node for node, slot in slots)
+        return [self._streamed[node] for node in read if node in self._streamed]
 
     def _aliases(self, op_type: str, facts: OpFacts | None) -> Sequence[int | None] | None:
         """Return the input slot that each output shares a buffer with; ``None``: the op type decides."""
@@ -386,6 +456,26 @@ class _Reader:
             next_turn = types[node] in MERGES and types[source.node] in TURNS
             if source.node not in members and not next_turn:
                 yield node, slot
+
+    def _arriving(self, unit: int, sources: Sequence[Source]) -> Iterator[Source]:
+        """Yield the outputs of another device's node that the device reads.
+
+        TensorFlow makes one copy of each for all readers there, as soon as the output is made.
+        """
+        table, holds = self._table, self._place.holds
+        kept = (
+            table.types[unit] in OUTSIDE_TYPES or unit in self._folded or MARK_ATTR in table.nodes[unit].attr
+        )
+        if kept or holds(table.nodes[unit].device):
+            return
+        for source in sources:
+            if any(
+                table.inputs[reader][slot] == source
+                and holds(table.nodes[reader].device)
+                and not self._place.reads_on_host(table.nodes[reader], slot)
+                for reader, slot in table.readers[source.node]
+            ):
+                yield source
 
     def _is_outside(self, source: Source) -> bool:
         return source.node in self._units.vanishing or self._place.on_host(

@@ -58,11 +58,17 @@ def render_report(report: Report) -> str:
     if report.transport == UNCOUNTED:
         rows.append(("moved so far", "- TensorFlow makes the copies and counts none"))
     elif report.transport != "none":
-        rows.append(("moved so far", f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"))
+        first = ", the first copy of the variables in it" if _streams(report) else ""
+        moved = f"{mib(report.store.bytes_out)} out, {mib(report.store.bytes_in)} in"
+        rows.append(("moved so far", moved + first))
         rows.append(("held at most", mib(report.store.peak_bytes)))
     if report.retries:
         rows.append(("planned again", f"{counted(report.retries, 'time')}, after running out of memory"))
     return _lines([*rows, *(("warning", text) for text in report.warnings)])
+
+
+def _streams(report: Report) -> bool:
+    return any(graph.streamed.nodes for graph in report.edited)
 
 
 def _lines(rows: Sequence[tuple[str, str]]) -> str:
@@ -86,24 +92,41 @@ def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
         yield "  peak", f"- {graph.open_sizes}"
     else:
         before, after = mib(graph.peak_before_bytes), mib(graph.planned_peak_bytes)
-        yield "  peak", f"{before} before, {after} planned"
+        when = "with the variables on the host and nothing swapped" if graph.streamed.nodes else "before"
+        yield "  peak", f"{before} {when}, {after} planned"
     yield "  in it", _peak_parts(graph)
     if graph.budget_bytes is not None:
         least = "" if graph.open_sizes else f", {mib(graph.floor_bytes)} is the least possible"
         yield "  budget", f"{mib(graph.budget_bytes)} for the step{least}"
-    out, back = mib(graph.bytes_out), mib(graph.bytes_in)
-    went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
-    yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
+    if graph.tensors or not graph.streamed.nodes:
+        out, back = mib(graph.bytes_out), mib(graph.bytes_in)
+        went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
+        yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
+    if (streamed := graph.streamed).nodes:
+        many = counted(streamed.state + streamed.weights, "variable")
+        moved = f"{mib(streamed.bytes_out)} out, {mib(streamed.bytes_in)} in a step"
+        yield "  on the host", f"{many} between steps ({mib(streamed.nbytes)}), {moved}"
     if graph.recomputed is not None:
         again, spent = graph.recomputed, f"{graph.recomputed.seconds * 1000:,.1f} ms"
         made = f"{counted(again.tensors, 'tensor')} ({mib(again.nbytes)})"
         yield "  recomputed", f"{made} by {counted(again.ops, 'op')}, about {spent} a step"
+    if graph.segments:
+        took = (
+            ""
+            if graph.first_run_s is None
+            else f"; the first run, with compiling, took {graph.first_run_s:.1f} s"
+        )
+        held = f"{counted(graph.segments, 'segment')} of {counted(graph.compiled_ops, 'op')}"
+        yield "  XLA", f"{held}{took}"
     if graph.executed is not None:
-        yield "  executed", f"{counted(graph.executed, 'swap-out')} in the first run"
+        what = f", {graph.streamed.copies_out} of them planned for variables" if graph.streamed.nodes else ""
+        yield "  executed", f"{counted(graph.executed, 'swap-out')} in the first run{what}"
     yield (
         "  edit",
         f"{graph.edit_s * 1000:.0f} ms, {graph.added_ops} ops and {graph.control_edges} control edges added",
     )
+    times = f"measured, of {graph.measured_ops:,} ops" if graph.measured_ops else "estimated"
+    yield "  times", times
     for reason, count in graph.rejected:
         yield "  stays", f"{counted(count, 'tensor')}: {reason}"
     for note in graph.notes:

@@ -1,7 +1,7 @@
 """The figures of what LMS did in this process, as values: one entry per graph, and the whole."""
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,9 @@ from lms.device.device import MIB, Device, read_devices
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers, Timeline, timeline
 from lms.ir.swap_plan import Recomputed, SwapPlan
+from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
+from lms.simulate.cost_model import V100, Costs
 from lms.transports.base import StoreStats
 
 
@@ -93,11 +95,21 @@ class GraphStats:
     bytes_in: int = 0
     recomputed: Recomputed | None = None
     """What is made again in the backward pass; ``None``: nothing."""
+    streamed: Streamed = field(default_factory=Streamed)
+    """The variables whose values lie in host memory between steps."""
+    segments: int = 0
+    """Segments that XLA compiles."""
+    compiled_ops: int = 0
+    """Ops in these."""
+    first_run_s: float | None = None
+    """The first run of a step with segments, in which they are compiled; tracing and planning are in it."""
     added_ops: int = 0
     control_edges: int = 0
     edit_s: float = 0.0
     """Reading, planning and rewriting together."""
     plan_s: float = 0.0
+    measured_ops: int = 0
+    """The ops of the step whose times a profile tells; 0: all are estimated."""
     seconds: tuple[tuple[str, float], ...] = ()
     """(pass, seconds) of the edit."""
     varies: bool = False
@@ -108,6 +120,11 @@ class GraphStats:
     """(reason, tensors that it kept on the device), most frequent first."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def copies_out(self) -> int:
+        """The copies to the host in one step."""
+        return self.tensors + self.streamed.copies_out
+
     @classmethod
     def of(
         cls,
@@ -117,13 +134,15 @@ class GraphStats:
         base: int,
         peak: int,
         open_sizes: OpenSizes | None = None,
+        streamed: Streamed | None = None,
     ) -> "GraphStats":
         """Collect the figures of a plan and its edits; ``base`` and ``peak`` are the whole device's bytes."""
+        streamed = streamed or Streamed()
         known = open_sizes is None
         return cls(
             name=name,
             edited=edits is not None,
-            why=_why(made),
+            why=_why(made, streamed),
             ops=len(made.order),
             policy=made.policy,
             planned_peak_bytes=peak if known else None,
@@ -138,6 +157,7 @@ class GraphStats:
             bytes_out=made.bytes_out,
             bytes_in=made.bytes_in,
             recomputed=made.recomputed if edits else None,
+            streamed=streamed,
             added_ops=len(edits.nodes) if edits else 0,
             control_edges=edits.control_edges if edits else 0,
             rejected=tuple(made.rejected_by_reason.items()),
@@ -145,7 +165,10 @@ class GraphStats:
         )
 
 
-def _why(made: SwapPlan) -> str:
+def _why(made: SwapPlan, streamed: Streamed) -> str:
+    if streamed.nodes:
+        text = f"{counted(streamed.state + streamed.weights, 'variable')} on the host between steps"
+        return f"{text}; {_why(made, Streamed())}" if made.swaps or made.recomputed else text
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
     out, back = made.bytes_out / MIB, made.bytes_in / MIB
@@ -169,6 +192,8 @@ class Report:
     idle: str = ""
     """The mode and the reason where LMS plans nothing in this process; the measured peak is then since its
     beginning."""
+    document: Callable[["Report"], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    """Describes the report with all that is known of the planned step; ``None``: by its figures alone."""
 
     @property
     def edited(self) -> tuple[GraphStats, ...]:
@@ -210,6 +235,22 @@ class Report:
             return None
         return (self.measured_peak_bytes - self.planned_peak_bytes) / self.planned_peak_bytes
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values for JSON, of bounded size."""
+        from lms.report.document import build_document
+
+        return build_document(self) if self.document is None else self.document(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as one HTML file, which needs no network.
+
+        Raises:
+            PlaceError: If it cannot be written.
+        """
+        from lms.report.html import write_html
+
+        write_html(self.to_json(), path)
+
     def __str__(self) -> str:
         from lms.report.render import render_report
 
@@ -227,6 +268,13 @@ class Planned:
     open_sizes: OpenSizes | None
     unedited: Graph
     """The graph as it was read."""
+    costs: Costs = V100
+    """The device and its link, as planned for."""
+    device_type: str = "GPU"
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    """By name the type and shape of the larger tensors, where they are known."""
+    host_bytes: int = 0
+    """Of variables whose values lie in host memory between steps, in both graphs."""
 
     def before(self) -> Timeline:
         """Return the memory of the unedited step."""
@@ -247,42 +295,88 @@ class Planned:
         return [(self.graph.tensor_name(stay.tensor), stay.nbytes) for stay in live]
 
 
+Describe = Callable[[], "tuple[GraphStats, Planned] | None"]
+"""Works out the figures of a step that stays as it is; ``None`` where it cannot be read."""
+
+
 @dataclass
 class Collector:
     """Gathers the figures; the only class here that changes."""
 
     graphs: list[GraphStats] = field(default_factory=list)
-    planned: dict[Hashable, Planned] = field(default_factory=dict)
-    """The latest plan of each graph, by its name, device and frame; in the order in which they were made."""
     plans: int = 0
     warnings: list[str] = field(default_factory=list)
     retries: int = 0
 
+    _planned: dict[Hashable, Planned] = field(default_factory=dict)
+    _postponed: list[tuple[GraphStats, Describe]] = field(default_factory=list)
+
     def add(self, stats: GraphStats, planned: Planned) -> None:
         """Add a planned graph."""
-        key = stats.name, stats.place
-        self.planned.pop(key, None)
-        self.planned[key] = planned
         self.plans += 1
         self.graphs.append(stats)
+        self._forget(stats)
+        self._keep(stats, planned)
+
+    def postpone(self, stats: GraphStats, describe: Describe) -> None:
+        """Add a graph that stays as it is, whose figures are worked out when they are asked for."""
+        self.plans += 1
+        self.graphs.append(stats)
+        self._forget(stats)
+        self._postponed.append((stats, describe))
+
+    @property
+    def planned(self) -> Mapping[Hashable, Planned]:
+        """The latest plan of each graph, by its name, device and frame; in the order of their making."""
+        self._settle()
+        return self._planned
 
     @property
     def latest(self) -> Planned | None:
         """The latest plan."""
-        return next(reversed(self.planned.values()), None)
+        return next(iter([*self.planned.values()][-1:]), None)
+
+    def _forget(self, stats: GraphStats) -> None:
+        """Describe no more what a later plan of the same graph has replaced."""
+        self._postponed = [one for one in self._postponed if _key(one[0]) != _key(stats)]
+
+    def _settle(self) -> None:
+        """Work out what was postponed."""
+        while self._postponed:
+            stats, describe = self._postponed.pop(0)
+            found = describe()
+            if found is not None:
+                self.graphs[:] = [found[0] if one is stats else one for one in self.graphs]
+                self._planned = {_key(stats): found[1], **self._planned}  # what was planned since is later
+
+    def _keep(self, stats: GraphStats, planned: Planned) -> None:
+        self._planned.pop(_key(stats), None)
+        self._planned[_key(stats)] = planned
 
     def executed(self, planned: Sequence[GraphStats], swap_outs: int) -> None:
         """Note how many swap-outs ran in the call for which ``planned`` were made.
 
         Several plans are counted together: where their sum is not ``swap_outs``, nothing is noted for them.
         """
-        known = {id(one): one.tensors for one in planned} if len(planned) > 1 else {id(planned[0]): swap_outs}
-        if sum(known.values()) == swap_outs:
-            executed = (replace(one, executed=known.get(id(one), one.executed)) for one in self.graphs)
-            self.graphs[:] = [*executed]
+        if len(planned) > 1 and sum(one.copies_out for one in planned) != swap_outs:
+            return
+        ran = {id(one): one.tensors if len(planned) > 1 else swap_outs for one in planned}
+        self.graphs[:] = [
+            replace(one, executed=ran[id(one)]) if id(one) in ran else one for one in self.graphs
+        ]
 
-    def report(self, device: Device, transport: Any) -> Report:
-        """Return the figures so far as a value."""
+    def first_run(self, planned: Sequence[GraphStats], seconds: float) -> None:
+        """Note how long the first run of steps took that XLA compiles in segments."""
+        ran = {_key(one) for one in planned if one.segments}
+        self.graphs[:] = [
+            replace(one, first_run_s=seconds) if _key(one) in ran and one.first_run_s is None else one
+            for one in self.graphs
+        ]
+
+    def report(self, device: Device, transport: Any, *, settled: bool = True) -> Report:
+        """Return the figures so far as a value; ``settled``: those that were postponed, too."""
+        if settled:
+            self._settle()
         memory = device.memory()
         return Report(
             device,
@@ -293,6 +387,10 @@ class Collector:
             self.retries,
             tuple(self.warnings),
         )
+
+
+def _key(stats: GraphStats) -> Hashable:
+    return stats.name, stats.place
 
 
 def report_idle(why: str) -> Report:

@@ -8,6 +8,7 @@ from lms.planner.host_operands import Decision
 from lms.planner.sum_order import beginnings, disturbed
 from lms.reader.step_reader import Step
 from lms.rewriter.repeats import write_repeats
+from lms.rewriter.segments import in_segments, mark_segments
 from lms.rewriter.writer import Edits, write_plan
 from lms.transports.base import Transport
 
@@ -24,10 +25,16 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
     Raises:
         RewriteError: If the decision does not fit the graph, which is of no use then.
     """
-    buffers, known = Buffers.of(step.graph), len(graph_def.node)
+    known, segmentation = len(graph_def.node), decided.segmentation
+    if segmentation is not None:
+        step = in_segments(step, segmentation)
+    buffers = Buffers.of(step.graph)
     sums, made = beginnings(buffers), decided.recomputation
     if made is not None:
         sums = {made.places[op]: slot for op, slot in {**disturbed(buffers, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
     edits = write_plan(graph_def, step, decided.plan, transport, decided.relocation, sums)
+    if segmentation is not None:
+        names = step.table.names
+        mark_segments(graph_def, [[names[node] for node in step.members[op]] for op in segmentation.segments])
     return replace(edits, nodes=tuple(node.name for node in list(graph_def.node)[known:]))

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lms.planner.recomputation import AGAIN, Recomputation
+from lms.ir.op_traits import AGAIN
+from lms.planner.recomputation import Recomputation
 from lms.reader.node_table import NodeTable, Source
 from lms.reader.step_reader import Step
 from lms.rewriter.writer import MARK, MARK_ATTR, RewriteError, reference

@@ -32,7 +32,7 @@ def validate(
         kernels: Those of the device.
 
     Raises:
-        RewriteError: If two nodes have one name; if an added node has no device, an unknown type or lacks an
+        RewriteError: If two nodes have one name; if an added node lacks a device, a known type or an
             attribute; if a node reads what is not there, of another type or of another number than it takes;
             if nodes wait for each other; or if TensorFlow would merge other nodes than before.
     """
@@ -126,8 +126,8 @@ def _signature(node: Any) -> _Signature:
     definition = op_def_registry.get(node.op)
     if definition is None:
         raise RewriteError(f"{node.name} is of type {node.op!r}, which this TensorFlow does not know")
-    if not node.device:
-        raise RewriteError(f"{node.name} has no device")
+    if "/job:" not in node.device or "/device:" not in node.device:
+        raise RewriteError(f"{node.name} has no device, or a part of a name: {node.device!r}")
     attrs = {attr.name: attr.default_value for attr in definition.attr if attr.HasField("default_value")}
     attrs.update(node.attr)
     for attr in definition.attr:
@@ -166,3 +166,17 @@ def _require_order(nodes: Sequence[Any], before: Sequence[Collection[int]]) -> N
     if done < len(nodes):
         stuck = next(place for place, count in enumerate(waiting) if count)
         raise RewriteError(f"{nodes[stuck].name} would wait for itself")
+
+
+def require_same_pairs(kernels: Kernels, before: NodeTable, after: NodeTable) -> None:
+    """Check that TensorFlow merges the same nodes in two graphs, whatever their numbers.
+
+    Raises:
+        RewriteError: If it does not.
+    """
+    pairs = [
+        {(table.names[first], table.names[second]) for first, second, *_ in kernels.pairs(table)}
+        for table in (before, after)
+    ]
+    for first_name, second_name in sorted(pairs[0] ^ pairs[1]):
+        raise RewriteError(f"TensorFlow would merge {first_name} and {second_name} in one graph alone")

@@ -17,14 +17,15 @@ from lms.ir.liveness import positions
 from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import Source
+from lms.reader.step_reader import MARK_ATTR as MARK_ATTR
 from lms.reader.step_reader import Step
 from lms.transports.base import Transport, host_beside, write_copy
 
 MARK = "lms"
 """A part of the name of every added node."""
 
-MARK_ATTR = "_lms"
-"""Attribute of every added node; its value says what the node is for."""
+OUT = b"swap_out"
+"""The mark of a copy to the host."""
 
 FLOATS = frozenset(
     dtype.as_datatype_enum
@@ -88,6 +89,15 @@ def write_plan(
     return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
 
 
+def put_copies_first(graph_def: Any) -> None:
+    """Put the copies of swapped tensors to the host in front, once nobody needs a node's place any more.
+
+    An executor launches the readers of a tensor in the order in which they stand in the graph. A copy waits
+    for all kernels that were launched before it: behind the next one it would begin only when that is done.
+    """
+    graph_def.node.sort(key=lambda node: MARK_ATTR not in node.attr or node.attr[MARK_ATTR].s != OUT)
+
+
 def require_forward(graph: Graph, plan: SwapPlan) -> None:
     """Check that every edge of ``plan`` goes forward in its order, so that it can make no cycle.
 
@@ -114,7 +124,8 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
         if swap.after != producer:
             forward(producer, swap.after, "swap-out")
         for op in swap.blocks:
-            forward(swap.after, op, "swap-out blocks")
+            for before in (swap.after,) if swap.until is None else (swap.after, swap.until):
+                forward(before, op, "swap-out blocks")
         for swap_in in swap.swap_ins:
             if place[swap_in.trigger] < place[swap.after]:
                 raise RewriteError(
@@ -216,8 +227,8 @@ class _Editor:
 
     def _read_there(self, op: Op, read: HostRead) -> None:
         for slot, held in read.slots.items():
-            self._redirect(Use(op.id, slot), self._made[held])
-        if read.fetches:
+            self._redirect(Use(op.id, slot), self._reference(held))
+        if read.on_host:
             node = self._table.nodes[self._step.members[op.id][0]]
             node.device = host_beside(node.device)
 
@@ -226,7 +237,7 @@ class _Editor:
         made = op.inputs[0]
         uses = self._step.graph.uses[op.outputs[0]]
         there = [use for use in uses if self._step.members[use.op]]
-        device = self._device(there[0].op) if there else ""
+        device = self._device(there[0].op)
         back = self._in(self._reference(made), made, device, f"{self._base(made)}/fetch", ())
         self._add_op(op, back)
         for use in there:
@@ -246,10 +257,36 @@ class _Editor:
         else:
             is_maker = swap.after == step.graph.tensors[swap.tensor].op
             held = self._out(swap.tensor, "swap_out", () if is_maker else self._ends(swap.after))
+        freed = held
+        if swap.until is not None and not self._copies_at_once(swap.after):
+            freed = self._hold(swap, swap.until, held)
         for op in swap.blocks:
-            self.order(held, op)
+            self.order(freed, op)
         for number, swap_in in enumerate(swap.swap_ins):
             self._swap_in(swap, swap_in, held, f"{self._base(swap.tensor)}/swap_in_{number}")
+
+    def _copies_at_once(self, op: int) -> bool:
+        """Tell whether a copy out is done when its op has run, so that it frees its buffer as planned."""
+        return "device:CPU:" in self._device(op)
+
+    def _hold(self, swap: Swap, until: int, held: str) -> str:
+        """Keep the buffer until its copy and the op ``until`` are done, whichever comes last.
+
+        A buffer that is freed whenever the link has done with it is another one in each step, and so is what
+        is put in its place: free memory would fall into other pieces than those that were planned.
+        """
+        holder = self._holder(f"{self._base(swap.tensor)}/hold", self._device(swap.after))
+        holder.attr["T"].list.type.append(self._dtype(swap.tensor))
+        holder.input.extend(
+            [self._reference(swap.tensor), *(f"^{wait}" for wait in (held, *self._ends(until)))]
+        )
+        return str(holder.name)
+
+    def _holder(self, name: str, device: str) -> Any:
+        """Add an op that keeps what it reads; unlike ``Identity`` it leaves integers on a GPU, too."""
+        node = self.added[self._add(name, "hold")]
+        node.op, node.device = "IdentityN", device
+        return node
 
     def _swap_in(self, swap: Swap, swap_in: SwapIn, held: str, name: str) -> None:
         graph = self._step.graph
@@ -342,16 +379,14 @@ class _Editor:
             node.input[0], node.input[slot] = other, first
         held = [text for text in node.input if text[0] != "^"][2:]
         dtype = node.attr["T"].type
-        name = self._add(f"{node.name}/{MARK}/hold", "hold")
-        holder = self.added[name]
-        holder.op, holder.device = "IdentityN", node.device
+        holder = self._holder(f"{node.name}/{MARK}/hold", node.device)
         holder.attr["T"].list.type.extend([dtype] * len(held))
         holder.input.extend([*held, f"^{node.name}"])
         ops, members = self._step.graph.ops, self._step.members
         readers = {self._op_of[node] for node, _ in self._table.readers[number] if node in self._op_of}
         free = [op for op in readers if not ops[op].conditional or len(members[op]) == 1]
         if free:  # who waits for it keeps it from being taken for an op without use
-            self.order(name, min(free, key=lambda op: (ops[op].conditional, op)))
+            self.order(holder.name, min(free, key=lambda op: (ops[op].conditional, op)))
 
     # --- order -----------------------------------------------------------------------------------------
 

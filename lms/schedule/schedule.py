@@ -168,9 +168,9 @@ class Schedule:
             for trip, end in zip(trips, ends, strict=True)
         )
         freed = trips[0].freed
-        blocks = () if freed is None else (self.chain[freed],)
+        blocks, until = ((), None) if freed is None else ((self.chain[freed],), self.chain[freed - 1])
         tensor = graph.tensors[root]
-        return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks)
+        return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks, until)
 
 
 def _passes_on(buffers: Buffers, op: int, tensor: int) -> bool:

@@ -37,15 +37,31 @@ class Demand:
     updates: tuple[Update, ...] = ()
     handed_on: Mapping[int, int] = field(default_factory=dict)
     """By the buffer that a kernel makes in place the buffer whose chunk it keeps."""
+    resident_bytes: int | None = None
+    """Where the device's pool grows region by region: the bytes in use before the step. Else ``None``."""
 
     @classmethod
-    def of(cls, buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ()) -> "Demand":
+    def of(
+        cls,
+        buffers: Buffers,
+        order: Sequence[int],
+        swaps: Sequence[Swap] = (),
+        resident_bytes: int | None = None,
+    ) -> "Demand":
         """Return the demand of a step that runs in ``order`` with ``swaps``, computed once."""
         order, swaps = tuple(order), tuple(swaps)
-        return buffers.once((Demand, order, swaps), lambda: cls._of(buffers, order, swaps))
+        return buffers.once(
+            (Demand, order, swaps, resident_bytes), lambda: cls._of(buffers, order, swaps, resident_bytes)
+        )
 
     @classmethod
-    def _of(cls, buffers: Buffers, order: tuple[int, ...], swaps: tuple[Swap, ...]) -> "Demand":
+    def _of(
+        cls,
+        buffers: Buffers,
+        order: tuple[int, ...],
+        swaps: tuple[Swap, ...],
+        resident_bytes: int | None,
+    ) -> "Demand":
         stays, placed = buffers.timeline(order, swaps).residencies, buffers.placement(order)
         scratch = tuple(
             Residency(-1 - op, nbytes, point, point)
@@ -58,8 +74,8 @@ class Demand:
             for source, op in takers
             if ends[source] == 2 * placed.position[op.id] - 1
         }
-        updates = buffers.once((Update, order), lambda: tuple(_updates(buffers, placed.position)))
-        return cls(stays + scratch, updates, handed_on)
+        updates = buffers.once((Update, order), lambda: tuple(updates_of(buffers, placed.position)))
+        return cls(stays + scratch, updates, handed_on, resident_bytes)
 
     @cached_property
     def tape(self) -> "Tape":
@@ -77,7 +93,7 @@ class Demand:
         return {}
 
 
-def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
+def updates_of(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
     """Find every update of the step that may move its variable.
 
     A variable that is assigned another's value shares its chunk, too. That is left out: it would take no more
@@ -88,24 +104,29 @@ def _updates(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
     for op in buffers.with_variables:
         if op.type == "AssignVariableOp" and (nbytes := buffers.nbytes[graph.roots[op.inputs[1]]]):
             assigned[graph.roots[op.inputs[0]]] = nbytes
-    last_read: dict[int, int] = {}
+    reads: dict[int, list[tuple[int, int]]] = {}
     size: dict[int, int] = {}
     for op in buffers.with_variables:
         if op.type == "ReadVariableOp":
             variable, value = graph.roots[op.inputs[0]], op.outputs[0]
             readers = [2 * position[reader] for reader in buffers.users[graph.roots[value]]]
-            last_read[variable] = max([last_read.get(variable, 0), *readers])
+            reads.setdefault(variable, []).append((2 * position[op.id], max(readers, default=0)))
             size[variable] = round_up(graph.tensors[value].nbytes or 0)
+
+    def last_read(variable: int, point: int) -> int:
+        """Return when the value of before ``point`` is read for the last time: what is read later is new."""
+        return max((last for first, last in reads.get(variable, ()) if first < point), default=0)
+
     for op in buffers.with_variables:
         if op.type == "AssignVariableOp":
             variable, source = graph.roots[op.inputs[0]], graph.roots[op.inputs[1]]
             point = 2 * position[op.id]
             if buffers.nbytes[source]:
-                freed = max(point, last_read.get(variable, 0))
+                freed = max(point, last_read(variable, point))
                 yield Update(point, variable, buffers.nbytes[source], source, freed)
         elif op.type != "ReadVariableOp":
             variable, point = graph.roots[op.inputs[0]], 2 * position[op.id]
-            read = last_read.get(variable, 0)
+            read = last_read(variable, point)
             if read > point:
                 yield Update(point, variable, size[variable], None, read)
             elif variable in assigned:
@@ -133,6 +154,8 @@ class Tape:
         """Register and bytes of an allocation; register and 0: nothing holds it any more; register and
         negative bytes: its chunk is written to, and replaced by a copy of so many bytes where it is another's
         too."""
+        self.tensors: dict[int, int] = {}
+        """By register the buffer that it was allocated for; a variable's first one has none."""
         self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}
         """Bytes by variable; their registers come first, in this order."""
         self._latest = {variable: register for register, variable in enumerate(self.variables)}
@@ -188,6 +211,7 @@ class Tape:
         if register is None:
             self._free_before(stay.first)
             register = self._allocate(stay.nbytes)
+            self.tensors[register] = stay.tensor
         self._held[stay.tensor] = stay.last, register
         heappush(self._ends, (stay.last, register))
 

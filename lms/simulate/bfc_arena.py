@@ -2,7 +2,7 @@
 
 A plan whose bytes fit can still fail, because free memory is fragmented. The allocator takes the smallest
 free chunk that is large enough, hands out all of it unless at least half would remain, and joins free
-neighbours.
+neighbours. A pool that grows consists of regions, and chunks of two regions are never joined.
 """
 
 from bisect import bisect_left, insort
@@ -25,46 +25,88 @@ POOL_SHARE = 64
 """The room for small buffers is at most this part of the region, and what keeps it apart takes as much."""
 
 
+FIRST_REGION_BYTES = 2 << 20
+"""The first region of a pool that grows; each further one is twice as large, or as large as it takes
+(``BFCAllocator::Extend``)."""
+
+BORDER = 1
+"""The distance between two regions, so that their chunks have no common end."""
+
+
 class Arena:
-    """One region of device memory; chunks are known by their offset.
+    """The memory of a device, in one region or in more and more; chunks are known by their offset.
 
     A chunk in use need not know its neighbours: when it is freed it joins what is free before and behind it.
+
+    Args:
+        size: Bytes that may be taken.
+        grows: Whether regions are made when they are needed; else one is there from the start.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, grows: bool = False) -> None:
         self.size = size
-        """Bytes of the region."""
+        """Bytes of all regions, with those that are still to be made."""
         self.used = 0
         """Bytes in use: whole chunks, with what they have to spare."""
         self.peak = 0
         """The most bytes in use so far."""
         self._taken: dict[int, int] = {}
         """Bytes of each chunk in use, by its offset."""
-        self._free = [(size, 0)]
+        self._free: list[tuple[int, int]] = []
         """Bytes and offset of each free chunk, ascending: the first that is large enough is the best."""
-        self._begins = {0: size}
+        self._begins: dict[int, int] = {}
         """Bytes of each free chunk, by where it begins."""
-        self._ends = {size: 0}
+        self._ends: dict[int, int] = {}
         """Where each free chunk begins, by where it ends."""
+        self._grows, self._unmade, self._end = grows, size if grows else 0, 0
+        self._next = FIRST_REGION_BYTES if grows else size
+        """Bytes of the region that is made next."""
+        if not grows:
+            self._add_region(size)
 
     def allocate(self, nbytes: int) -> int | None:
         """Take a free chunk of at least ``nbytes`` and return its offset, or ``None`` if there is none."""
         index = bisect_left(self._free, (nbytes, 0))
         if index == len(self._free):
-            return None
+            if not self._extend(nbytes):
+                return None
+            index = bisect_left(self._free, (nbytes, 0))
         size, offset = self._free.pop(index)
         splits = size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES
         self._take(offset, size, nbytes if splits else size)
         return offset
 
     def reserve(self, nbytes: int) -> int:
-        """Cut ``nbytes`` off the largest free chunk, which must hold them, and return the offset."""
+        """Cut ``nbytes`` off the largest free chunk, which must hold them, and return the offset.
+
+        Where regions divide the memory so that none holds them, they take as much from several.
+        """
+        if (not self._free or self._free[-1][0] < nbytes) and not self._extend(nbytes):
+            offset = self.grow_for(nbytes)
+            self.size -= nbytes
+            counted = self.used, self.peak
+            self.fill(nbytes)
+            self.used, self.peak = counted
+            return offset
         size, offset = self._free.pop()
         self._take(offset, size, nbytes)
         return offset
 
+    def fill(self, nbytes: int) -> None:
+        """Take ``nbytes`` for good, in as few pieces as there is room for."""
+        while nbytes and (self._free or self._extend(1)):
+            piece = min(nbytes, self._free[-1][0])
+            self.reserve(piece)
+            nbytes -= piece
+
     def grow_for(self, nbytes: int) -> int:
-        """Lengthen the region for a chunk of ``nbytes`` at its end, and return the chunk's offset."""
+        """Make room for a chunk of ``nbytes`` behind all others, and return the chunk's offset."""
+        if self._grows:
+            self.size += nbytes
+            begin = self._add_region(nbytes)
+            self._free.remove((nbytes, begin))
+            self._take(begin, nbytes, nbytes)
+            return begin
         begin = self._ends.get(self.size, self.size)
         if begin < self.size:
             del self._free[bisect_left(self._free, (self.size - begin, begin))]
@@ -100,6 +142,38 @@ class Arena:
         self._begins[offset] = end - offset
         self._ends[end] = offset
         insort(self._free, (end - offset, offset))
+
+    def holds(self, offset: int) -> bool:
+        """Tell whether a chunk in use begins there."""
+        return offset in self._taken
+
+    @property
+    def layout(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each chunk in use, ascending; what is between them is free."""
+        return sorted(self._taken.items())
+
+    def _extend(self, nbytes: int) -> bool:
+        """Make the next region, for a chunk of ``nbytes``; tells whether that much is left."""
+        if nbytes > self._unmade:
+            return False
+        is_enough = nbytes <= self._next
+        while nbytes > self._next:
+            self._next *= 2
+        size = min(self._next, self._unmade)
+        if is_enough:
+            self._next *= 2
+        self._unmade -= size
+        self._add_region(size)
+        return True
+
+    def _add_region(self, size: int) -> int:
+        """Add a region whose bytes are free, and return where it begins."""
+        begin = self._end
+        self._end = begin + size + BORDER
+        insort(self._free, (size, begin))
+        self._begins[begin] = size
+        self._ends[begin + size] = begin
+        return begin
 
     def _take(self, offset: int, size: int, nbytes: int) -> None:
         """Mark the first ``nbytes`` of a chunk as used; the chunk is no longer in the list of free ones."""
@@ -179,8 +253,9 @@ class Rehearsal:
 
     def __init__(self, demand: Demand, size: int, *, pooled: bool) -> None:
         self._tape = tape = demand.tape
-        self._before = sum(tape.variables.values())
-        self._arena = Arena(size + self._before)
+        self._before = max(sum(tape.variables.values()), demand.resident_bytes or 0)
+        self._arena = Arena(size + self._before, grows=demand.resident_bytes is not None)
+        self._arena.fill(self._before - sum(tape.variables.values()))
         self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
         self._chunks += [0] * (tape.registers - len(self._chunks))
         self._sharers: dict[int, int] = {}
@@ -194,7 +269,7 @@ class Rehearsal:
 
     @property
     def peak(self) -> int:
-        """The most bytes so far, less what the variables had at first."""
+        """The most bytes so far, less what was in use at first."""
         return self._arena.peak - self._before
 
     @property
@@ -204,7 +279,7 @@ class Rehearsal:
 
     @property
     def size(self) -> int:
-        """Bytes of the region, less what the variables had at first."""
+        """Bytes of the arena, less what was in use at first."""
         return self._arena.size - self._before
 
     @property

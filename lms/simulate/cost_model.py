@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lms.ir.graph import Graph
-from lms.ir.op_traits import ALIAS_TYPES, OUTSIDE_TYPES
+from lms.ir.op_traits import AGAIN, ALIAS_TYPES, OUTSIDE_TYPES, STREAM_TYPES
 
 FLOPS_PER_BYTE = {"Conv": 60.0, "MatMul": 60.0, "Einsum": 60.0}
 """Arithmetic guessed per byte touched, by a part of the op type, where an op does not state its own."""
@@ -27,8 +28,18 @@ class Costs:
     in_bytes_per_s: float = 12e9
     """Host to device."""
     copy_latency_s: float = 1e-5
+    overlaps: bool = True
+    """Whether copies run beside compute."""
+    resident_bytes: int | None = None
+    """Bytes in use on the device before the step, where its pool grows region by region; else ``None``."""
+    host_room_bytes: int | None = None
+    """Bytes that the host holds of a step's swapped tensors at once; ``None`` where no limit is known."""
     profile_s: Mapping[str, float] = field(default_factory=dict)
-    """Measured seconds by op name; they go before the roofline."""
+    """Measured seconds by op name; they go before the roofline, for an op that is repeated, too."""
+
+    def host_lacks(self, nbytes: int) -> int:
+        """Return by how much a step's swapped bytes are more than the host can hold."""
+        return 0 if self.host_room_bytes is None else max(0, nbytes - self.host_room_bytes)
 
     def op_seconds(self, graph: Graph) -> tuple[float, ...]:
         """Return the time of each op, by id."""
@@ -47,17 +58,37 @@ class Costs:
         back = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
         return replace(self, out_bytes_per_s=out_bytes_per_s, in_bytes_per_s=back)
 
-    def _one(self, graph: Graph, op: int) -> float:
-        node = graph.ops[op]
-        if node.name in self.profile_s:
-            return self.profile_s[node.name]
-        if node.type in ALIAS_TYPES or node.type in OUTSIDE_TYPES:
+    def seconds_of(self, work: "Work | None") -> float:
+        """Return the time of an op by its work; ``None``: none on the device."""
+        if work is None:
             return 0.0
-        touched = float(sum(graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)))
-        flops = node.flops
-        if flops is None:
-            flops = touched * next((rate for part, rate in FLOPS_PER_BYTE.items() if part in node.type), 0.0)
-        return max(self.launch_s, flops / self.flops_per_s, touched / self.device_bytes_per_s)
+        return max(self.launch_s, work.flops / self.flops_per_s, work.touched / self.device_bytes_per_s)
+
+    def _one(self, graph: Graph, op: int) -> float:
+        measured = (
+            self.profile_s.get(graph.ops[op].name.removesuffix(f"/{AGAIN}")) if self.profile_s else None
+        )
+        return self.seconds_of(work_of(graph, op)) if measured is None else measured
+
+
+class Work(NamedTuple):
+    """What an op does on the device."""
+
+    flops: float
+    touched: float
+    """Bytes that it reads and writes."""
+
+
+def work_of(graph: Graph, op: int) -> Work | None:
+    """Return the work of an op; ``None`` where the device has none of it."""
+    node = graph.ops[op]
+    if node.type in ALIAS_TYPES or node.type in OUTSIDE_TYPES or node.type in STREAM_TYPES:
+        return None
+    touched = float(sum(graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)))
+    flops = node.flops
+    if flops is None:
+        flops = touched * next((rate for part, rate in FLOPS_PER_BYTE.items() if part in node.type), 0.0)
+    return Work(flops, touched)
 
 
 V100 = Costs()
@@ -90,7 +121,7 @@ def costs_of(device_type: str, capability: int | None = None, name: str = "", ma
         machine: The processor's architecture, as ``platform.machine()`` has it.
     """
     if device_type == "CPU":
-        return Costs(5e10, 8e9, 2e-5, out_bytes_per_s=4e9, in_bytes_per_s=4e9, copy_latency_s=2e-5)
+        return Costs(5e10, 8e9, 2e-5, 4e9, 4e9, copy_latency_s=2e-5, overlaps=False)
     costs = V100 if capability is None else GENERATIONS[min(max(capability, 7), 9)]
     if machine == "ppc64le":
         return costs.with_link(NVLINK_TO_POWER9)

@@ -4,8 +4,9 @@ Each resource does one thing at a time, in the order in which the things become 
 in plan order; an op waits for the copies it reads and for those the plan makes it wait for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers, Timeline, positions, round_up, timeline
@@ -45,7 +46,9 @@ class _Line:
     free_s: float = 0.0
     busy_s: float = 0.0
 
-    def run(self, ready_s: float, seconds: float) -> float:
+    def run(self, tensor: int, ready_s: float, seconds: float) -> float:
+        """Copy ``tensor`` and return when that is done."""
+        del tensor
         self.free_s = max(self.free_s, ready_s) + seconds
         self.busy_s += seconds
         return self.free_s
@@ -87,7 +90,8 @@ class Clock:
     """The state of the three resources while ops go by."""
 
     def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
-        self.out, self.back = _Line(), _Line()
+        self.out: _Line = _Line()
+        self.back: _Line = _Line()
         self.now_s = 0.0
         self.starts = [0.0] * len(position)
         self.ends = [0.0] * len(position)
@@ -128,25 +132,34 @@ class Clock:
     def _start_copies(self, op: int) -> None:
         """Queue the copies that may start after ``op`` on their copy engines."""
         for swap in self._leaving.get(op, ()):
-            self.left_s[swap.tensor] = self.out.run(self.now_s, self._costs.out_seconds(swap.nbytes))
+            self.left_s[swap.tensor] = self.out.run(
+                swap.tensor, self.now_s, self._costs.out_seconds(swap.nbytes)
+            )
         coming = [
             (max(self.now_s, self.left_s[swap.tensor]), first, swap.tensor, swap, swap_in)
             for first, swap, swap_in in self._coming.get(op, ())
         ]
         for ready_s, _, _, swap, swap_in in sorted(coming, key=lambda entry: entry[:3]):
-            done_s = self.back.run(ready_s, self._costs.in_seconds(swap.nbytes))
+            done_s = self.back.run(swap.tensor, ready_s, self._costs.in_seconds(swap.nbytes))
             for waiting in (*(use.op for use in swap_in.uses), *swap_in.blocks):
                 self._ready_s[waiting] = max(self._ready_s[waiting], done_s)
 
 
-def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
-    """Return the peak in time: like the planned one, but a buffer stays until its copy is really done.
+class Stay(NamedTuple):
+    """One stay of a buffer on the device, in seconds, with the points of the plan at its ends."""
 
-    At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
-    """
+    tensor: int
+    nbytes: int
+    begin_s: float
+    end_s: float
+    first: int
+    last: int
+
+
+def stays_in_time(planned: Timeline, run: Clock) -> Iterator[Stay]:
+    """Yield the planned stays in time: a buffer stays until its copy is really done."""
     order, end = planned.order, 2 * len(planned.order) - 1
     on_host: set[int] = set()
-    events: list[tuple[float, int, int]] = []
     for stay in planned.residencies:
         begin_s = run.ends[order[stay.first // 2]] if stay.first % 2 else run.starts[order[stay.first // 2]]
         if stay.last == end:
@@ -161,8 +174,18 @@ def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
         elif copied_s:
             on_host.add(stay.tensor)
             end_s = max(end_s, copied_s)
-        events += [(begin_s, 2 * stay.first, stay.nbytes), (end_s, 2 * stay.last + 1, -stay.nbytes)]
-    for place, op in enumerate(order):
+        yield Stay(stay.tensor, stay.nbytes, begin_s, end_s, stay.first, stay.last)
+
+
+def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
+    """Return the peak in time.
+
+    At the same instant, what ends at an earlier point of the plan goes before what starts at a later one.
+    """
+    events: list[tuple[float, int, int]] = []
+    for _, nbytes, begin_s, end_s, first, last in stays_in_time(planned, run):
+        events += [(begin_s, 2 * first, nbytes), (end_s, 2 * last + 1, -nbytes)]
+    for place, op in enumerate(planned.order):
         scratch = round_up(graph.ops[op].workspace_bytes)
         if scratch:
             events += [(run.starts[op], 4 * place, scratch), (run.ends[op], 4 * place + 1, -scratch)]
@@ -171,3 +194,34 @@ def _peak(graph: Graph, planned: Timeline, run: Clock) -> int:
         live += nbytes
         peak = max(peak, live)
     return peak
+
+
+class _NotedLine(_Line):
+    """A copy engine that keeps what it has copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[int, float, float]] = []
+
+    def run(self, tensor: int, ready_s: float, seconds: float) -> float:
+        done_s = super().run(tensor, ready_s, seconds)
+        self.copies.append((tensor, done_s - seconds, done_s))
+        return done_s
+
+
+class NotedClock(Clock):
+    """A clock that keeps each copy: tensor, begin and end in seconds."""
+
+    def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
+        super().__init__(position, swaps, costs)
+        self.out, self.back = self._noted = _NotedLine(), _NotedLine()
+
+    @property
+    def copies_out(self) -> list[tuple[int, float, float]]:
+        """The copies to the host."""
+        return self._noted[0].copies
+
+    @property
+    def copies_back(self) -> list[tuple[int, float, float]]:
+        """The copies back to the device."""
+        return self._noted[1].copies

@@ -40,6 +40,9 @@ class Transport(Protocol):
     def counts(self) -> bool:
         """Whether :meth:`stats` counts what really ran."""
 
+    def room_bytes(self) -> int | None:
+        """Return the bytes that can be held at once; ``None`` where no limit is known."""
+
     def require_room(self, nbytes: int) -> None:
         """Check that ``nbytes`` can be held at once.
 

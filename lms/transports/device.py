@@ -39,12 +39,17 @@ class DeviceTransport:
         text = environ.get(POOL, "").strip()
         self._pool_mb = int(text) if text.isdigit() else POOL_MB
 
+    def room_bytes(self) -> int:
+        """Return the size of TensorFlow's pool of pinned memory."""
+        return self._pool_mb << 20
+
     def require_room(self, nbytes: int) -> None:
         """Check that TensorFlow's pool of pinned memory can hold ``nbytes``."""
-        if nbytes > self._pool_mb << 20:
+        if nbytes > self.room_bytes():
             raise StoreError(
                 f"one step swaps {nbytes >> 20} MiB and TensorFlow's pool of pinned host memory holds "
-                f"{self._pool_mb}; raise {POOL} (MiB) as far as the host has memory, or use less batch"
+                f"{self._pool_mb}; raise {POOL} (MiB) as far as the host has memory, use less batch, "
+                "or recompute='auto'"
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:

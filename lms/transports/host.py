@@ -46,7 +46,8 @@ class HostTransport:
         memory_limit_bytes: int | None = None,
         page_bytes: int | None = None,
     ) -> None:
-        self._calls = load_library(HOST_STORE, environ).calls
+        library = load_library(HOST_STORE, environ)
+        self._calls, self._ops = library.calls, library.ops
         self._store_dir, self._memory_limit = store_dir, memory_limit_bytes
         self.name = "host" if store_dir is None else "file"
         limit = -1 if memory_limit_bytes is None else memory_limit_bytes
@@ -60,16 +61,21 @@ class HostTransport:
             )
         self._start = self._read()
 
+    def room_bytes(self) -> int | None:
+        """Return the bytes that memory and disk together can hold; ``None`` for memory without a limit."""
+        if self._store_dir is None:
+            return self._memory_limit
+        return (self._memory_limit or 0) + shutil.disk_usage(self._store_dir).free + self.stats().file_bytes
+
     def require_room(self, nbytes: int) -> None:
         """Check that memory and disk together can hold ``nbytes``."""
-        room = self._memory_limit
-        if self._store_dir is not None:
-            room = (room or 0) + shutil.disk_usage(self._store_dir).free + self.stats().file_bytes
+        room = self.room_bytes()
         if room is not None and nbytes > room:
             where = f"in {self._store_dir}" if self._store_dir else "under the host memory limit"
             raise StoreError(
                 f"one step swaps {nbytes / MIB:.0f} MiB and {room / MIB:.0f} MiB are free {where}; "
-                "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, or use less batch"
+                "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, use less batch, "
+                "or recompute='auto'"
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
@@ -79,6 +85,18 @@ class HostTransport:
     def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
         """Make ``node`` the op that copies a tensor back out of the store."""
         write_copy(node, "LmsSwapIn", held, dtype, host_beside(device))
+
+    def hold(self, value: Any) -> Any:
+        """Return a tensor with the same values in the store, where it counts as no memory of the device."""
+        return self._ops.lms_swap_out(value)
+
+    def fetch(self, held: Any) -> Any:
+        """Return a tensor with the same values on the device."""
+        return self._ops.lms_swap_in(held)
+
+    def holds(self, address: int | None) -> bool:
+        """Tell whether a tensor's memory, by its address, is the store's."""
+        return bool(address) and bool(self._calls.lms_store_holds(ctypes.c_void_p(address)))
 
     def stats(self) -> StoreStats:
         """Return the store's figures; totals count from when this transport was made."""

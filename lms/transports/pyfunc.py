@@ -32,8 +32,12 @@ class NumpyTransport:
         }
         self._moved = {"outs": 0, "ins": 0, "bytes_out": 0, "bytes_in": 0, "in_use": 0, "peak": 0}
 
+    def room_bytes(self) -> int | None:
+        """Return ``None``: Python's heap has no limit of its own."""
+        return None
+
     def require_room(self, nbytes: int) -> None:
-        """Accept any size: Python's heap has no limit of its own."""
+        """Accept any size."""
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
         """Make ``node`` call the Python function that copies a tensor into an array."""

@@ -287,6 +287,23 @@ def test_a_rank_sees_its_own_gpu(rank: Rank, gpus: str, tokens: str, visible: st
     assert rank.ok(GPUS, FAKE_GPUS=gpus, LMSRUN_GPUS=tokens).strip() == visible
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "growing"),
+    [("0,1", "2", 0), ("0,1,2", "2", 0), ("0,1", "4", 1), ("1,1", "2", 1), ("0,1", "", 1), ("MIG-b", "2", 0)],
+)
+def test_planned_memory_of_a_rank_with_a_gpu_of_its_own_is_one_region(
+    rank: Rank, tokens: str, ranks: str, growing: int
+) -> None:
+    own = {
+        "FAKE_GPUS": "1" if tokens.startswith("MIG") else "4",
+        "LMSRUN_GPUS": tokens,
+        "LOCAL_WORLD_SIZE": ranks,
+    }
+    assert rank.ok(GPUS, LMS_ENABLED="1", FAKE_STOCK="1", **own).split()[-1] == str(growing)
+    assert rank.ok(GPUS, LMS_ENABLED="1", **own).split()[-1] == "1", "IBM's own LMS plans nothing"
+    assert rank.ok(GPUS, LMS_ENABLED="0", **own).split()[-1] == "1", "a job without LMS takes what it needs"
+
+
 def test_the_receipt_names_the_visible_gpu(rank: Rank) -> None:
     rank.ok(GPUS, FAKE_GPUS="2", LMSRUN_GPUS="0,1", LMS_ENABLED="1")
     assert rank.receipt("framework")["visible_gpus"] == ["/physical_device:GPU:1"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_compat import run_job
+from child_job import run_job
 
 from lms.callbacks import EitherKeras, LMSStatsAverage, LMSStatsLogger, StepStats
 from lms.errors import PlaceError
@@ -16,7 +16,7 @@ HEADER = "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB recla
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("tensorflow")
-    return run_job(str(tmp_path_factory.mktemp("stats")))
+    return run_job("compat_job.py", str(tmp_path_factory.mktemp("stats")))
 
 
 @pytest.mark.tensorflow

@@ -10,6 +10,7 @@ IGNORED = frozenset({"_stream_id", "_user_specified_name", "_output_shapes"})
 """Attributes that TensorFlow numbers anew for each function, or leaves out at times; no kernel reads them."""
 NUMBERED = re.compile(r"_\d+(?=\b|$)")
 """What makes a function's name its own."""
+HANDLE = re.compile(r"(?<=_embedding_lookup)_\d+(?=\b)")
 
 
 def is_ours(node: Any) -> bool:
@@ -130,7 +131,8 @@ class _Whole:
 
 
 def _plain(text: str) -> str:
-    """A text without the numbers of functions."""
+    """A text without the numbers of functions, and of the variables that Keras 2.15 looks rows up in."""
+    text = HANDLE.sub("_N", text)
     return NUMBERED.sub("_N", text) if "__inference_" in text or "__forward_" in text else text
 
 

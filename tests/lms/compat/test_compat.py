@@ -1,6 +1,5 @@
 """IBM's names on a stock TensorFlow: classes of both generations, settings, statistics."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_job import run_job
 
 from lms.compat.parameters import parse_call
 from lms.config import ConfigError, LMSConfig
@@ -21,21 +21,6 @@ PARITY = """num_allocs bytes_in_use peak_bytes_in_use largest_alloc_size bytes_l
 peak_bytes_reserved bytes_reservable_limit bytes_inactive bytes_active peak_bytes_active bytes_reclaimed
 current_bytes_reclaimed peak_bytes_reclaimed num_single_reclaims num_full_reclaims num_defragmentations
 bytes_defragged""".split()
-
-
-def run_job(argument: str, **environ: str) -> dict[str, Any]:
-    job = Path(__file__).with_name("compat_job.py")
-    done = subprocess.run(
-        [sys.executable, str(job), argument],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 # --- the parameters ---------------------------------------------------------------------------------------
@@ -228,7 +213,7 @@ ASSUMED = "[LMS][0] the graph leaves the batch size open; sizes are for 32 (LMS_
 @pytest.fixture(scope="module")
 def sessions() -> dict[str, Any]:
     pytest.importorskip("tensorflow")
-    return run_job("sessions")
+    return run_job("compat_job.py", "sessions")
 
 
 @pytest.mark.tensorflow
@@ -438,7 +423,7 @@ def test_inference_alone(sessions: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def keras_in_session() -> dict[str, Any]:
     pytest.importorskip("tf_keras")
-    return run_job("keras in session", TF_USE_LEGACY_KERAS="1")
+    return run_job("compat_job.py", "keras in session", TF_USE_LEGACY_KERAS="1")
 
 
 @pytest.mark.tensorflow

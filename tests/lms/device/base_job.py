@@ -16,7 +16,7 @@ import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
 from lms.device import variable_memory  # noqa: E402
-from lms.device.variable_memory import _address, give_own_memory  # noqa: E402
+from lms.device.variable_memory import address_of, give_own_memory  # noqa: E402
 
 KIB = 1 << 10
 SIZE, LAYERS = 256, 10
@@ -37,7 +37,7 @@ def shared() -> dict[str, Any]:
     found: dict[str, Any] = {"grown": grown[0], "again": grown[1]}
     found["same"] = all(bool(tf.reduce_all(one == start)) for one in (*changed, *frozen))
     held = [read(changed[1]) for _ in range(2)]
-    found["reads share"] = _address(held[0]) == _address(held[1])
+    found["reads share"] = address_of(held[0]) == address_of(held[1])
     return found
 
 

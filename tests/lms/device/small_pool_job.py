@@ -16,7 +16,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf  # noqa: E402
 from tensorflow.python.eager import context  # noqa: E402
 
-from lms.device.small_buffer_pool import SmallPool  # noqa: E402
+from lms.device.memory_pool import SmallPool  # noqa: E402
 
 MIB = 1 << 20
 

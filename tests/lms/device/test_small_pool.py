@@ -45,7 +45,7 @@ def test_the_room_is_that_of_the_small_buffers_at_once_and_never_a_large_part() 
 def test_small_variables_that_are_made_later_do_not_fill_it() -> None:
     """A session's are made after the edit; large ones find their place elsewhere."""
     pytest.importorskip("tensorflow")
-    from lms.device.small_buffer_pool import SmallPool
+    from lms.device.memory_pool import SmallPool
 
     pool = SmallPool()
     pool.make(MIB, "CPU:0", [SMALL_BYTES, 100, MIB])
@@ -57,7 +57,7 @@ def test_small_variables_that_are_made_later_do_not_fill_it() -> None:
 @pytest.mark.tensorflow
 def test_each_device_has_its_own() -> None:
     pytest.importorskip("tensorflow")
-    from lms.device.small_buffer_pool import SmallPool
+    from lms.device.memory_pool import SmallPool
 
     pool = SmallPool()
     pool.make(MIB, "CPU:0")

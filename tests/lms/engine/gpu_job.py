@@ -23,6 +23,7 @@ import lms  # noqa: E402
 from lms.device.device import Device  # noqa: E402
 from lms.engine.installation import engine  # noqa: E402
 from lms.optimizer import plugin  # noqa: E402
+from lms.rewriter.writer import MARK_ATTR  # noqa: E402
 from lms.transports.device import TO_DEVICE, TO_HOST  # noqa: E402
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -84,15 +85,16 @@ def planned(out: str, back: str, **fields: Any) -> dict[str, Any]:
     engine()._devices = (Device("GPU:0", None, (9, 0)),)
     nodes = optimized(graph, (9, 0))
     (stats,) = lms.report().edited
-    counts = Counter(node.op for node in nodes)
+    ours = Counter(node.op for node in nodes if MARK_ATTR in node.attr)
+    others = Counter(node.op for node in nodes if MARK_ATTR not in node.attr)
     return {
         "transport": lms.report().transport,
         "tensors": stats.tensors,
         "swap_ins": stats.swap_ins,
-        "outs": counts.pop(out),
-        "ins": counts.pop(back),
+        "outs": ours[out],
+        "ins": ours[back],
         "devices": sorted({node.device for node in nodes if node.op in (out, back)}),
-        "others": counts == plain,
+        "others": others == plain,
     }
 
 

@@ -36,7 +36,7 @@ def made() -> Any:
 
 def train(model: Any, batch_size: int = 16, callbacks: Sequence[Any] = ()) -> list[bytes]:
     """Compile the model, with the optimizer it has, and train it; the weights."""
-    optimizer = model.optimizer if model.compiled else "sgd"
+    optimizer = getattr(model, "optimizer", None) or "sgd"
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(
         IMAGES, LABELS, batch_size=batch_size, epochs=1, verbose=0, shuffle=False, callbacks=[*callbacks]

@@ -18,6 +18,7 @@ from lms.engine.installation import engine  # noqa: E402
 
 MIB = 1 << 20
 LAYERS = 12
+tf.config.set_visible_devices([], "GPU")
 
 
 class Half(Device):

@@ -439,7 +439,7 @@ def a_store_that_is_too_small_is_an_error() -> None:
         tf.function(failing).get_concrete_function(x)(x)
 
     for step in (tf.function(train), tf.function(failing), failing_by_itself):
-        with enabled(policy="all", host_mem_limit_mb=1):
+        with enabled(policy="threshold", swapout_threshold=2, host_mem_limit_mb=1):
             try:
                 step(BATCH)
             except LMSError as error:

@@ -1,8 +1,9 @@
 """Trains a small U-Net with and without LMS; prints digests and what was decided as JSON.
 
-    python host_reads_job.py POLICY [direct|host]
+    python host_reads_job.py POLICY [direct|host|nested]
 
-With ``host`` concatenations run on the host, as they do beside a GPU, and their results are fetched.
+With ``host`` concatenations run on the host, as they do beside a GPU, and their results are fetched; with
+``nested`` some of them read others.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import lms  # noqa: E402
 from lms.engine import installation, passes  # noqa: E402
 
 
-def train() -> str:
+def train(where: str) -> str:
     """Three steps from the same start."""
     keras, layers = tf.keras, tf.keras.layers
     keras.utils.set_random_seed(1)
@@ -34,6 +35,8 @@ def train() -> str:
     x = layers.Conv3D(32, 3, padding="same", activation="relu")(x)
     for filters, skip in zip((16, 8), reversed(skips), strict=True):
         x = layers.Concatenate()([layers.UpSampling3D(2)(x), skip])
+        if where == "nested":
+            x = layers.Concatenate()([skip, x])
         x = layers.Conv3D(filters, 3, padding="same", activation="relu")(x)
     model = keras.Model(inputs, layers.Conv3D(2, 1)(x))
     model.compile("sgd", keras.losses.MeanSquaredError())
@@ -47,16 +50,16 @@ def main(policy: str, where: str) -> dict[str, Any]:
     """The digests, the plan's figures and the devices of the concatenations."""
     warnings.simplefilter("ignore")
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    off = train()
+    off = train(where)
     lms.enable(policy=policy, min_tensor_bytes=1024)
-    if where == "host":
+    if where != "direct":
         decide = passes.decide
 
         def decide_for_gpu(graph: Any, config: Any, device_type: str, limit: Any, costs: Any) -> Any:
             return decide(graph, config, "GPU", limit, costs)
 
         passes.decide = decide_for_gpu
-    on = train()
+    on = train(where)
     planned = installation.engine().books.collector.latest
     graph = lms.report().edited[-1]
     return {

@@ -1,5 +1,6 @@
 """Concatenations and slices that read from the host what lies there."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from child_job import run_job
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
-from lms.planner.host_operands import FETCH, HELD, SEND, narrow_movers, read_from_host
+from lms.planner.host_operands import FETCH, HELD, SEND, narrow_movers, needed, read_from_host
 from lms.planner.hybrid import decide
 from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
@@ -78,6 +79,24 @@ def test_beside_a_gpu_the_op_runs_on_the_host_and_its_result_is_fetched() -> Non
     assert relocation.fetched_bytes == 24 * MIB
 
 
+def test_what_only_ops_on_the_host_read_is_not_fetched() -> None:
+    """A layout optimizer puts a transpose behind a concatenation: both only move data."""
+    build = GraphBuilder()
+    (x,) = build.add("x", "Placeholder", outputs=[MIB])
+    (one,) = build.add("one", "Conv", inputs=[x], outputs=[8 * MIB])
+    (two,) = build.add("two", "Conv", inputs=[x], outputs=[8 * MIB])
+    (axis,) = build.add("axis", "Const", outputs=[4])
+    (both,) = build.add("both", "ConcatV2", inputs=[one, two, axis], outputs=[16 * MIB])
+    (turned,) = build.add("turned", "Transpose", inputs=[both, axis], outputs=[16 * MIB])
+    (last,) = build.add("last", "Conv", inputs=[turned], outputs=[MIB])
+    graph = build.build([last])
+    movers = [op.id for op in graph.ops if op.name in ("both", "turned")]
+    found = read_from_host(graph, movers, MIB, direct=False)
+    first, second = found.reads
+    assert first.on_host and not first.fetches and second.on_host and len(second.fetches) == 1
+    assert list(second.slots.values()) == list(found.graph.ops[first.op].outputs)
+
+
 @pytest.mark.parametrize("forbidden, keep, slots", [("mine", False, [0]), (None, True, [])])
 def test_what_must_stay_on_the_device_is_left_there(
     forbidden: str | None, keep: bool, slots: list[int]
@@ -114,12 +133,19 @@ def test_a_budget_reads_from_the_host_only_where_it_is_not_met_otherwise() -> No
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("where", ["direct", "host"])
+@pytest.mark.parametrize("where", ["direct", "host", "nested"])
 def test_a_unet_trains_to_the_same_bits(where: str) -> None:
     pytest.importorskip("tensorflow")
     seen: dict[str, Any] = run_job("host_reads_job.py", "all", where)
     assert seen["on"] == seen["off"]
     assert seen["sent"] >= 2 and seen["copied"] >= 1
     assert seen["counted_bytes_out"] == 3 * seen["bytes_out"], "three steps, each copy once"
-    assert bool(seen["fetched_bytes"]) == (where == "host")
+    assert bool(seen["fetched_bytes"]) == (where != "direct")
     assert "read from the host" in seen["notes"][-1]
+
+
+def test_what_the_allocator_leaves_unused_within_the_limit_is_not_worth_a_copy() -> None:
+    made = decide(joined()[0], LMSConfig(policy="all"), "GPU", None)
+    wasteful = replace(made, peak_bytes=made.peak_bytes + MIB)
+    assert needed(wasteful, 2 * wasteful.peak_bytes) == needed(made, 2 * wasteful.peak_bytes)
+    assert needed(wasteful, made.peak_bytes) > needed(made, made.peak_bytes)

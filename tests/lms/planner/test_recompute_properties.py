@@ -12,10 +12,10 @@ from test_planner_properties import SLOW_LINK, check
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import REPEATABLE_TYPES
+from lms.ir.op_traits import AGAIN, REPEATABLE_TYPES
 from lms.planner.hybrid import decide, plan_recomputed
 from lms.planner.planner import plan
-from lms.planner.recomputation import AGAIN, Recomputation, Repeats, recompute
+from lms.planner.recomputation import Recomputation, Repeats, recompute
 from lms.schedule.op_order import early_ops
 from lms.simulate.step_time import simulate
 

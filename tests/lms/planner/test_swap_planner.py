@@ -9,7 +9,10 @@ from lms.ir.eligibility import EARLY, FLOATING
 from lms.ir.graph import GraphBuilder, Use
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SerialEdge, SwapIn
-from lms.planner.planner import plan, usable_bytes, wanted_levels
+from lms.planner.fragmentation import plan_in_pieces
+from lms.planner.hybrid import decide
+from lms.planner.planner import Case, plan, usable_bytes, wanted_levels
+from lms.planner.policy_least_memory import plan_all
 from lms.schedule.op_order import (
     big_ops,
     early_ops,
@@ -74,6 +77,7 @@ def test_budget_moves_no_more_than_it_must_and_what_is_needed_last():
     assert (made.bytes_out, made.bytes_in, made.peak_bytes) == (4 * U, 4 * U, 14 * U)
     (swap,) = made.swaps
     assert swap.blocks == (4,) and swap.after == 1  # f3 would be too much
+    assert swap.until == 3, "and a copy that is done sooner leaves the memory as it was planned"
     assert swap.swap_ins[0].uses == (Use(9, 0),)
     assert set(made.rejected_by_reason) == {"not in the step's device memory", "not needed to fit"} | {
         "all its uses are neighbours",
@@ -98,6 +102,29 @@ def test_all_swaps_whatever_has_a_gap_just_in_time():
     assert made.serial_edges == ()  # the net is a chain already
 
 
+def test_all_hides_copies_beside_compute_where_that_takes_no_more_memory():
+    """Policy all has each copy awaited at once first."""
+    build = GraphBuilder()
+    (images,) = build.add("images", "Placeholder", outputs=[U])
+    forward = [build.add("wide", "Wide", inputs=[images], outputs=[12 * U])[0]]
+    for number in range(6):
+        forward += build.add(f"f{number}", "Conv", inputs=[forward[-1]], outputs=[2 * U])
+    (gradient,) = build.add("loss", "Loss", inputs=[forward[-1]], outputs=[U])
+    for number, read in reversed([*enumerate(forward)]):
+        (gradient,) = build.add(f"b{number}", "ConvGrad", inputs=[gradient, read], outputs=[U])
+    graph = build.build([gradient])
+    costs = Costs(launch_s=1.0, out_bytes_per_s=2 * U, in_bytes_per_s=2 * U, copy_latency_s=0.0)
+    made = plan(graph, config(policy="all"), costs=costs)
+    case = Case.of(graph, config(policy="all"), costs)
+    at_once = case.given.swaps(plan_all(case.given))
+    waiting, beside = (
+        simulate(case.buffers, order, swaps, costs)
+        for order, swaps in ((case.given.order, at_once), (made.order, made.swaps))
+    )
+    assert made.peak_bytes <= case.buffers.timeline(case.given.order, at_once).peak_bytes
+    assert beside.makespan_s < 0.95 * waiting.makespan_s
+
+
 def test_all_leaves_out_short_trips_that_gain_nothing():
     build = GraphBuilder()
     (a,) = build.add("a", "Op", outputs=[4 * U])
@@ -106,6 +133,53 @@ def test_all_leaves_out_short_trips_that_gain_nothing():
     build.add("d", "Op", inputs=[c, a], outputs=[8 * U])  # 13 units here, with or without a trip of a
     made = plan(build.build(), config(policy="all"))
     assert made.swaps == () and made.peak_bytes == 13 * U
+
+
+def test_all_keeps_what_the_host_cannot_hold():
+    graph, everything = deep(depth=8), config(policy="all")
+    least = plan_in_pieces(Case.of(graph, everything, Costs()), everything, None)
+    room = least.bytes_out // 2
+    made = plan_in_pieces(Case.of(graph, everything, Costs(host_room_bytes=room)), everything, None)
+    assert room // 2 < made.bytes_out <= room and made.policy == "all"
+    assert least.peak_bytes < made.peak_bytes < made.peak_before_bytes
+    none = plan_in_pieces(Case.of(graph, everything, Costs(host_room_bytes=0)), everything, None)
+    assert none == least, "nothing fits there: the transport refuses it and says what to try"
+
+
+def test_what_the_host_holds_is_found_where_an_order_alone_saves_more():
+    """Wide branches: ops in another order need less than half, without any swap."""
+    build = GraphBuilder()
+    (images,) = build.add("images", "Placeholder", outputs=[U])
+    ends = []
+    for branch in range(12):
+        (wide,) = build.add(f"wide{branch}", "Conv2D", inputs=[images], outputs=[4 * U])
+        (end,) = build.add(f"end{branch}", "Conv2D", inputs=[wide], outputs=[U])
+        ends.append(end)
+    (total,) = build.add("total", "ConcatV2", inputs=ends, outputs=[12 * U])
+    (slope,) = build.add("slope", "Mul", inputs=[total], outputs=[U])
+    for branch in range(12):
+        (slope,) = build.add(f"back{branch}", "ConvGrad", inputs=[ends[branch], slope], outputs=[U])
+    graph, everything = build.build(kept=[slope]), config(policy="all")
+    least = plan_in_pieces(Case.of(graph, everything, Costs()), everything, None)
+    for room in range(U, least.bytes_out, 2 * U):
+        costs = Costs(host_room_bytes=room)
+        held = [
+            made
+            for budget in range(least.peak_bytes, 2 * least.peak_bytes, U // 4)
+            for made in [plan(graph, config(policy="budget", budget_bytes=budget), costs=costs)]
+            if made.feasible and made.swaps and made.bytes_out <= room
+        ]
+        made = plan_in_pieces(Case.of(graph, everything, costs), everything, None)
+        assert not held or made.bytes_out <= room, f"{len(held)} plans hold {room} bytes"
+
+
+def test_what_the_host_cannot_hold_is_computed_again():
+    graph = deep(depth=8)
+    tight = config(policy="budget", budget_bytes=20 * U, recompute="auto")
+    swapped = decide(graph, replace(tight, recompute="off"), "GPU", None, Costs()).plan
+    assert swapped.feasible and swapped.bytes_out > 8 * U
+    made = decide(graph, tight, "GPU", None, Costs(host_room_bytes=8 * U)).plan
+    assert made.feasible and made.bytes_out <= 8 * U and made.recomputed.tensors > 0
 
 
 def test_margin_and_excluded_bytes_come_off_the_budget():
@@ -451,3 +525,20 @@ def test_what_runs_without_a_batch_does_not_wait_for_one():
 def test_a_step_without_an_iterator_or_an_update_has_no_early_ops():
     assert early_ops(decaying("Sigmoid")) == frozenset()
     assert early_ops(deep()) == frozenset()
+
+
+def test_all_takes_one_buffer_more_for_copies_under_way_where_the_device_has_it():
+    """Each copy takes as long as its op: with room for one more it runs beside the next op."""
+    graph = deep(depth=6)
+    costs = replace(FAST, out_bytes_per_s=4.0 * U, in_bytes_per_s=4.0 * U)
+    least = plan(graph, config(policy="all"), costs=costs)
+    roomy = plan(graph, config(policy="all"), limit_bytes=24 * U, costs=costs)
+    alike = plan(graph, config(policy="all"), limit_bytes=24 * U, costs=replace(costs, overlaps=False))
+
+    def seconds(made):
+        return simulate(Buffers.of(graph), made.order, made.swaps, costs).makespan_s
+
+    assert least.peak_bytes < roomy.peak_bytes <= least.peak_bytes + 4 * U
+    assert seconds(roomy) < 0.8 * seconds(least)
+    assert alike.peak_bytes == least.peak_bytes, "on a device whose copies run beside nothing"
+    assert plan(graph, config(policy="all"), limit_bytes=least.peak_bytes, costs=costs).feasible

@@ -16,6 +16,7 @@ from lms.planner.planner import plan
 from lms.reader.shapes import ShapeHints
 from lms.report.render import explain_out_of_memory, plot_memory, require_drawable
 from lms.report.stats import GraphStats, OpenSizes, Planned, Report
+from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 from lms.transports.base import StoreStats
 
@@ -123,6 +124,20 @@ def test_the_latest_plan_of_a_graph_counts() -> None:
     assert (
         again.planned_peak_bytes == 22 * MIB and "batch_size" not in str(again).partition("planned peak")[2]
     )
+
+
+def test_variables_on_the_host_do_not_read_as_nothing_done() -> None:
+    streamed = Streamed(
+        state=16, nbytes=64 * MIB, bytes_in=64 * MIB, bytes_out=64 * MIB, copies_out=16, nodes=("n",)
+    )
+    made = replace(planned().plan, swaps=(), recomputed=None)
+    stats = GraphStats.of("a step", made, Edits((), 0, 0, 0), 3 * MIB, 22 * MIB, None, streamed)
+    lines = [" ".join(line.split()) for line in str(report_of(replace(stats, executed=16))).splitlines()]
+    text = "\n".join(lines)
+    assert "16 variables on the host between steps\n" in text and "0 tensors" not in text
+    assert "35.0 MiB with the variables on the host and nothing swapped, 22.0 MiB planned" in text
+    assert "executed 16 swap-outs in the first run, 16 of them planned for variables" in lines
+    assert any(line.endswith("the first copy of the variables in it") for line in lines)
 
 
 def test_horovods_buffer_is_named_in_the_peak() -> None:

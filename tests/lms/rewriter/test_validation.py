@@ -10,6 +10,7 @@ EXPECTED = {
     "added": "",
     "one name": "one name",
     "no device": "copy has no device",
+    "part of a device": "copy has no device, or a part of a name: '/device:CPU:0'",
     "unknown op": "'NoSuchOp', which this TensorFlow does not know",
     "two inputs": "copy reads 2 tensors; needed 1",
     "no type": "copy has no attribute T",

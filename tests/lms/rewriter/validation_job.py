@@ -99,6 +99,7 @@ def main() -> None:
         "added": said(adds("copy", "Identity")),
         "one name": said(adds("conv", "Identity")),
         "no device": said(adds("copy", "Identity", "")),
+        "part of a device": said(adds("copy", "Identity", "/device:CPU:0")),
         "unknown op": said(adds("copy", "NoSuchOp")),
         "two inputs": said(adds("copy", reads=("images", "images"))),
         "no type": said(adds("copy", dtype=None)),

@@ -1,0 +1,1 @@
+"""Forecast a step on devices from one trace; no TensorFlow."""

@@ -1,0 +1,285 @@
+"""Forecast what a step would need on devices: the largest batch and the step's time, by what LMS may do.
+
+Two readings of one traced step, for two batches, give the size of each tensor as a line: so the step of any
+batch is known without another trace. Ways to run it are planned once, for a large batch, and their memory is
+a line in the batch, too (:mod:`lms.forecast.ways`): all devices share them. Where the traced batch does not
+fit a device, it is planned for that one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from lms.config import LMSConfig, Recompute
+from lms.forecast.step import TracedStep
+from lms.forecast.ways import (
+    LARGEST_BATCH,
+    LEAST,
+    Variant,
+    Way,
+    ordered_way,
+    plain_way,
+    repeated_variants,
+    swapping_ways,
+)
+from lms.planner.fragmentation import predicted_peak
+from lms.planner.hybrid import decide
+from lms.planner.planner import Case, plan_case
+from lms.simulate.cost_model import Costs
+from lms.simulate.executor import peaks_by_chance
+from lms.simulate.step_time import clock
+
+MODES = ("off", "swap", "recompute", "hybrid", "host state", "mixed precision")
+RECOMPUTE: Mapping[str, Recompute] = {"off": "off", "swap": "off", "recompute": "only", "hybrid": "auto"}
+"""The setting ``recompute`` by mode."""
+MARGIN = 0.1
+"""The share of the memory that plans leave, as policy ``auto`` does."""
+NEAR = 0.97
+"""Of ways that train nearly the largest batch, the fastest one is taken."""
+PLANNED = 2
+"""How many choices of what to recompute are planned for a batch that does not fit without."""
+HALF = 0.5
+"""The bytes of a number in half precision against those in single precision."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The forecast for one way to run a step on one device."""
+
+    mode: str
+    largest_batch: int | None
+    """0: not even one example fits; ``None``: not known, as where the trace tells no batch."""
+    fits: bool
+    """Whether the traced batch fits."""
+    peak_bytes: int
+    """Of the whole device, at the traced batch."""
+    step_s: float
+    """At the traced batch."""
+    largest_step_s: float | None
+    """At the largest batch."""
+    bound: str = ""
+    """What is not planned but worked out."""
+    is_more: bool = False
+    """Whether batches above the largest were not looked for."""
+    curve: Sequence[tuple[float, int]] = field(default=(), repr=False)
+    """Seconds and bytes of the device over a step with the largest batch, or else with the traced one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to forecast for."""
+
+    limit_bytes: int
+    """What TensorFlow can allocate there."""
+    costs: Costs
+    half_costs: Costs
+    """The same in half precision."""
+    device_type: str | None = None
+    """``CPU`` or ``GPU`` where the traced graph is the very one that runs there, and is planned as that."""
+    in_use_bytes: int = 0
+    """What lies on such a device before the step."""
+    threads: int = 1
+    """How many ops run at once on such a device: on a CPU the executor's threads."""
+
+
+class Forecaster:
+    """Forecasts a step on devices.
+
+    Args:
+        step: The step.
+        targets: The devices; what is planned once is planned for about their size.
+    """
+
+    def __init__(self, step: TracedStep, targets: Iterable[Target]) -> None:
+        self._step, self._plain = step, plain_way(step)
+        self._ready: dict[Variant, Variant] = {}
+        """Variants at the traced batch, by the variant at the reference."""
+        room = max((one.limit_bytes - step.resident_bytes for one in targets), default=0)
+        self._reference = max(step.batch, self._plain.largest(room)) if step.other is not None else step.batch
+
+    def forecasts(self, target: Target) -> Iterator[Forecast]:
+        """Yield the forecast of each mode on a device."""
+        step = self._step
+        resident = max(step.resident_bytes, target.in_use_bytes + step.constant_bytes)
+        usable = int((target.limit_bytes - resident) * (1 - MARGIN))
+        yield self._off(target, resident)
+        yield self._planned("swap", target, resident, usable, self._swaps)
+        yield self._planned("recompute", target, resident, usable, self._recomputes)
+        yield self._planned("hybrid", target, resident, usable, self._hybrids)
+        # Two groups of a weight and its state, and the weights of the next op.
+        groups = 2 * self._largest_group() + 2 * step.largest_bytes
+        variables = min(resident - step.constant_bytes, groups) + step.constant_bytes
+        usable = int((target.limit_bytes - variables) * (1 - MARGIN))
+        bound = "memory of two groups of variables, time of the link or of compute"
+        host = self._planned("host state", target, variables, usable, self._hybrids)
+        yield self._with_link_time(replace(host, bound=bound), target.costs)
+        yield self._mixed(target, resident)
+
+    # --- without a plan ----------------------------------------------------------------------------------
+
+    def _off(self, target: Target, resident: int, mode: str = "off", scale: float = 1.0) -> Forecast:
+        way, batch = self._plain, self._step.batch
+        costs = target.costs if scale == 1 else target.half_costs
+        room = target.limit_bytes - resident
+        largest = way.largest(int(room / scale))
+        peak, seconds = int(way.peak_bytes(batch) * scale), way.run(batch, costs, scale).now_s
+        fits = peak <= room
+        if target.device_type and scale == 1:
+            peak, seconds, fits = self._as_run("off", target, room)
+        return self._told(
+            mode,
+            way,
+            None if self._step.other is None else largest,
+            fits,
+            resident,
+            peak,
+            seconds,
+            costs,
+            scale,
+        )
+
+    def _mixed(self, target: Target, resident: int) -> Forecast:
+        found = self._off(target, resident, "mixed precision", HALF)
+        return replace(found, bound="float32 tensors halved, no swaps")
+
+    def _told(
+        self,
+        mode: str,
+        way: Way,
+        largest: int | None,
+        fits: bool,
+        resident: int,
+        peak_bytes: int,
+        step_s: float,
+        costs: Costs,
+        scale: float = 1.0,
+    ) -> Forecast:
+        batch = largest or self._step.batch
+        run = way.run(batch, costs, scale)
+        curve = tuple((seconds, resident + nbytes) for seconds, nbytes in way.curve(batch, run, scale))
+        largest_s = run.now_s if largest else None
+        is_more = largest == LARGEST_BATCH
+        return Forecast(
+            mode, largest, fits, resident + peak_bytes, step_s, largest_s, is_more=is_more, curve=curve
+        )
+
+    # --- with plans ----------------------------------------------------------------------------------------
+
+    def _planned(
+        self, mode: str, target: Target, resident: int, usable: int, ways: Sequence[Way]
+    ) -> Forecast:
+        batch, costs, plain = self._step.batch, target.costs, self._plain
+        largest_way = self._largest(ways, usable, costs)
+        largest = None if self._step.other is None else largest_way.largest(usable)
+        if target.device_type and mode in RECOMPUTE:
+            peak, seconds, fits = self._as_run(mode, target, target.limit_bytes - resident)
+            return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
+        if plain.peak_bytes(batch) <= usable:
+            peak, seconds = plain.peak_bytes(batch), plain.run(batch, costs).now_s
+        else:
+            chosen = self._traced(mode, usable, costs, ways)
+            peak, seconds = chosen.peak_bytes(batch), chosen.run(batch, costs).now_s
+        return self._told(mode, largest_way, largest, peak <= usable, resident, peak, seconds, costs)
+
+    def _as_run(self, mode: str, target: Target, room: int) -> tuple[int, float, bool]:
+        """Plan the traced batch as a run there would.
+
+        Returns:
+            The bytes of its own tensors, its time, and whether it fits. On several threads the peak is a
+            matter of chance: the bytes are the most of several runs, and it fits where all of them do.
+        """
+        graph, device_type = self._step.graph, target.device_type or "GPU"
+        if mode == "off":  # with a budget that is always met, whatever the device has
+            made = decide(
+                graph, LMSConfig(policy="budget", budget_bytes=1 << 60), device_type, None, target.costs
+            )
+            made = replace(made, peak_bytes=predicted_peak(made.case, made.plan, room))
+        else:
+            config = LMSConfig(policy="auto", recompute=RECOMPUTE[mode])
+            made = decide(graph, config, device_type, room, target.costs)
+        run = clock(made.plan.order, made.plan.swaps, made.case.costs, made.case.seconds)
+        fits = made.peak_bytes <= room
+        if target.threads > 1 and fits:
+            plan, case = made.plan, made.case
+            found = peaks_by_chance(case.buffers, plan, case.costs, room, target.threads)
+            if None in found:
+                return room + 1, run.now_s, False
+            return max(peak or 0 for peak in found), run.now_s, True
+        return made.peak_bytes, run.now_s, fits
+
+    def _largest(self, ways: Sequence[Way], usable: int, costs: Costs) -> Way:
+        """Return the fastest of the ways to run nearly the largest batch."""
+        sizes = [(way.largest(usable), way) for way in ways]
+        most = max(size for size, _ in sizes)
+        if not most:
+            return min(ways, key=lambda way: way.peak_bytes(self._step.batch))
+        near = [(size, way) for size, way in sizes if size >= most * NEAR]
+        return min(near, key=lambda one: one[1].run(one[0], costs).now_s / one[0])[1]
+
+    def _traced(self, mode: str, usable: int, costs: Costs, ways: Sequence[Way]) -> Way:
+        """Plan the traced batch for a device; of several plans the fastest that fits, or the least."""
+        batch = self._step.batch
+
+        def score(way: Way) -> tuple[int, float]:
+            return max(0, way.peak_bytes(batch) - usable), way.run(batch, costs).now_s
+
+        rated = sorted(ways, key=score)
+        if mode == "recompute":
+            return rated[0]
+        wanted = [self._plain.variant]
+        if mode != "swap":
+            repeated = (way.variant for way in rated if way.variant.repeated is not None)
+            wanted += [self._at_traced(one) for one in [*dict.fromkeys(repeated)][:PLANNED]]
+        return min((*(self._fitted(one, usable, costs) for one in wanted), rated[0]), key=score)
+
+    @staticmethod
+    def _fitted(variant: Variant, usable: int, costs: Costs) -> Way:
+        config = replace(LEAST, policy="budget", budget_bytes=max(1, usable), margin=0.0)
+        made = plan_case(replace(variant.case, costs=costs), config, None)
+        return Way(variant, made.order, made.swaps)
+
+    def _at_traced(self, variant: Variant) -> Variant:
+        if variant not in self._ready:
+            self._ready[variant] = variant.at(self._step.batch)
+        return self._ready[variant]
+
+    @cached_property
+    def _base(self) -> Variant:
+        """The step at the batch for which ways are planned once."""
+        graph = self._step.of(self._reference)
+        return Variant(self._step, self._reference, Case.of(graph, LEAST, Costs()))
+
+    @cached_property
+    def _repeated(self) -> Sequence[Variant]:
+        return list(repeated_variants(self._base))
+
+    @cached_property
+    def _swaps(self) -> Sequence[Way]:
+        return [*swapping_ways(self._base)]
+
+    @cached_property
+    def _recomputes(self) -> Sequence[Way]:
+        return [ordered_way(self._base), *map(ordered_way, self._repeated)]
+
+    @cached_property
+    def _hybrids(self) -> Sequence[Way]:
+        both = (way for variant in self._repeated for way in swapping_ways(variant))
+        return [*self._swaps, *self._recomputes, *both]
+
+    # --- variables on the host ---------------------------------------------------------------------------
+
+    def _largest_group(self) -> int:
+        step = self._step
+        return int(step.largest_bytes * (1 + step.state_bytes / max(1, step.weights_bytes)))
+
+    def _with_link_time(self, found: Forecast, costs: Costs) -> Forecast:
+        step = self._step
+        back = costs.in_seconds(3 * step.weights_bytes + step.state_bytes)
+        out = costs.out_seconds(step.weights_bytes + step.state_bytes)
+        link_s = max(back, out)
+        largest = found.largest_step_s
+        return replace(
+            found,
+            step_s=max(found.step_s, link_s),
+            largest_step_s=None if largest is None else max(largest, link_s),
+        )

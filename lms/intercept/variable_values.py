@@ -1,0 +1,70 @@
+"""Have values that eager code gives to variables go to host memory, where a variable's values lie there.
+
+All of it comes through one function of TensorFlow's: the first value, ``assign``, ``load_weights``, the
+restoring of a checkpoint. What a step assigns is the step's own (:mod:`lms.rewriter.streaming`).
+"""
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
+
+from lms.device.host_variables import HostVariables
+
+
+class _Making(threading.local):
+    trainable: bool | None = None
+    """Of the variable that this thread is making."""
+
+
+class VariableValues:
+    """Watches the values that variables get outside of steps.
+
+    Args:
+        host: Where the values of some lie.
+    """
+
+    def __init__(self, host: HostVariables) -> None:
+        self._host, self._making = host, _Making()
+        self._assign: Any = None
+        self._make: Any = None
+
+    def install(self) -> None:
+        """Begin to watch, if any variables' values lie in host memory."""
+        if not self._host.is_on or self._assign is not None:
+            return
+        self._assign = gen_resource_variable_ops.assign_variable_op
+        self._make = resource_variable_ops.ResourceVariable._init_from_args
+        watch, make = self, self._make
+
+        def assign_variable_op(resource: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            return watch._assign(resource, watch._placed(resource, value), *args, **kwargs)
+
+        def init_from_args(variable: Any, **given: Any) -> None:
+            before, watch._making.trainable = watch._making.trainable, given.get("trainable") is not False
+            try:
+                make(variable, **given)
+            finally:
+                watch._making.trainable = before
+
+        gen_resource_variable_ops.assign_variable_op = assign_variable_op
+        resource_variable_ops.ResourceVariable._init_from_args = init_from_args
+
+    def uninstall(self) -> None:
+        """Put TensorFlow's own functions back."""
+        if self._assign is not None:
+            gen_resource_variable_ops.assign_variable_op = self._assign
+            resource_variable_ops.ResourceVariable._init_from_args = self._make
+            self._assign = self._make = None
+
+    def _placed(self, handle: Any, value: Any) -> Any:
+        """Return the value in host memory where that is its place, else as it is."""
+        if not tf.executing_eagerly() or not hasattr(handle, "numpy"):
+            return value
+        trainable = self._making.trainable
+        if self._host.holds(handle) or (
+            trainable is not None and self._host.wants_new(handle, trainable=trainable)
+        ):
+            return self._host.hold(handle, tf.convert_to_tensor(value))
+        return value

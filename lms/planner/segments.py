@@ -1,0 +1,343 @@
+"""Put ops that XLA can compile into segments, and plan the step that is made of these.
+
+XLA allocates what a cluster of ops makes when the cluster starts, and frees what it reads when it is done. So
+a swap can only take place between clusters, and a cluster that is too large needs more memory than its ops
+one by one. Segments are therefore chosen first: runs of neighbours in an order that keeps memory low, each
+within a number of bytes. In the graph that is planned each is one op, with what XLA needs inside of it as its
+scratch memory. To the planner and the simulators that is a graph like any other, so no plan can swap inside
+of a segment, and every plan counts what segments need.
+
+A segment holds no two ops with one between them that is left out: compiled together they would have to run
+both before and after it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from lms.config import LMSConfig
+from lms.ir.graph import Graph, Op, Tensor, Use
+from lms.ir.liveness import Buffers, round_up
+from lms.ir.op_traits import CONTRACTIONS
+from lms.planner.host_operands import Decision, plan_swaps
+from lms.planner.planner import usable_bytes
+from lms.schedule.op_order import early_ops, floating_ops
+from lms.simulate.cost_model import Costs, costs_of
+
+SEGMENT = "LmsSegment"
+"""Type of the op that stands for a segment."""
+
+FEWEST_OPS = 2
+"""A segment of fewer ops that compute anything is left to TensorFlow's own kernels."""
+
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)
+"""The working sets of segments that are tried, as shares of the step's peak without segments."""
+
+MORE = 1.05
+"""A plan with segments may need this many times the memory of the plan without."""
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A graph in which each segment is one op, and where its ops and tensors come from."""
+
+    before: Graph
+    graph: Graph
+    ops: tuple[tuple[int, ...], ...]
+    """For each op those of the graph before that it stands for, in the order in which they stood."""
+    tensors: tuple[int, ...]
+    """For each tensor the one of the graph before."""
+    uses: tuple[tuple[Use, ...], ...]
+    """For each op the uses of the graph before that its inputs stand for."""
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The ops that are segments, ascending."""
+        return tuple(op.id for op in self.graph.ops if op.type == SEGMENT)
+
+    @property
+    def compiled(self) -> int:
+        """The number of ops that are in segments."""
+        return sum(len(self.ops[op]) for op in self.segments)
+
+
+@dataclass
+class _Run:
+    """A segment as far as it has come, with the ops that stand between its own in the order."""
+
+    ops: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    """Left-out ops that wait for none of the segment's."""
+    behind: list[int] = field(default_factory=list)
+    """Left-out ops that do."""
+    nbytes: int = 0
+    read: set[int] = field(default_factory=set)
+
+
+def segmented(
+    buffers: Buffers, order: Sequence[int], compilable: Collection[int], most_bytes: int | None
+) -> Segmentation:
+    """Put neighbours of an order into segments.
+
+    Args:
+        buffers: Those of the graph.
+        order: An order of its ops.
+        compilable: The ops that may be in a segment.
+        most_bytes: The most that a segment reads, makes and needs inside; ``None``: any number.
+    """
+    groups = (
+        group for run in _runs(buffers, order, compilable, most_bytes) for group in _groups(buffers, run)
+    )
+    return _contracted(buffers, tuple(groups))
+
+
+def _runs(
+    buffers: Buffers, order: Sequence[int], compilable: Collection[int], most_bytes: int | None
+) -> Iterator[_Run]:
+    graph = buffers.graph
+    run, own, behind = _Run(), set[int](), set[int]()
+    for op in order:
+        before = graph.predecessors[op]
+        if op in compilable:
+            if not behind.isdisjoint(before) or _is_too_large(buffers, run.ops, op, most_bytes):
+                yield run
+                run, own, behind = _Run(), set(), set()
+            run.ops.append(op)
+            own.add(op)
+        elif own.isdisjoint(before) and behind.isdisjoint(before):
+            run.before.append(op)
+        else:
+            run.behind.append(op)
+            behind.add(op)
+    yield run
+
+
+def _is_too_large(buffers: Buffers, ops: Sequence[int], op: int, most_bytes: int | None) -> bool:
+    return most_bytes is not None and bool(ops) and _Extent.of(buffers, [*ops, op]).nbytes > most_bytes
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What a segment needs on the device at once."""
+
+    read: int
+    made: int
+    inside: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.read + self.made + self.inside
+
+    @classmethod
+    def of(cls, buffers: Buffers, ops: Sequence[int]) -> "_Extent":
+        graph, own = buffers.graph, set(ops)
+        read = {root for op in ops for root in buffers.reads[op] if graph.tensors[root].op not in own}
+        made = sum(buffers.nbytes[graph.roots[tensor]] for tensor in _left(buffers, ops))
+        return cls(sum(buffers.nbytes[root] for root in read), made, _inside(buffers, ops))
+
+
+def _left(buffers: Buffers, ops: Sequence[int]) -> list[int]:
+    """Return the tensors that ops make for others."""
+    graph, own = buffers.graph, set(ops)
+    return [
+        tensor
+        for op in ops
+        for tensor in graph.ops[op].outputs
+        if tensor in graph.kept or any(use.op not in own for use in graph.uses[tensor])
+    ]
+
+
+def _inside(buffers: Buffers, ops: Sequence[int]) -> int:
+    """Return the most bytes of buffers that ops make for each other alone, and of their scratch memory.
+
+    What one elementwise op makes for others is never written: XLA computes it where it is read.
+    """
+    graph, own = buffers.graph, set(ops)
+    leaving = {graph.roots[tensor] for tensor in _left(buffers, ops)}
+    last: dict[int, int] = {}
+    for op in ops:
+        for root in buffers.reads[op]:
+            last[root] = op
+    live = most = 0
+    for op in ops:
+        made = [
+            root
+            for root in graph.ops[op].outputs
+            if buffers.nbytes[root] and root not in leaving and not _is_fused(buffers, root, own)
+        ]
+        live += sum(buffers.nbytes[root] for root in made)
+        most = max(most, live + round_up(graph.ops[op].workspace_bytes))
+        live -= sum(
+            buffers.nbytes[root]
+            for root in buffers.reads[op]
+            if last[root] == op
+            and graph.tensors[root].op in own
+            and root not in leaving
+            and not _is_fused(buffers, root, own)
+        )
+    return most
+
+
+def _is_fused(buffers: Buffers, root: int, own: Collection[int]) -> bool:
+    graph = buffers.graph
+    maker = graph.ops[graph.tensors[root].op]
+    return bool(maker.in_place) and not any(_contracts(graph.ops[op].type) for op in buffers.users[root])
+
+
+def _contracts(op_type: str) -> bool:
+    return any(part in op_type for part in CONTRACTIONS)
+
+
+def _groups(buffers: Buffers, run: _Run) -> Iterator[tuple[int, ...]]:
+    """Yield the ops of a run in an order, those of the segment as one group."""
+    graph, views = buffers.graph, buffers.graph.views
+    kept = list(run.ops)
+    first: list[int] = []
+    for op in run.ops:  # a view of what is there already takes no memory, unless XLA has to copy it
+        if op in views and not set(kept).difference((op,)) & set(graph.predecessors[op]):
+            kept.remove(op)
+            first.append(op)
+    last: list[int] = []
+    for op in reversed(run.ops):
+        if op in kept and op in views and not set(graph.successors[op]) & set(kept):
+            kept.remove(op)
+            last.append(op)
+    # An op's number is above those of all that it waits for.
+    parts = [part for part in _connected(graph, kept) if sum(op not in views for op in part) >= FEWEST_OPS]
+    alone = set(kept).difference(*parts)
+    yield from _in_order(
+        graph, [*((op,) for op in (*run.before, *first, *alone, *last, *run.behind)), *parts]
+    )
+
+
+def _connected(graph: Graph, ops: Collection[int]) -> list[tuple[int, ...]]:
+    """Return the parts of a set of ops that are connected: TensorFlow merges ops along edges alone."""
+    own, found, seen = set(ops), [], set[int]()
+    for op in sorted(ops):
+        if op in seen:
+            continue
+        part, open_ops = {op}, [op]
+        while open_ops:
+            one = open_ops.pop()
+            new = own.intersection((*graph.predecessors[one], *graph.successors[one])) - part
+            part |= new
+            open_ops += new
+        seen |= part
+        found.append(tuple(sorted(part)))
+    return found
+
+
+def _in_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Yield groups of ops, each behind those that it waits for, and else by their first ops."""
+    of = {op: number for number, group in enumerate(groups) for op in group}
+    waits: list[set[int]] = []
+    behind: list[set[int]] = [set() for _ in groups]
+    for number, group in enumerate(groups):
+        before = {of[other] for op in group for other in graph.predecessors[op] if other in of} - {number}
+        waits.append(before)
+        for other in before:
+            behind[other].add(number)
+    ready = [(group[0], number) for number, group in enumerate(groups) if not waits[number]]
+    heapify(ready)
+    while ready:
+        number = heappop(ready)[1]
+        yield groups[number]
+        for later in behind[number]:
+            waits[later].discard(number)
+            if not waits[later]:
+                heappush(ready, (groups[later][0], later))
+
+
+def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmentation:
+    before = buffers.graph
+    number: dict[int, int] = {}
+    now: dict[int, int] = {}
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    old_tensors: list[int] = []
+    uses: list[tuple[Use, ...]] = []
+    for place, group in enumerate(groups):
+        own = set(group)
+        is_segment = len(group) > 1
+        number.update(dict.fromkeys(group, place))
+        found = tuple(
+            Use(op, slot)
+            for op in group
+            for slot, tensor in enumerate(before.ops[op].inputs)
+            if before.tensors[tensor].op not in own
+        )
+        read = tuple(now[before.ops[use.op].inputs[use.slot]] for use in found)
+        left = _left(buffers, group) if is_segment else before.ops[group[0]].outputs
+        made = tuple(range(len(tensors), len(tensors) + len(left)))
+        for index, (tensor, old) in enumerate(zip(made, left, strict=True)):
+            now[old] = tensor
+            known = before.tensors[old]
+            alias = None if known.alias_of is None or is_segment else now[known.alias_of]
+            nbytes = before.tensors[before.roots[old]].nbytes if is_segment else known.nbytes
+            tensors.append(replace(known, id=tensor, op=place, index=index, alias_of=alias, nbytes=nbytes))
+            old_tensors.append(old)
+        waits = {number[control] for op in group for control in before.ops[op].controls} - {place}
+        one = before.ops[group[0]]
+        if is_segment:
+            one = Op(
+                place,
+                f"{one.name}/{SEGMENT}",  # no time of one op is that of the segment
+                SEGMENT,
+                read,
+                made,
+                workspace_bytes=_inside(buffers, group),
+                flops=_sum(before.ops[op].flops for op in group),
+            )
+        ops.append(replace(one, id=place, inputs=read, outputs=made, controls=tuple(sorted(waits))))
+        uses.append(found)
+    kept = frozenset(now[tensor] for tensor in before.kept)
+    backward = frozenset(number[op] for op in before.backward)
+    graph = Graph(tuple(ops), tuple(tensors), kept, backward)
+    return Segmentation(before, graph, tuple(groups), tuple(old_tensors), tuple(uses))
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def plan_segments(
+    graph: Graph,
+    compilable: Collection[int],
+    config: LMSConfig,
+    device_type: str,
+    limit_bytes: int | None,
+    costs: Costs | None = None,
+) -> Decision:
+    """Plan the swaps of a step that runs in segments.
+
+    The larger segments are, the more XLA can fuse, and the more memory they need. So the largest are taken
+    with which the step fits, or needs hardly more memory than without; where there are none, a plan without.
+
+    Args:
+        graph: The step.
+        compilable: The ops that XLA can compile.
+        config: Policy and parameters; nothing is recomputed.
+        device_type: ``CPU`` or ``GPU``.
+        limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+        costs: The device and its link; the default is a common one of its type.
+    """
+    costs = costs or costs_of(device_type)
+    plain = plan_swaps(graph, config, device_type, limit_bytes, costs)
+    buffers = plain.case.buffers if plain.relocation is None else Buffers.of(graph)
+    order = plain.plan.order if plain.relocation is None else range(len(graph.ops))
+    may = frozenset(compilable) - floating_ops(graph) - early_ops(graph)
+    room = usable_bytes(config, limit_bytes)
+    tight = config.policy == "all" or not plain.plan.feasible or room is None
+    most = int(plain.plan.peak_bytes * MORE) if tight else room
+    unbound = room is None and config.policy != "all"
+    for share in SHARES:
+        made = segmented(buffers, order, may, None if unbound else int(share * (most or 0)))
+        if not made.segments:
+            break
+        before = plain.case.peak_before_bytes
+        found = plan_swaps(made.graph, config, device_type, limit_bytes, costs, before)
+        fits = limit_bytes is None or found.peak_bytes <= max(limit_bytes, plain.peak_bytes)
+        if fits and (unbound or found.plan.peak_bytes <= (most or 0)):
+            return replace(found, segmentation=made)
+    return plain

@@ -1,0 +1,1 @@
+"""Measure how long the ops of a step take, and keep these times."""

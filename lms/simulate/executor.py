@@ -1,0 +1,205 @@
+"""Simulate TensorFlow's executor on the threads of a CPU: which op runs beside which is partly chance.
+
+A thread that is done with an op goes on with one of those that have become ready, and leaves the others to
+other threads (``ExecutorState::ScheduleReady`` in ``executor.cc``). So the gradient of a filter, which
+nothing waits for, holds its operands while the backward pass goes on beside it. An order of one op after the
+other has no such moment. How long each op takes depends on what else the machine does, and with it the peak:
+a step is run several times, each with times of its own.
+
+Meanwhile the input pipeline makes the next batch ready, in memory of the same allocator. Its buffers lie
+between those of the step, and have free memory lie in other pieces each time.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from random import Random
+
+from lms.ir.liveness import Buffers, Residency, round_up
+from lms.ir.op_traits import in_place_output, may_end_step
+from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
+from lms.simulate.allocation_trace import Demand, updates_of
+from lms.simulate.bfc_arena import GROWN_STEPS, STEPS, peak_in_pieces
+from lms.simulate.cost_model import Costs
+
+SPREAD = 0.3
+"""The standard deviation of the logarithm of an op's time. Seen over the steps of a residual net: 0.35 to 0.7
+on two cores with ten programs at work, which slow ops that run side by side alike. On the first 29 cases of
+``bench/fit_accuracy.py`` the mean error of the peak was 1% with 0.3, and 6% with 0.5."""
+RUNS = STEPS
+"""How often a step is run: as many steps as plans are simulated for."""
+MOST_OPS = 60_000
+"""The ops that all runs together may simulate."""
+
+
+def peaks_by_chance(
+    buffers: Buffers, plan: SwapPlan, costs: Costs, room: int, threads: int
+) -> tuple[int | None, ...]:
+    """Return the peak of each run as the allocator counts it; ``None`` where a buffer finds no chunk.
+
+    Args:
+        buffers: The step's.
+        plan: For that step; an empty one leaves the ops in no order.
+        costs: The device and its link.
+        room: Bytes that the device has for the step's own tensors.
+        threads: How many tasks run at once.
+    """
+    seconds = costs.op_seconds(buffers.graph)
+    runs = min(RUNS, max(1, MOST_OPS // max(1, len(seconds))))
+    chances = (Random(seed) for seed in range(runs))  # noqa: S311 - the same in each process
+    demands = (
+        Execution(buffers, plan, costs, seconds, threads, chance).demand(costs.resident_bytes)
+        for chance in chances
+    )
+    return tuple(peak_in_pieces(one, room, GROWN_STEPS, pooled=not plan.is_empty) for one in demands)
+
+
+class Execution:
+    """One run of a step on several threads.
+
+    Copies are tasks like ops: their numbers come behind those of the ops, first the copies to the host.
+    """
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        plan: SwapPlan,
+        costs: Costs,
+        seconds: Sequence[float],
+        threads: int,
+        chance: Random,
+    ) -> None:
+        self._buffers, self._graph = buffers, buffers.graph
+        self._chance, swaps = chance, plan.swaps
+        self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
+        self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
+        self._swaps = {swap.tensor: swap for swap in swaps}
+        times = [*seconds, *(costs.out_seconds(swap.nbytes) for swap in swaps)]
+        times += [costs.in_seconds(swap.nbytes) for swap, _ in self._back]
+        self._first_back = len(seconds) + len(swaps)
+        self._times = [one * chance.lognormvariate(0.0, SPREAD) for one in times]
+        self._later: list[set[int]] = [set(after) for after in self._graph.successors]
+        self._later += [set() for _ in range(len(times) - len(seconds))]
+        self._add_waits(() if plan.is_empty else plan.serial_edges)
+        self.begins, self.ends = [0] * len(times), [0] * len(times)
+        """By task, as points: each begin and each end of a task is an even one of its own."""
+        self._now = 0
+        self._run(max(1, threads))
+
+    def _add_waits(self, edges: Sequence[SerialEdge]) -> None:
+        later = self._later
+        for edge in edges:
+            later[edge.before].add(edge.after)
+        for swap in self._swaps.values():
+            out = self._out[swap.tensor]
+            later[swap.after].add(out)
+            later[self._graph.tensors[swap.tensor].op].add(out)
+            later[out].update(swap.blocks)
+        for task, (swap, back) in enumerate(self._back, self._first_back):
+            later[self._out[swap.tensor]].add(task)
+            later[back.trigger].add(task)
+            later[task].update(use.op for use in back.uses)
+            later[task].update(back.blocks)
+
+    def _run(self, threads: int) -> None:
+        waiting = [0] * len(self._later)
+        for after in self._later:
+            for task in after:
+                waiting[task] += 1
+        shared = deque(task for task, count in enumerate(waiting) if not count)
+        own: list[deque[int]] = [deque() for _ in range(threads)]
+        idle = [*range(threads)]
+        busy: list[tuple[float, int, int]] = []
+        now_s = 0.0
+        while True:
+            still: list[int] = []
+            for thread in sorted(idle):
+                if (taken := _next(thread, own, shared)) is None:
+                    still.append(thread)
+                    continue
+                self.begins[taken] = self._point()
+                heappush(busy, (now_s + self._times[taken], taken, thread))
+            idle = still
+            if not busy:
+                return
+            now_s, task, thread = heappop(busy)
+            self.ends[task] = self._point()
+            idle.append(thread)
+            for later in sorted(self._later[task]):
+                waiting[later] -= 1
+                if not waiting[later]:
+                    own[thread].appendleft(later)
+
+    def _point(self) -> int:
+        self._now += 2
+        return self._now
+
+    def demand(self, resident_bytes: int | None) -> Demand:
+        """Return what the run asks of the allocator."""
+        buffers, graph = self._buffers, self._graph
+        takers = self._takers()
+        stays = []
+        for root in buffers.owners:
+            *earlier, (first, users) = self._stays(root)
+            for begin, tasks in earlier:
+                stays.append(Residency(root, buffers.nbytes[root], begin, self._end(tasks)))
+            last = self._now + 1 if buffers.kept[root] else self._end(users)
+            if root in takers:
+                last = self.begins[takers[root]] - 1
+            stays.append(Residency(root, buffers.nbytes[root], first, last))
+        stays += self._next_batch()
+        for op in buffers.with_workspace:
+            nbytes = round_up(graph.ops[op].workspace_bytes)
+            stays.append(Residency(-1 - op, nbytes, self.begins[op], self.ends[op]))
+        handed_on = {
+            graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root for root, op in takers.items()
+        }
+        position = [point // 2 for point in self.begins]
+        return Demand(tuple(stays), tuple(updates_of(buffers, position)), handed_on, resident_bytes)
+
+    def _next_batch(self) -> Iterator[Residency]:
+        """Yield the buffers of the batch that the input pipeline makes ready meanwhile, at any time."""
+        begin = self._chance.randrange(self._now)
+        nowhere = -1 - len(self._graph.ops)
+        for op in self._graph.ops:
+            if may_end_step(op.type):
+                for root in op.outputs:
+                    yield Residency(nowhere - root, self._buffers.nbytes[root], begin, self._now + 1)
+
+    def _end(self, tasks: Sequence[int]) -> int:
+        return max(self.ends[task] for task in tasks)
+
+    def _stays(self, root: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield the begin of each stay of a buffer, and the tasks that it outlives."""
+        maker, users = self._graph.tensors[root].op, self._buffers.users[root]
+        swap = self._swaps.get(root)
+        if swap is None:
+            yield self.begins[maker], [maker, *users]
+            return
+        far = {use.op for back in swap.swap_ins for use in back.uses}
+        held = [] if swap.until is None else [swap.until]
+        yield self.begins[maker], [maker, self._out[root], *held, *(op for op in users if op not in far)]
+        for task, (moved, back) in enumerate(self._back, self._first_back):
+            if moved is swap:
+                yield self.begins[task], [task, *(use.op for use in back.uses)]
+
+    def _takers(self) -> dict[int, int]:
+        """Map each buffer that an op takes over to that op: all else that it outlives is done by then."""
+        takers: dict[int, int] = {}
+        for op, sources in self._buffers.takeovers:
+            for root in sources:
+                *_, (_, users) = self._stays(root)
+                others = [task for task in users if task != op]
+                if op in users and root not in takers and self._end(others) < self.begins[op]:
+                    takers[root] = op
+                    break
+        return takers
+
+
+def _next(thread: int, own: Sequence[deque[int]], shared: deque[int]) -> int | None:
+    """Take a task: the latest of the thread's own, else one that nobody has, else another's earliest."""
+    if own[thread]:
+        return own[thread].popleft()
+    if shared:
+        return shared.popleft()
+    return next((other.pop() for other in own if other), None)

@@ -1,0 +1,39 @@
+"""Optimizer state and weights that lie on the host between steps: the same bits, in less memory."""
+
+from typing import Any
+
+import pytest
+from bits_runs import keras_environ, skip_without
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+LIMIT_MB = 21
+CASES = {"3": ("adamw", "momentum", "clipped"), "2": ("v1_adam", "v1_momentum")}
+
+
+def train(keras: str, *asked: str, **environ: str) -> dict[str, Any]:
+    return run_job("bits/host_state_job.py", keras, *asked, **keras_environ(keras), **environ)
+
+
+@pytest.mark.parametrize("keras", ("3", "2"))
+def test_every_optimizer_ends_in_the_same_bits(keras: str) -> None:
+    skip_without(keras)
+    for name, found in train(keras, *CASES[keras]).items():
+        assert len({one["digest"] for one in found.values()}) == 1, name
+        for mode in ("state", "host"):
+            seen = found[mode]
+            assert seen["state"] and bool(seen["weights"]) == (mode == "host"), (name, mode)
+            assert seen["saved"] and seen["warnings"] == [], (name, mode)
+
+
+def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit() -> None:
+    skip_without("3")
+    plain = train("3", "transformer", "plain")["transformer"]["plain"]
+    limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MB)}
+    seen = train("3", "transformer", "host", **limit)["transformer"]["host"]
+    assert seen["digest"] == plain["digest"]
+    assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
+    planned, ran = seen["copies_out"]
+    assert planned == ran > 0
+    assert seen["saved"] and seen["left_bytes"] < seen["bytes"] / 10
+    assert seen["peak_bytes"] <= 1.3 * seen["planned_peak_bytes"]

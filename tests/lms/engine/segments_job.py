@@ -1,0 +1,81 @@
+"""Trains one step as XLA compiles it: whole, or in segments between swaps; prints JSON."""
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+os.environ |= {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "900",
+}
+way, policy, budget_mib, refused = sys.argv[1:5]
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import lms  # noqa: E402
+from lms.errors import LMSWarning  # noqa: E402
+
+WIDTH, LAYERS, ROWS = 256, 6, 1024
+
+
+def step_of(weights: list[Any]) -> Any:
+    """A step that its user has XLA compile: layers with gelu, and plain descent."""
+
+    @tf.function(jit_compile=True)
+    def train(rows: Any) -> Any:
+        with tf.GradientTape() as tape:
+            made = rows
+            for weight in weights:
+                made = tf.nn.gelu(tf.matmul(made, weight))
+            loss = tf.reduce_mean(tf.square(made - rows))
+        for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.05 * slope)
+        return loss
+
+    return train
+
+
+def main() -> None:
+    """Train for four steps."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if way != "whole":
+            given = {"budget_bytes": int(float(budget_mib) * 2**20)} if budget_mib != "-" else {}
+            given |= {"recompute": "auto"} if refused == "recompute" else {}
+            lms.enable(policy=policy, xla=way, **given)
+        draw = np.random.default_rng(5)
+        scale = WIDTH**-0.5
+        weights = [
+            tf.Variable(draw.normal(0, scale, (WIDTH, WIDTH)).astype(np.float32)) for _ in range(LAYERS)
+        ]
+        rows = tf.constant(draw.normal(0, 1, (ROWS, WIDTH)).astype(np.float32))
+        train = step_of(weights)
+        losses = [float(train(rows)) for _ in range(4)]
+        texts = [str(one.message) for one in caught if issubclass(one.category, LMSWarning)]
+    report = lms.report()
+    edited = [one for one in report.graphs if one.segments or one.edited]
+    print(
+        json.dumps(
+            {
+                "losses": losses,
+                "bits": [weight.numpy().tobytes().hex()[:64] for weight in weights],
+                "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+                "planned": report.planned_peak_bytes if way != "whole" else None,
+                "segments": sum(one.segments for one in edited),
+                "swapped": sum(one.tensors for one in edited),
+                "executed": sum(one.executed or 0 for one in edited),
+                "first_run": [one.first_run_s for one in edited],
+                "text": str(report),
+                "warnings": texts,
+                "flags": os.environ.get("TF_XLA_FLAGS", ""),
+            }
+        )
+    )
+
+
+main()

@@ -1,0 +1,61 @@
+"""A step that is to be compiled by XLA runs in segments between swaps."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+MIB = 1 << 20
+
+
+def job(way: str, policy: str = "all", budget: str = "-", refused: str = "-") -> dict[str, Any]:
+    return run_job("segments_job.py", way, policy, budget, refused)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, dict[str, Any]]:
+    pytest.importorskip("tensorflow")
+    return {way: job(way) for way in ("whole", "off", "auto")}
+
+
+def test_segments_run_between_swaps(seen: dict[str, dict[str, Any]]) -> None:
+    made = seen["auto"]
+    assert made["segments"] > 2 and made["executed"] == made["swapped"] > 2
+    assert seen["off"]["segments"] == 0
+    assert "segments of" in made["text"] and made["first_run"][0] > 0
+
+
+def test_what_a_segment_reads_is_freed_at_once(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["auto"]["flags"] == "--tf_xla_enable_lazy_compilation=false"
+    assert seen["off"]["flags"] == ""
+
+
+def test_segments_need_little_more_memory_than_no_xla(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["auto"]["peak"] <= 1.15 * seen["off"]["peak"]
+    assert seen["auto"]["peak"] < 0.8 * seen["whole"]["peak"]
+
+
+def test_results_agree_with_the_step_compiled_whole(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["auto"]["losses"] == pytest.approx(seen["whole"]["losses"], rel=1e-5)
+
+
+def test_the_bits_are_the_same_from_run_to_run(seen: dict[str, dict[str, Any]]) -> None:
+    again = job("auto")
+    assert (again["losses"], again["bits"]) == (seen["auto"]["losses"], seen["auto"]["bits"])
+
+
+def test_a_step_that_fits_is_compiled_without_swaps() -> None:
+    made = job("auto", "auto")
+    assert made["segments"] and not made["swapped"] and not made["warnings"]
+
+
+def test_a_budget_holds_with_segments() -> None:
+    made = job("auto", "budget", "16")
+    assert made["segments"] and made["swapped"]
+
+
+def test_what_cannot_be_combined_is_one_line_and_runs_without_xla() -> None:
+    made = job("auto", "all", "-", "recompute")
+    assert made["segments"] == 0 and made["swapped"]
+    assert [text for text in made["warnings"] if "xla='auto' does not work with recompute='auto'" in text]

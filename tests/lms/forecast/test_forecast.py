@@ -1,0 +1,184 @@
+"""A forecast's largest batch is where memory ends, and what it does not know it says."""
+
+from dataclasses import replace
+
+import pytest
+
+from lms.forecast.forecaster import MODES, Forecast, Forecaster, Target
+from lms.forecast.step import TracedStep
+from lms.forecast.ways import LEAST, Variant, plain_way, repeated_variants, swapping_ways
+from lms.ir.graph import Graph, GraphBuilder
+from lms.planner.planner import Case
+from lms.simulate.cost_model import Costs
+from lms.simulate.devices import GPUS
+
+MIB = 1 << 20
+LAYERS = 12
+
+
+def network(batch: int) -> Graph:
+    """A chain of layers with its backward pass; each tensor has a MiB an example."""
+    build = GraphBuilder()
+    (last,) = build.add("data", "IteratorGetNext", outputs=[batch * MIB], outside=True)
+    made = [last]
+    for layer in range(LAYERS):
+        (last,) = build.add(f"layer_{layer}", "MatMul", inputs=[last], outputs=[batch * MIB])
+        (last,) = build.add(f"relu_{layer}", "Relu", inputs=[last], outputs=[batch * MIB], in_place=())
+        made.append(last)
+    (slope,) = build.add("gradient_tape/loss", "Mul", inputs=[last], outputs=[batch * MIB], in_place=())
+    for layer in reversed(range(LAYERS)):
+        name = f"gradient_tape/layer_{layer}"
+        (slope,) = build.add(
+            f"{name}/relu", "ReluGrad", inputs=[slope, made[layer + 1]], outputs=[batch * MIB], in_place=()
+        )
+        build.add(f"{name}/weight", "MatMul", inputs=[made[layer], slope], outputs=[4096])
+        (slope,) = build.add(f"{name}/image", "MatMul", inputs=[slope], outputs=[batch * MIB])
+    return build.build(kept=[slope])
+
+
+def step(batch: int, other: bool = True) -> TracedStep:
+    return TracedStep(
+        network(batch), batch, network(2 * batch) if other else None, 64 * MIB, 128 * MIB, 8 * MIB
+    )
+
+
+def forecasts(step: TracedStep, limit_bytes: int) -> list[Forecast]:
+    target = Target(limit_bytes, GPUS["L4"].costs, GPUS["L4"].half_costs)
+    return list(Forecaster(step, [target]).forecasts(target))
+
+
+def test_a_batch_that_does_not_fit_without_a_plan_is_told_so_of_the_device_at_hand() -> None:
+    plenty = Target(4096 * MIB, GPUS["L4"].costs, GPUS["L4"].half_costs, "CPU")
+    need = next(iter(Forecaster(step(16), [plenty]).forecasts(plenty)))
+    assert need.mode == "off" and need.fits
+    here = replace(plenty, limit_bytes=int(0.8 * need.peak_bytes))
+    off, swap, *_ = Forecaster(step(16), [here]).forecasts(here)
+    assert not off.fits and off.peak_bytes >= 0.95 * need.peak_bytes and (off.largest_batch or 0) < 16
+    assert swap.fits and swap.peak_bytes <= here.limit_bytes
+
+
+def test_the_largest_batch_is_where_memory_ends() -> None:
+    limit = 1024 * MIB
+    found = {one.mode: one for one in forecasts(step(4), limit)}
+    assert tuple(found) == MODES
+    room = limit - 192 * MIB
+    off = found["off"].largest_batch
+    assert off is not None
+    case_peak = found["off"].peak_bytes - 192 * MIB
+    assert off == int(room / (case_peak / 4))  # every tensor grows with the batch
+    assert found["swap"].largest_batch > 1.5 * off
+    assert found["hybrid"].largest_batch >= found["swap"].largest_batch
+    assert found["host state"].largest_batch > found["hybrid"].largest_batch
+    assert found["off"].fits and found["off"].largest_step_s
+    for mode in ("swap", "hybrid", "host state"):
+        assert found[mode].step_s >= found["off"].step_s
+
+
+def test_what_grows_is_a_line_in_the_batch() -> None:
+    assert step(4).of(12) == network(12)
+    assert step(4).of(3) == network(3)
+
+
+def test_a_batch_that_is_not_known_is_said_to_be_unknown() -> None:
+    for one in forecasts(step(4, other=False), GPUS["L4"].limit_bytes):
+        assert one.largest_batch is None and one.largest_step_s is None
+
+
+def test_a_device_that_is_too_small_fits_nothing() -> None:
+    gpu = replace(GPUS["L4"], memory_gib=0.1)
+    for one in forecasts(step(4), gpu.limit_bytes):
+        assert not one.fits or one.mode == "host state"
+
+
+def base(batch: int) -> Variant:
+    return Variant(step(4), batch, Case.of(step(4).of(batch), LEAST, Costs()))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_a_plan_for_one_batch_knows_its_memory_at_another(batch: int) -> None:
+    ways = [plain_way(step(4)), *swapping_ways(base(16))]
+    ways += [way for variant in repeated_variants(base(16)) for way in swapping_ways(variant)]
+    assert len(ways) > 5
+    for way in ways:
+        there = way.variant.at(batch)
+        swaps = [
+            replace(swap, nbytes=there.case.graph.tensors[swap.tensor].nbytes or 0) for swap in way.swaps
+        ]
+        peak = there.case.buffers.timeline(way.order, tuple(swaps)).peak_bytes
+        assert way.peak_bytes(batch) == pytest.approx(peak, rel=0.001)
+        most = way.largest(peak)
+        assert way.peak_bytes(most) <= peak < way.peak_bytes(most + 1) + MIB // 256
+
+
+def test_arithmetic_that_an_op_states_grows_with_the_batch() -> None:
+    one, two = (
+        replace(
+            network(batch),
+            ops=tuple(replace(op, flops=1e12 * batch) for op in network(batch).ops),
+        )
+        for batch in (4, 8)
+    )
+    traced = TracedStep(one, 4, two, 0, 0, 0)
+    assert traced.of(16).ops[3].flops == 16e12
+    assert sum(traced.op_seconds(16, Costs())) == pytest.approx(sum(Costs().op_seconds(traced.of(16))))
+
+
+def test_a_batch_that_does_not_fit_is_planned_for_the_device() -> None:
+    limit = 192 * MIB + 40 * MIB
+    found = {one.mode: one for one in forecasts(step(4), limit)}
+    assert not found["off"].fits
+    for mode in ("swap", "hybrid"):
+        assert found[mode].fits and found[mode].peak_bytes <= limit
+        assert found[mode].step_s > found["off"].step_s
+    assert found["hybrid"].step_s <= found["swap"].step_s
+
+
+def test_the_curve_reaches_the_peak() -> None:
+    for one in forecasts(step(4), 1024 * MIB):
+        assert one.curve and one.largest_step_s
+        assert [when for when, _ in one.curve] == sorted(when for when, _ in one.curve)
+        assert one.curve[-1][0] <= one.largest_step_s
+        assert 0.85 * 1024 * MIB < max(nbytes for _, nbytes in one.curve) <= 1024 * MIB
+
+
+def test_devices_share_what_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    analyses: list[int] = []
+    of = Case.of
+    monkeypatch.setattr(Case, "of", lambda *given: (analyses.append(1), of(*given))[1])
+    limits = [GPUS[name].limit_bytes for name in ("L4", "H100", "V100-16")]
+    targets = [Target(limit, GPUS["L4"].costs, GPUS["L4"].half_costs) for limit in limits]
+    forecaster = Forecaster(step(4), targets)
+    for target in targets:
+        known = len(analyses)
+        list(forecaster.forecasts(target))
+    assert len(analyses) == known, "a further device analyses the step again"
+
+
+def backward() -> TracedStep:
+    """Gradients of a chain of layers: each has a filter's gradient that takes long, and nothing waits for."""
+    build = GraphBuilder()
+    (slope,) = build.add("begin", "Fill", outputs=[8 * MIB])
+    for layer in range(LAYERS):
+        build.add(f"filter_{layer}", "Conv2DBackpropFilter", inputs=[slope], outputs=[4096], flops=1e13)
+        name = f"image_{layer}"
+        (slope,) = build.add(name, "Conv2DBackpropInput", inputs=[slope], outputs=[8 * MIB], flops=1e11)
+    return TracedStep(build.build(kept=[slope]), 1, None, 0, 0, 0)
+
+
+def unplanned(limit_bytes: int, threads: int) -> Forecast:
+    costs = GPUS["L4"].costs
+    target = Target(limit_bytes, costs, costs, "CPU", threads=threads)
+    return next(Forecaster(backward(), [target]).forecasts(target))
+
+
+def test_a_peak_on_several_threads_is_the_most_of_several_runs() -> None:
+    one, two = (unplanned(1024 * MIB, threads) for threads in (1, 2))
+    assert one.fits and two.fits
+    assert one.peak_bytes < 24 * MIB <= two.peak_bytes
+
+
+def test_a_step_that_may_run_out_by_chance_does_not_fit() -> None:
+    limit = 22 * MIB
+    assert unplanned(limit, 1).fits
+    found = unplanned(limit, 2)
+    assert not found.fits and found.peak_bytes > limit

@@ -1,0 +1,48 @@
+"""Tensors that one device makes and another one reads: TensorFlow makes a copy there, which takes memory."""
+
+import pytest
+
+pytest.importorskip("tensorflow")
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from lms.device.device import Device
+from lms.device.kernels import PlainCpu
+from lms.ir.liveness import Buffers
+from lms.optimizer.grappler_item import Output
+from lms.reader.node_table import NodeTable
+from lms.reader.step_reader import ARRIVES, Place, most_bytes, read_step
+
+pytestmark = pytest.mark.tensorflow
+
+HOST, GPU = "/job:a/replica:0/task:0/device:CPU:0", "/job:a/replica:0/task:0/device:GPU:0"
+NODES = {
+    "images": ("IteratorGetNext", HOST, ()),
+    "made": ("Sqrt", HOST, ("images",)),
+    "shape": ("Shape", HOST, ("images",)),
+    "constant": ("Const", HOST, ()),
+    "first": ("AddV2", GPU, ("images", "made")),
+    "second": ("AddV2", GPU, ("images", "constant")),
+    "third": ("Reshape", GPU, ("first", "shape")),
+}
+FLOATS = Output(tf.float32.as_datatype_enum, (1024,))
+
+
+def test_the_copy_of_a_tensor_of_another_device_takes_memory_until_its_last_reader_there() -> None:
+    graph_def = graph_pb2.GraphDef()
+    for name, (op_type, device, read) in NODES.items():
+        node = graph_def.node.add(name=name, op=op_type, input=read, device=device)
+        node.attr["T"].type = tf.float32.as_datatype_enum
+        node.attr["Tshape"].type = tf.int32.as_datatype_enum
+    table, device = NodeTable.of(graph_def), Device("GPU:0", None)
+    outputs = [[FLOATS] for _ in table.nodes]
+    place = Place(device.holds, PlainCpu(), "GPU", device.keeps_on_host, device.reads_on_host)
+    graph = read_step(table, outputs, place).graph
+    buffers = Buffers.of(graph)
+    made = {graph.ops[graph.tensors[root].op].name: root for root in buffers.owners}
+    assert sorted(made) == ["first", "images", "made", "second"], "not what lies or is read on the host"
+    assert graph.tensors[made["made"]].forbidden == ARRIVES and graph.tensors[made["images"]].forbidden
+    readers = [graph.ops[op].name for op in buffers.users[made["images"]]]
+    assert readers[-1] == "second"
+    most = most_bytes(table, outputs, place)
+    assert most is not None and most >= sum(buffers.nbytes)

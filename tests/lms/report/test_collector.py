@@ -1,0 +1,73 @@
+"""Figures that are worked out when they are asked for stand beside those that were there at once."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+from lms.config import LMSConfig
+from lms.device.device import Device
+from lms.ir.graph import GraphBuilder
+from lms.planner.planner import plan
+from lms.report.stats import Collector, GraphStats, Planned
+
+FITS = GraphStats("step", False, "nothing is edited", 30)
+TOLD = replace(FITS, why="nothing is edited: the step fits (9 MiB)", peak_before_bytes=9)
+EDITED = GraphStats("step", True, "2 tensors swapped", 30, tensors=2)
+OTHER = replace(EDITED, name="another step")
+
+
+def planned(name: str) -> Planned:
+    build = GraphBuilder()
+    build.add("x", "Placeholder", outputs=[64])
+    graph = build.build()
+    return Planned(name, graph, plan(graph, LMSConfig()), 0, None, graph)
+
+
+def described(told: GraphStats | None = TOLD) -> tuple[Collector, list[int]]:
+    """Return a collector with a postponed graph, and how often that was described."""
+    collector, calls = Collector(), [0]
+
+    def describe() -> Any:
+        calls[0] += 1
+        return told and (told, planned("fits"))
+
+    collector.postpone(FITS, describe)
+    return collector, calls
+
+
+def graphs(collector: Collector, **how: bool) -> tuple[GraphStats, ...]:
+    return collector.report(Device("CPU:0", None), None, **how).graphs
+
+
+def test_what_was_postponed_is_described_once_and_when_asked_for() -> None:
+    collector, calls = described()
+    assert graphs(collector, settled=False) == (FITS,) and calls == [0]
+    assert graphs(collector) == graphs(collector) == (TOLD,) and calls == [1]
+
+
+def test_a_later_plan_of_the_same_graph_stays_the_latest() -> None:
+    collector, calls = described()
+    collector.add(EDITED, planned("edited"))
+    assert collector.latest is not None and collector.latest.name == "edited"
+    assert graphs(collector) == (FITS, EDITED) and calls == [0]
+
+
+def test_what_is_described_late_comes_before_what_was_planned_since() -> None:
+    collector, _ = described()
+    collector.add(OTHER, planned("another"))
+    assert collector.latest is not None and collector.latest.name == "another"
+    assert [one.name for one in collector.planned.values()] == ["fits", "another"]
+
+
+def test_counted_swaps_of_another_graph_do_not_lose_it() -> None:
+    collector, _ = described()
+    collector.add(OTHER, planned("another"))
+    collector.executed([OTHER], 2)
+    assert graphs(collector) == (TOLD, replace(OTHER, executed=2))
+
+
+def test_what_cannot_be_described_stays_as_it_was() -> None:
+    collector, _ = described(None)
+    assert graphs(collector) == (FITS,)

@@ -1,0 +1,81 @@
+"""What an edit writes for a swap, node by node."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from lms.device.kernels import PlainCpu
+from lms.ir.graph import Use
+from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
+from lms.optimizer.grappler_item import Output
+from lms.reader.node_table import NodeTable
+from lms.reader.step_reader import Place, read_step
+from lms.rewriter.writer import put_copies_first, write_plan
+from lms.transports.device import DeviceTransport
+
+pytestmark = pytest.mark.tensorflow
+
+NODES = {
+    "x": ("Placeholder",),
+    "f": ("Sqrt", "x"),
+    "g": ("Exp", "f"),
+    "h": ("Log", "g"),
+    "b": ("Mul", "f", "h"),
+}
+FLOAT = tf.float32.as_datatype_enum
+
+
+def edited(device: str, *, held: bool = True) -> Any:
+    """The graph whose ``f`` leaves behind ``g`` and comes back behind ``h``, for ``b``."""
+    graph_def = graph_pb2.GraphDef()
+    for name, (op_type, *read) in NODES.items():
+        node = graph_def.node.add(name=name, op=op_type, input=read, device=f"/job:a/device:{device}:0")
+        node.attr["T"].type = FLOAT
+    table = NodeTable.of(graph_def)
+    outputs = [[Output(FLOAT, (1024,))] for _ in table.nodes]
+    step = read_step(table, outputs, Place(lambda device: True, PlainCpu()))
+    number = {op.name: op.id for op in step.graph.ops}
+    leaves, until, waits, back = (number[name] for name in "fghb")
+    (tensor,) = step.graph.ops[leaves].outputs
+    swap_in = SwapIn(waits, (Use(back, 0),))
+    swap = Swap(tensor, 4096, leaves, (swap_in,), (waits,), until if held else None)
+    order = tuple(range(len(step.graph.ops)))
+    plan = SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None)
+    write_plan(graph_def, step, plan, DeviceTransport({}))
+    return graph_def
+
+
+def nodes(graph_def: Any) -> dict[str, Any]:
+    return {node.name: node for node in graph_def.node}
+
+
+def test_a_buffer_is_held_until_its_copy_and_an_op_are_done() -> None:
+    """What is put in its place waits for the node that holds it."""
+    made = nodes(edited("GPU"))
+    hold = made["f/lms/0/hold"]
+    assert hold.op == "IdentityN" and hold.device == made["f"].device
+    assert list(hold.attr["T"].list.type) == [FLOAT]
+    assert list(hold.input) == ["f", "^f/lms/0/swap_out", "^g"]
+    assert list(made["h"].input) == ["g", "^f/lms/0/hold"]
+    assert list(made["b"].input) == ["f/lms/0/swap_in_0", "h"]
+
+
+@pytest.mark.parametrize(("device", "held"), [("CPU", True), ("GPU", False)])
+def test_nothing_is_held_where_a_copy_frees_its_buffer_as_planned(device: str, held: bool) -> None:
+    made = nodes(edited(device, held=held))
+    assert "f/lms/0/hold" not in made
+    assert list(made["h"].input) == ["g", "^f/lms/0/swap_out"]
+
+
+def test_copies_to_the_host_come_first_and_the_others_keep_their_order() -> None:
+    graph_def = edited("GPU")
+    before = [node.name for node in graph_def.node]
+    put_copies_first(graph_def)
+    before.remove("f/lms/0/swap_out")
+    assert [node.name for node in graph_def.node] == ["f/lms/0/swap_out", *before]
+    assert all("_lms" in node.attr for node in graph_def.node if "/lms/" in node.name)
+    assert not any("_lms" in node.attr for node in graph_def.node if node.name in NODES)

@@ -1,0 +1,127 @@
+"""A step on several threads: what runs side by side holds memory side by side."""
+
+from random import Random
+
+import pytest
+
+from lms.config import LMSConfig
+from lms.ir.graph import Graph, GraphBuilder, Use
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
+from lms.planner.planner import plan
+from lms.simulate.cost_model import Costs
+from lms.simulate.executor import RUNS, Execution, peaks_by_chance
+
+K = 4096
+ROOM = 1 << 30
+SLOPE = 256 * K
+COSTS = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, launch_s=1e-6)
+
+
+def backward(layers: int = 4) -> Graph:
+    """Gradients of a chain of layers: each has a filter's gradient that nothing waits for."""
+    build = GraphBuilder()
+    (slope,) = build.add("begin", "Fill", outputs=[SLOPE])
+    for layer in range(layers):
+        build.add(f"filter_{layer}", "Conv2DBackpropFilter", inputs=[slope], outputs=[K], flops=1e8)
+        (slope,) = build.add(
+            f"image_{layer}", "Conv2DBackpropInput", inputs=[slope], outputs=[SLOPE], flops=1e7
+        )
+    return build.build(kept=[slope])
+
+
+def unplanned(graph: Graph) -> SwapPlan:
+    made = plan(graph, LMSConfig(policy="budget", budget_bytes=ROOM))
+    assert made.is_empty
+    return made
+
+
+def peaks(
+    graph: Graph, threads: int, made: SwapPlan | None = None, room: int = ROOM
+) -> tuple[int | None, ...]:
+    return peaks_by_chance(Buffers.of(graph), made or unplanned(graph), COSTS, room, threads)
+
+
+def run(graph: Graph, made: SwapPlan, threads: int) -> Execution:
+    chance = Random(0)  # noqa: S311 - the same each time
+    return Execution(Buffers.of(graph), made, COSTS, COSTS.op_seconds(graph), threads, chance)
+
+
+def test_what_nothing_waits_for_holds_its_operands_on_a_second_thread() -> None:
+    graph = backward()
+    in_order = Buffers.of(graph).timeline(tuple(range(len(graph.ops))), ())
+    assert in_order.peak_bytes < 3 * SLOPE
+    found = peaks(graph, 2)
+    assert len(found) == RUNS
+    assert all(peak and peak >= 3 * SLOPE for peak in found)
+
+
+def test_one_thread_runs_one_op_at_a_time_and_two_run_two() -> None:
+    graph = backward()
+    for threads in (1, 2):
+        made = run(graph, unplanned(graph), threads)
+        spans = list(zip(made.begins, made.ends, strict=True))
+        most = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+        assert most == threads
+        for op, before in enumerate(graph.predecessors):
+            assert all(made.ends[earlier] < made.begins[op] for earlier in before)
+
+
+def test_the_edges_of_a_plan_hold() -> None:
+    graph = backward()
+    filters = [op.id for op in graph.ops if op.type == "Conv2DBackpropFilter"]
+    images = [op.id for op in graph.ops if op.type == "Conv2DBackpropInput"]
+    edges = tuple(SerialEdge(first, then) for first, then in zip(filters, images, strict=True))
+    made = SwapPlan("budget", tuple(range(len(graph.ops))), (), edges, (), 0, 0, 0, None)
+    assert all(peak and peak < 3 * SLOPE for peak in peaks(graph, 2, made))
+
+
+def test_a_swapped_tensor_leaves_when_its_copy_is_done_and_comes_back_behind_its_trigger() -> None:
+    build = GraphBuilder()
+    (kept,) = build.add("forward", "MatMul", outputs=[64 * K])
+    (near,) = build.add("near", "Relu", inputs=[kept], outputs=[K], in_place=())
+    (far,) = build.add("far", "MatMul", inputs=[near], outputs=[K])
+    build.add("last", "MatMul", inputs=[far, kept], outputs=[K])
+    graph = build.build()
+    swap = Swap(kept, 64 * K, 1, (SwapIn(2, (Use(3, 1),)),), blocks=(2,))
+    made = SwapPlan("budget", (0, 1, 2, 3), (swap,), (), (), 0, 0, 0, None)
+    done = run(graph, made, 2)
+    out, back = 4, 5
+    assert done.ends[1] < done.begins[out] < done.ends[out] < done.begins[2]
+    assert done.ends[2] < done.begins[back] < done.ends[back] < done.begins[3]
+    first, second = (stay for stay in done.demand(None).stays if stay.tensor == kept)
+    assert (first.first, first.last) == (done.begins[0], done.ends[out])
+    assert (second.first, second.last) == (done.begins[back], done.ends[3])
+
+
+def test_an_op_writes_over_what_nobody_else_reads_any_more() -> None:
+    build = GraphBuilder()
+    (image,) = build.add("image", "MatMul", outputs=[64 * K])
+    (over,) = build.add("over", "Relu", inputs=[image], outputs=[64 * K])
+    graph = build.build(kept=[over])
+    assert run(graph, unplanned(graph), 2).demand(None).handed_on == {over: image}
+    build = GraphBuilder()
+    (image,) = build.add("image", "MatMul", outputs=[64 * K])
+    build.add("other", "MatMul", inputs=[image], outputs=[K], flops=1e9)
+    (over,) = build.add("over", "Relu", inputs=[image], outputs=[64 * K])
+    graph = build.build(kept=[over])
+    assert not run(graph, unplanned(graph), 2).demand(None).handed_on
+
+
+def test_the_next_batch_lies_beside_the_step() -> None:
+    build = GraphBuilder()
+    (batch,) = build.add("next", "IteratorGetNext", outputs=[64 * K])
+    (last,) = build.add("layer", "MatMul", inputs=[batch], outputs=[64 * K])
+    graph = build.build(kept=[last])
+    stays = run(graph, unplanned(graph), 1).demand(None).stays
+    assert sum(stay.nbytes == 64 * K for stay in stays) == 3
+
+
+def test_a_run_that_finds_no_room_has_no_peak() -> None:
+    graph = backward()
+    assert peaks(graph, 2, room=2 * SLOPE) == (None,) * RUNS
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_the_same_step_has_the_same_peaks(threads: int) -> None:
+    assert peaks(backward(), threads) == peaks(backward(), threads)

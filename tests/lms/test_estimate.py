@@ -1,0 +1,147 @@
+"""``lms.estimate`` and ``lmsrun fit``: a forecast, and no step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from child_job import ROOT, run_job
+
+from lms import estimate
+from lms.errors import LMSArgumentError
+from lms.simulate.devices import known_as
+
+AC922 = ROOT / "examples/ac922.json"
+LIMIT_MB = 256
+SCRIPT = """
+import numpy as np, tensorflow as tf
+layers = [tf.keras.layers.Dense(64, activation="relu") for _ in range(6)]
+model = tf.keras.Sequential([tf.keras.Input((64,)), *layers])
+model.compile("adam", "mse")
+model.fit(np.ones((96, 64), "f"), np.ones((96, 64), "f"), batch_size=32, verbose=0)
+print("trained")
+"""
+
+
+@pytest.mark.tensorflow
+def test_an_estimate_runs_no_step_and_leaves_the_model_as_it_was() -> None:
+    pytest.importorskip("tensorflow")
+    found = run_job(
+        "estimate_job.py", TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(LIMIT_MB)
+    )
+    assert found["unchanged"] and found["steps"] == [0, 0] and found["later"] == [1, 3]
+    assert found["traces"] == 1, "the optimizer's variables have the step traced again"
+    weights = 6 * (64 * 64 + 64) * 4
+    for kind in ("fit", "loop"):
+        one = found[kind]
+        assert one["batch"] == 32 and one["weights_bytes"] >= weights
+        assert 2 * weights <= one["state_bytes"] <= 2.1 * weights
+        for gpu in one["gpus"]:
+            modes = {mode["mode"]: mode for mode in gpu["modes"]}
+            assert modes["hybrid"]["largest_batch"] >= modes["off"]["largest_batch"] > 32
+    assert [gpu["gpu"] for gpu in found["fit"]["gpus"]] == ["V100-16", "H100"]
+    here = found["here"]
+    assert here["memory_bytes"] == LIMIT_MB * 2**20
+    assert here["modes"][0]["peak_bytes"] == pytest.approx(found["measured"], rel=0.15)
+    assert found["built"] == 1, "a forecaster for no device"
+    assert found["left"] < 96 * 64 * 4, "the batches of the stopped step lie on the device"
+    assert "the memory of the device here is not known" in found["unknown"]
+    assert "not known: " in found["text"]
+    assert "H1000" in found["refused"][0] and "did you mean H100" in found["refused"][0]
+    assert "no training step" in found["refused"][1]
+    assert "cannot be forecast: ZeroDivisionError: no such size" in found["refused"][2] and not found["ran"]
+    assert not found["handed_on"], "a process that this one starts would write over its report"
+
+
+def fit(tmp_path: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "lmsrun", "fit", *argv],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.tensorflow
+def test_fit_prints_a_forecast_and_trains_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = fit(tmp_path, "--json", "--svg", "memory.svg", "--topology", str(AC922), "train.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert [gpu["gpu"] for gpu in found["gpus"]] == ["unknown GPU, 16,128 MiB"] and found["batch"] == 32
+    limit = found["gpus"][0]["memory_bytes"]
+    assert limit == int(16128 * 2**20 * 0.94)
+    for one in found["gpus"][0]["modes"]:
+        assert 0.8 * limit < max(nbytes for _, nbytes in one["curve"]) <= limit or one["is_more"]
+    drawn = ElementTree.fromstring((tmp_path / "memory.svg").read_text())  # noqa: S314 - our own
+    lines = [one for one in drawn.iter() if "lm-l1" in one.get("class", "")]
+    assert len(lines) == len(found["gpus"][0]["modes"])
+    assert "trained" not in done.stdout + done.stderr
+
+
+def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("print('nothing to train')\n")
+    for argv, said in (
+        (["--target", "H1000", "none.py"], "no GPU 'H1000' is known; did you mean H100?"),
+        (["--target", ",", "none.py"], "--target names no GPU (',')"),
+        (["--target", "", "none.py"], "--target"),
+        (["--target", "L4", "--topology", str(AC922), "none.py"], "both name GPUs"),
+        (["--topology", "gone.json", "none.py"], "gone.json"),
+        (["gone.py"], "gone.py is not here"),
+        (["-m", "none"], "none ended with exit code 0 and no training step"),
+        (["-m"], "-m needs the name of a module"),
+        ([], "needs a program"),
+        (["none.py"], "ended with exit code 0 and no training step"),
+    ):
+        done = fit(tmp_path, *argv)
+        assert done.returncode == 2 and done.stdout == ""
+        assert said in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpus": "H100"}, "gpus is 'H100'; needed several names, such as gpus=('H100',)"),
+        ({"gpus": 4}, "gpus is 4; needed several names"),
+        ({"gpus": []}, "gpus is empty; needed some of here, all, V100-16"),
+        ({"gpus": ["H1000"]}, "no GPU 'H1000'; did you mean H100?; known: here, all, V100-16"),
+        ({"gpus": [7]}, "no GPU 7; known: here, all, V100-16"),
+        ({"gpus": [["H100"]]}, "no GPU ['H100']; known: here"),
+        ({"batch_size": 0}, "batch_size is 0; needed a whole number from 1 to 1,048,576"),
+        ({"batch_size": -4}, "batch_size is -4"),
+        ({"batch_size": 10**9}, "batch_size is 1000000000"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"batch_size": True}, "batch_size is True"),
+    ],
+)
+def test_bad_arguments_are_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(LMSArgumentError) as raised:
+        estimate(None, **given)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA A100-SXM4-80GB", "A100-40"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", None),
+        ("Tesla P100-SXM2-16GB", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+    ],
+)
+def test_a_driver_s_name_finds_the_model(told: str, known: str | None) -> None:
+    found = known_as(told)
+    assert (found and found.name) == known
