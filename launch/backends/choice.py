@@ -60,6 +60,8 @@ def _choose(around: Surroundings) -> LauncherChoice:
         return _needed("jsrun", f"{allocation.title} is under CSM", around)
     if allocation is not None and allocation.system == "slurm" and "srun" in around.found:
         return LauncherChoice("srun", f"this is {allocation.title} on {hosts}")
+    if allocation is not None and allocation.system == "flux" and "flux" in around.found:
+        return LauncherChoice("flux", f"this is {allocation.title} on {hosts}")
     for name in ("mpirun", "horovodrun"):
         if name in around.found:
             return LauncherChoice(name, f"{hosts}, and {around.found[name]} is here")

@@ -31,9 +31,9 @@ class _Flag:
     text: str
 
     @property
-    def spelling(self) -> str:
+    def spellings(self) -> tuple[str, ...]:
         """For people; IBM's documentation writes one dash before a letter."""
-        return ", ".join(f"{'-' if len(name) == 1 else '--'}{name}" for name in self.names)
+        return tuple(f"{'-' if len(name) == 1 else '--'}{name}" for name in self.names)
 
 
 _FLAGS = (
@@ -105,7 +105,7 @@ def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
 
 
 def build_ddlrun(job: ClusterJob, extra: tuple[str, ...] = (), ddlrun: str = "ddlrun") -> Command:
-    """The command by which a real ddlrun starts a job; ``extra`` are the user's own words for its mpirun.
+    """Build the command by which a real ddlrun starts a job; ``extra`` are the user's words for its mpirun.
 
     Raises:
         UsageError: If hosts differ in ranks, which ddlrun cannot express without a rank file.
@@ -155,16 +155,13 @@ def _split(text: str) -> list[str]:
 
 
 def _known() -> list[str]:
-    return [flag.spelling.partition(",")[0] for flag in _FLAGS]
+    return [flag.spellings[0] for flag in _FLAGS]
 
 
-def describe_flags() -> list[tuple[str, str]]:
-    """Every flag as it is typed, and what becomes of it, for a page of help."""
+def describe_flags() -> list[tuple[tuple[str, ...], str, str]]:
+    """Every flag's spellings, what follows it, and what becomes of it, for a page of help."""
     return [
-        (
-            f"{flag.spelling} {flag.metavar}".rstrip(),
-            f"not used: {flag.text}" if flag.meaning in _NOTED else flag.text,
-        )
+        (flag.spellings, flag.metavar, f"not used: {flag.text}" if flag.meaning in _NOTED else flag.text)
         for flag in _FLAGS
     ]
 

@@ -3,15 +3,17 @@
 import json
 import os
 import re
+import secrets
 import shlex
 import sys
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.backends.backend import Backend, Order
+from launch.cluster.hosts import is_name_of
 from launch.cluster.job import ClusterJob, Command, is_private, refuse_ipv6
 from launch.model.cluster_settings import ClusterSettings
-from launch.model.rank_variables import ENVIRONMENT, IDENTITY, TRANSPORT
+from launch.model.rank_variables import CONTROL_KEY, ENVIRONMENT, IDENTITY, TRANSPORT
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class HorovodOptions:
 def build_horovodrun(
     job: ClusterJob, options: HorovodOptions, horovodrun: str = "horovodrun", extra: tuple[str, ...] = ()
 ) -> Command:
-    """The ``horovodrun`` command that starts a job; ``extra`` are the user's own words for it.
+    """Build the ``horovodrun`` command that starts a job; ``extra`` are the user's own words for it.
 
     It hands its whole environment to every host in the argv of ssh, which is why what must not leave this
     host is taken from it (``Command.unset``) instead of listed.
@@ -85,6 +87,9 @@ _OWN = re.compile(
 )
 
 
+_TEMPORARY = "/tmp"  # noqa: S108 - for a new folder of a random name; a job's own TMPDIR may be of one host only
+
+
 def _others(order: Order) -> tuple[str, ...]:
     return tuple(sorted(name for name in order.environ if is_private(name) or not _OWN.fullmatch(name)))
 
@@ -104,7 +109,28 @@ def _hide_here(command: Command, order: Order) -> Command:
 
 
 def _hide_elsewhere(command: Command, order: Order) -> Command:
-    """Leave only what ranks are to get; to other hosts horovodrun has no way but ssh's command line."""
+    """Hand ranks of other hosts, too, what they are to get in a private file, which lmsrun brings there.
+
+    With it they get the key of the channel: the job's id stands on ssh's command line.
+    """
+    here, key = os.uname().nodename, secrets.token_hex(16)
+    path = f"{_TEMPORARY}/{os.path.basename(order.files_dir)}/environment"
+    inherited = {name: order.environ[name] for name in order.job.names if name in order.environ}
+    table = {**inherited, **command.env, CONTROL_KEY: key}
+    argv, at = command.argv, len(command.argv) - len(order.job.worker) + order.job.worker.index("worker") + 1
+    return replace(
+        command,
+        argv=(*argv[:at], ENVIRONMENT, path, *argv[at:]),
+        env={},
+        unset=_others(order),
+        files={**command.files, path: json.dumps(table)},
+        control_key=key,
+        elsewhere=tuple(share.host for share in order.job.shares if not is_name_of(share.host, here)),
+    )
+
+
+def _show_elsewhere(command: Command, order: Order) -> Command:
+    """Leave only what ranks are to get: to hosts that come and go leads no way but ssh's command line."""
     names = {*order.job.names, *command.env}
     unset = tuple(name for name in _others(order) if name not in names)
     own = ("LMS", "MASTER_")
@@ -150,7 +176,9 @@ class Horovodrun(Backend):
             command = self._warn(command)
         if options.controller == "mpi":  # mpirun hands on by name
             return command
-        return _hide_here(command, order) if order.only_here else _hide_elsewhere(command, order)
+        if order.only_here:
+            return _hide_here(command, order)
+        return _show_elsewhere(command, order) if options.elastic else _hide_elsewhere(command, order)
 
     @staticmethod
     def _warn(command: Command) -> Command:

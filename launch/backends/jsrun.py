@@ -36,7 +36,7 @@ def build_jsrun(
     extra: tuple[str, ...] = (),
     jsrun: str = "jsrun",
 ) -> Command:
-    """The ``jsrun`` command that starts a job inside an LSF allocation.
+    """Build the ``jsrun`` command that starts a job inside an LSF allocation.
 
     Args:
         job: The job.
@@ -59,7 +59,7 @@ def build_jsrun(
 
 
 def render_erf(ranks: Iterable[RankPlan]) -> str:
-    """An ERF that binds each rank to its planned hardware threads, by the kernel's numbers.
+    """Render an ERF that binds each rank to its planned hardware threads, by the kernel's numbers.
 
     Raises:
         UsageError: If a rank has no CPUs: an ERF must name some.

@@ -25,7 +25,7 @@ class Dialect(Protocol):
     """How one MPI's launcher wants to be told."""
 
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
-        """The command that starts the job; files that it needs are to be written below ``files_dir``."""
+        """Build the command that starts the job; files that it needs will be written below ``files_dir``."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ _PRRTE = OpenMpi(tag=("--output", "tag"))
 
 
 def dialect_of(flavour: MpiFlavour) -> Dialect:
-    """The dialect that a flavour speaks."""
+    """Find the dialect that a flavour speaks."""
     return (
         _PRRTE if flavour.family == "openmpi" and flavour.version[:1] >= (5,) else _DIALECTS[flavour.family]
     )
@@ -132,7 +132,7 @@ def dialect_of(flavour: MpiFlavour) -> Dialect:
 def build_mpirun(
     mpirun: str, flavour: MpiFlavour, job: ClusterJob, files_dir: str, extra: tuple[str, ...] = ()
 ) -> Command:
-    """The ``mpirun`` command that starts a job.
+    """Build the ``mpirun`` command that starts a job.
 
     Args:
         mpirun: Path of the executable, or its bare name.
@@ -165,7 +165,7 @@ def render_hostfile(job: ClusterJob) -> str:
 
 
 def render_rankfile(ranks: Iterable[RankPlan]) -> str:
-    """The plan as Open MPI's rank file, by the kernel's numbers (``--mca rmaps_rank_file_physical 1``).
+    """Render Open MPI's rank file, by the kernel's numbers (``--mca rmaps_rank_file_physical 1``).
 
     Raises:
         UsageError: If a rank has no CPUs: a rank file must name some.

@@ -21,7 +21,7 @@ def build_srun(
     extra: tuple[str, ...] = (),
     srun: str = "srun",
 ) -> Command:
-    """The ``srun`` command that starts a job inside an allocation.
+    """Build the ``srun`` command that starts a job inside an allocation.
 
     GPUs stay visible to every rank (``--gpu-bind=none``): a rank picks its own, and peers stay reachable for
     CUDA IPC. ``--overcommit`` lets a rank start where the allocation counted fewer tasks than GPUs.
@@ -57,18 +57,18 @@ def build_srun(
 
 
 def render_arbitrary(job: ClusterJob) -> str:
-    """The host file of ``--distribution=arbitrary``: one host name a rank, in rank order."""
+    """Render the host file of ``--distribution=arbitrary``: one host name per rank, in rank order."""
     return "".join(f"{share.host}\n" * share.ranks for share in job.shares)
 
 
 def choose_mpi(text: str) -> str | None:
-    """The best of the plugins that ``srun --mpi=list`` prints; None when it names none that is known."""
+    """Choose the best plugin that ``srun --mpi=list`` prints; None when it names none that is known."""
     names = set(re.findall(r"[a-z][a-z0-9_]*", text.lower()))
     return next((name for name in _WANTED if name in names), None)
 
 
 def read_mpi_plugins(srun: str, environ: Mapping[str, str]) -> str:
-    """What ``srun --mpi=list`` prints.
+    """Read what ``srun --mpi=list`` prints.
 
     Raises:
         JobError: If srun cannot be run or does not answer.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from launch.channel.messages import VARIABLE, Reader, encode
+from launch.model.rank_variables import CONTROL_KEY
 
 _LIMIT_S = 2.0
 """For all addresses together; behind a firewall that drops packets nobody answers."""
@@ -23,8 +24,13 @@ class Supervisor:
         self._socket, self._reader = connection, Reader()
         self.open = True
 
+    @property
+    def sees_us(self) -> bool:
+        """Whether it is reached by a socket of this host, and can look at our processes itself."""
+        return self._socket.family == socket.AF_UNIX
+
     def fileno(self) -> int:
-        """The descriptor to watch."""
+        """Return the descriptor to watch."""
         return self._socket.fileno()
 
     def receive(self) -> list[dict[str, object]]:
@@ -56,7 +62,13 @@ def find_supervisor(environ: Mapping[str, str], rank: int) -> Supervisor | None:
         return None
     connection.settimeout(_LIMIT_S)
     supervisor = Supervisor(connection)
-    supervisor.tell({"job": environ.get("LMSRUN_JOB_ID", ""), "rank": rank, "pid": os.getpid()})
+    supervisor.tell(
+        {
+            "job": environ.get(CONTROL_KEY) or environ.get("LMSRUN_JOB_ID", ""),
+            "rank": rank,
+            "pid": os.getpid(),
+        }
+    )
     return supervisor if supervisor.open else None
 
 

@@ -19,7 +19,7 @@ def encode(message: Mapping[str, object]) -> bytes:
 
 
 def to_count(value: object, limit: int) -> int | None:
-    """A whole number from 0 to below ``limit``, or None: a message is data from outside."""
+    """Accept a whole number from 0 to below ``limit``; None for all else: a message is data from outside."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < limit else None  # type: ignore[operator, return-value]
 

@@ -6,14 +6,18 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import SOCKET, Reader, encode, to_count
+from launch.system.process_load import Load
 
 _BACKLOG = 1024
 _SILENCE_S = 2.0
 """How long a connection may not say who it is."""
+_OLD_S = 12.0
+"""How long it counts what a keeper has told of its rank, every five seconds: more than twice that."""
 _MAX_STATUS = 1 << 16
 _MAX_PID = 1 << 22
 _MAX_RANKS = 1 << 20
@@ -42,6 +46,8 @@ class RankChannel:
         self._connections: dict[int, _Connection] = {}
         self._ranks: dict[int, _Connection] = {}
         self.programs: dict[int, int] = {}
+        self._loads: dict[int, tuple[float, Load]] = {}
+        """By rank when it was told what the rank is at."""
 
     def listen_here(self, folder: Path) -> str:
         """Listen on a socket in a private folder; returns where ranks find it."""
@@ -66,7 +72,7 @@ class RankChannel:
         return ",".join(f"{address} {port}" for address in addresses)
 
     def filenos(self) -> list[int]:
-        """The descriptors to watch."""
+        """List the descriptors to watch."""
         return [*(each.fileno() for each in self._listening), *self._connections]
 
     def serve(self, ready: Iterable[int]) -> list[Event]:
@@ -83,6 +89,15 @@ class RankChannel:
     def signal(self, rank: int, number: int) -> None:
         """Have a signal sent to a rank's processes."""
         self._tell(self._ranks.get(rank), {"signal": number})
+
+    def loads(self) -> dict[int, Load]:
+        """Return what ranks elsewhere are at, of those whose keepers have told it lately."""
+        since = time.monotonic() - _OLD_S
+        return {rank: load for rank, (told, load) in self._loads.items() if told > since}
+
+    def forget_loads(self) -> None:
+        """Know only what is told from now on."""
+        self._loads.clear()
 
     def let_go(self) -> None:
         """Let what stood for the ranks end, and end what they have left."""
@@ -148,6 +163,8 @@ class RankChannel:
         program = to_count(message.get("program"), _MAX_PID)
         if program and connection.socket.family == socket.AF_UNIX:
             self.programs[connection.rank] = program
+        if load := _to_load(message.get("load")):
+            self._loads[connection.rank] = time.monotonic(), load
         if message.get("ending") is True:
             return Ending(connection.rank)
         status = to_count(message.get("ended"), _MAX_STATUS)
@@ -188,6 +205,14 @@ class RankChannel:
             connection.socket.send(encode(message))
         except OSError:
             return  # Its end is read next.
+
+
+def _to_load(value: object) -> Load | None:
+    """Accept what a keeper tells: ``[is_stopped, cpu_s, at_s]``; a message is data from outside."""
+    match value:
+        case [bool() as is_stopped, float() as cpu_s, float() as at_s] if isfinite(cpu_s) and isfinite(at_s):
+            return Load(is_stopped, cpu_s, at_s)
+    return None
 
 
 def _address_towards(host: str) -> str | None:

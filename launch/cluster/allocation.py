@@ -1,4 +1,4 @@
-"""What a batch system gave this job: hosts, slots and GPUs from Slurm, LSF, PBS or a Kubernetes MPIJob."""
+"""What a batch system gave this job: hosts, slots and GPUs from Slurm, LSF, PBS, Flux or Kubernetes."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,11 +9,13 @@ from typing import Literal
 from launch.cluster.hosts import MAX_SLOTS, Host, parse_hostfile, parse_nodefile, refuse_twice
 from launch.cluster.slurm_lists import expand_counts, parse_counts, parse_hostlist
 from launch.model.errors import UsageError
+from launch.system.run_query import read_answer
 
-BatchSystem = Literal["slurm", "lsf", "pbs", "mpijob"]
+BatchSystem = Literal["slurm", "lsf", "pbs", "mpijob", "flux"]
 
 MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
 _MAX_FILE_BYTES = 8 << 20
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 _GPU_COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_.-]+:)?(\d{1,4})(?:\(.*\))?")
 
 
@@ -34,12 +36,13 @@ class Allocation:
     @property
     def title(self) -> str:
         """For messages: ``Slurm job 12``."""
-        names = {"slurm": "Slurm job", "lsf": "LSF job", "pbs": "PBS job", "mpijob": "Kubernetes MPIJob"}
+        names = {"slurm": "Slurm job", "lsf": "LSF job", "pbs": "PBS job", "flux": "Flux job"}
+        names["mpijob"] = "Kubernetes MPIJob"
         return f"{names[self.system]} {self.job_id}".rstrip()
 
 
 def read_allocation(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation | None:
-    """The allocation that this process runs in, or None.
+    """Read the allocation that this process runs in; None outside of one.
 
     Args:
         environ: The environment.
@@ -58,8 +61,13 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
     """Refuse to start a job from one task of a parallel step.
 
     Raises:
-        UsageError: If Slurm started several copies of this launcher.
+        UsageError: If Slurm or Flux started several copies of this launcher.
     """
+    if "FLUX_TASK_RANK" in environ and environ.get("FLUX_JOB_SIZE", "1") != "1":
+        raise UsageError(
+            f"this is task {environ['FLUX_TASK_RANK']} of {environ['FLUX_JOB_SIZE']} that flux run started; "
+            "try 'flux run lmsrun worker -- PROGRAM', or lmsrun without flux run"
+        )
     tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS") or 1
     if "SLURM_PROCID" in environ and tasks > 1:
         raise UsageError(
@@ -109,6 +117,26 @@ def parse_pbs(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
     return Allocation("pbs", environ.get("PBS_JOBID", ""), hosts, counts)
 
 
+def parse_flux(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
+    """From the instance that flux alloc and flux batch start, which alone knows its hosts.
+
+    Slots are left to the machines: of a node Flux counts cores and GPUs, and each rank sees those of its job.
+    See ``read_allocation``.
+    """
+    del root
+    words = ("flux", "hostlist", "--expand", "avail")
+    said = read_answer(words, environ, "FLUX_ENCLOSING_ID is set: is flux in PATH?")
+    names = said.split()
+    if not names or not all(_HOST_NAME.fullmatch(name) for name in names):
+        raise UsageError(
+            f"`{' '.join(words)}` says {said.strip()[:200]!r}; needed the names of hosts. Try unsetting "
+            "FLUX_ENCLOSING_ID outside of a Flux job, or give --hosts"
+        )
+    # Several brokers of one host are one host.
+    hosts = tuple(Host(name) for name in dict.fromkeys(names))
+    return Allocation("flux", environ["FLUX_ENCLOSING_ID"], hosts, (None,) * len(hosts))
+
+
 def parse_mpijob(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
     """From the hostfile that Kubernetes' MPI operator mounts in the launcher. See ``read_allocation``."""
     named = (environ.get(name) for name in _MPIJOB_VARIABLES)
@@ -131,6 +159,7 @@ def _parse_kubernetes(environ: Mapping[str, str], root: Path) -> Allocation | No
 
 
 _SYSTEMS: Mapping[str, Callable[[Mapping[str, str], Path], Allocation | None]] = {
+    "FLUX_ENCLOSING_ID": parse_flux,  # First: an instance may have been started in another system's job.
     "SLURM_JOB_NODELIST": parse_slurm,
     "LSB_JOBID": parse_lsf,
     "PBS_NODEFILE": parse_pbs,

@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm, LSF and PBS: the allocation that a plan needs, and the command that runs in it."""
+"""Batch scripts for Slurm, LSF, PBS and Flux: the allocation of a plan, and the command that runs in it."""
 
 import re
 import shlex
@@ -33,16 +33,17 @@ class BatchJob:
 
 
 def render_script(system: str, job: BatchJob) -> str:
-    """A complete script, to be handed in as it is or edited.
+    """Render a complete script, to be handed in as it is or edited.
 
     Args:
-        system: ``slurm``, ``lsf`` or ``pbs``.
+        system: ``slurm``, ``lsf``, ``pbs`` or ``flux``.
         job: What to ask for and to run.
     """
     job = replace(job, walltime=job.walltime or _WALLTIME)
     path = [f'export PATH={shlex.quote(job.path)}:"$PATH"'] if job.path else []
     exports = [f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()]
-    folder = f'cd "${{{_FOLDERS[system]}:-$PWD}}"'
+    # Flux starts a script in the folder in which it was handed in.
+    folder = [f'cd "${{{_FOLDERS[system]}:-$PWD}}"'] if system in _FOLDERS else []
     lines = [
         *_DIRECTIVES[system](job),
         *_names(system, job),
@@ -50,7 +51,7 @@ def render_script(system: str, job: BatchJob) -> str:
         "set -eu",
         *path,
         *exports,
-        folder,
+        *folder,
         _line(job.argv),
     ]
     return "#!/bin/bash\n" + "\n".join(lines) + "\n"
@@ -64,7 +65,7 @@ def _names(system: str, job: BatchJob) -> list[str]:
 
 
 def job_name(program: Sequence[str]) -> str:
-    """A name that every batch system takes, from the program's own."""
+    """Make a name that every batch system accepts, from the program's own."""
     named = program[1].rpartition(".")[2] if program[0] == MODULE else program[0]
     last = named.rpartition("/")[2].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-")[:15] or "lmsrun"
@@ -124,11 +125,31 @@ def _pbs(job: BatchJob) -> list[str]:
     ]
 
 
-_DIRECTIVES: Mapping[str, Callable[[BatchJob], list[str]]] = {"slurm": _slurm, "lsf": _lsf, "pbs": _pbs}
+def _flux(job: BatchJob) -> list[str]:
+    gpus = [f"# flux: --gpus-per-slot={job.gpus_per_node}"] if job.gpus_per_node else []
+    hours, minutes, seconds = map(int, str(job.walltime).split(":"))
+    return [
+        f"# flux: --job-name={job.name}",
+        f"# flux: --nodes={job.nodes}",
+        "# flux: --exclusive",
+        f"# flux: --nslots={job.nodes}",
+        *gpus,
+        "# flux: --output={{name}}-{{id}}.out",
+        f"# flux: --time-limit={(hours * 60 + minutes) * 60 + seconds}s",
+    ]
+
+
+_DIRECTIVES: Mapping[str, Callable[[BatchJob], list[str]]] = {
+    "slurm": _slurm,
+    "lsf": _lsf,
+    "pbs": _pbs,
+    "flux": _flux,
+}
 _NAMES = {
     "slurm": ("#SBATCH", "--account=", "--partition="),
     "lsf": ("#BSUB", "-P ", "-q "),
     "pbs": ("#PBS", "-A ", "-q "),
+    "flux": ("# flux:", "--bank=", "--queue="),
 }
 _FOLDERS = {"slurm": "SLURM_SUBMIT_DIR", "lsf": "LS_SUBCWD", "pbs": "PBS_O_WORKDIR"}
 

@@ -83,7 +83,7 @@ def parse_nodefile(text: str, where: str) -> tuple[Host, ...]:
 
 
 def restrict_hosts(wanted: Sequence[Host], known: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """The ``wanted`` hosts, with the slots of ``known`` where they name none of their own.
+    """Pick the ``wanted`` hosts, with the slots of ``known`` where they name none of their own.
 
     Args:
         wanted: From ``--hosts``.
@@ -188,7 +188,7 @@ def refuse_aliases(hosts: Iterable[Host], own: str, where: str) -> None:
 
 
 def refuse_twice(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
-    """The hosts as a tuple.
+    """Return the hosts as a tuple if none is named twice.
 
     Raises:
         UsageError: If one is named twice: whether its slots add up or the second line replaces the first

@@ -67,6 +67,10 @@ class Command:
     """Whether every rank runs on this host."""
     shows_environ: bool = False
     """Whether the launcher writes its environment into command lines, for all to read."""
+    control_key: str = ""
+    """What a rank says to show that it is one of the job's; empty: the job's id, which nobody else knows."""
+    elsewhere: tuple[str, ...] = ()
+    """Other hosts that need the files, too, before the launcher starts."""
     warnings: tuple[str, ...] = ()
 
 
@@ -83,7 +87,7 @@ _OF_ONE_HOST = re.compile(r"CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|HIP_VISIBL
 
 
 def forwarded_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[str, ...]:
-    """The inherited variables that ranks on other hosts get.
+    """Choose the inherited variables that ranks on other hosts get.
 
     Args:
         environ: Names of the launcher's environment.
@@ -99,7 +103,7 @@ def forwarded_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[
 
 
 def withheld_names(environ: Iterable[str], asked: Iterable[str] = ()) -> tuple[str, ...]:
-    """The inherited variables that a launcher is not given, lest it sends them to other hosts; sorted."""
+    """Choose the inherited variables to keep from a launcher, lest it sends them to other hosts; sorted."""
     return tuple(sorted(name for name in set(environ) - set(asked) if is_private(name)))
 
 
@@ -129,5 +133,5 @@ def escape_args(args: Iterable[str]) -> tuple[str, ...]:
 
 
 def unescape_args(args: Iterable[str]) -> tuple[str, ...]:
-    """The reverse of ``escape_args``."""
+    """Reverse ``escape_args``."""
     return tuple(arg.replace("%3A", ":").replace("%25", "%") for arg in args)

@@ -64,7 +64,7 @@ def build_job(
     only_here: bool,
     tag_output: bool | None,
 ) -> ClusterJob:
-    """What a launcher is told of a job.
+    """Build what a launcher is told of a job.
 
     Args:
         shares: Which ranks run where.
@@ -96,7 +96,7 @@ def build_job(
 
 
 def _escaped(shim: tuple[str, ...], program: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A program with an argument ``:`` travels escaped; any other as it was typed, for people to read."""
+    """Escape a program that has an argument ``:``; leave any other as it was typed, for people to read."""
     if ":" not in program:
         return shim, program
     return (*shim[:-1], "--escaped", shim[-1]), escape_args(program)

@@ -14,6 +14,7 @@ from launch.discover.gpus import (
     read_gpu_memory_nodes,
     read_pci_gpus,
 )
+from launch.discover.kfd import apply_kfd
 from launch.discover.limits import probe_set_mempolicy, read_cpuset, read_limits
 from launch.discover.sysfs import CPU, read_allowed, read_hardware, read_online
 from launch.discover.tree import DirTree, Tree
@@ -64,7 +65,7 @@ def _read_live(root: str, nvml: Any) -> Machine:
 
 
 def find_gpus(tree: Tree, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, ...]]:
-    """The GPUs of this machine, by the first that knows any: NVML, the driver's folder, the PCI bus.
+    """Find the GPUs of this machine, by the first that knows any: NVML, the driver's folder, the PCI bus.
 
     Args:
         tree: Where ``proc/`` and ``sys/`` are.
@@ -82,7 +83,8 @@ def find_gpus(tree: Tree, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, .
         from launch.discover.nvml import read_nvml
 
         of_nvml, warnings = read_nvml(nvml, max(read_online(tree)) + 1)
-    return merge_gpus(of_nvml, read_driver_gpus(tree), () if of_nvml else read_pci_gpus(tree)), warnings
+    of_pci = () if of_nvml else apply_kfd(tree, read_pci_gpus(tree))
+    return merge_gpus(of_nvml, read_driver_gpus(tree), of_pci), warnings
 
 
 def has_driver(tree: Tree) -> bool:
@@ -102,7 +104,7 @@ def read_tree(tree: Tree, source: str) -> Machine:
             "such as an unpacked archive of hwloc-gather-topology"
         )
     try:
-        facts = merge_gpus((), read_driver_gpus(tree), read_pci_gpus(tree))
+        facts = merge_gpus((), read_driver_gpus(tree), apply_kfd(tree, read_pci_gpus(tree)))
         return _build(tree, source, _read_architecture(tree), facts, (), live=False)
     except (TopologyError, ValueError) as error:  # such as a number of ten thousand digits
         raise TopologyError(f"{source}: {error}") from error
@@ -136,7 +138,7 @@ def _build(
 
 
 def _read_architecture(tree: Tree) -> str:
-    """What hwloc-gather-topology noted, else what the kernel's version or its CPU list gives away."""
+    """Read what hwloc-gather-topology noted, else what the kernel's version or its CPU list gives away."""
     for line in (tree.read("proc/hwloc-nofile-info") or "").splitlines():
         key, _, value = line.partition(":")
         if key == "Architecture" and value.strip():

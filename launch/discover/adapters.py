@@ -36,6 +36,6 @@ def _read_ports(tree: Tree, name: str, paths: dict[str, tuple[str, ...]]) -> Ite
 
 
 def _bridges(tree: Tree, device: str) -> tuple[str, ...]:
-    """The PCI bridges above a device, without the root of the bus."""
+    """List the PCI bridges above a device, without the root of the bus."""
     *above, _ = (tree.real(device) or "").split("/")
     return tuple(part for part in above if part.count(":") == 2)

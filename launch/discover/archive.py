@@ -84,7 +84,7 @@ class _Unpacked:
         self._piece, self._at, self._total = b"", 0, 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes.
+        """Take the next bytes.
 
         Raises:
             EOFError: If there are fewer.
@@ -170,7 +170,7 @@ def _take_padded(unpacked: _Unpacked, size: int, name: str) -> bytes:
 
 
 def _read_remarks(kind: bytes, content: bytes) -> dict[str, str]:
-    """What GNU's and POSIX's extra headers say of the member behind them."""
+    """Read what GNU's and POSIX's extra headers say of the member behind them."""
     if kind in (_LONG_NAME, _LONG_TARGET):
         return {"path" if kind == _LONG_NAME else "linkpath": _text(content)}
     remarks = {}
@@ -239,7 +239,7 @@ _Held = TypeVar("_Held", str, bytes)
 
 
 def _below(prefix: str, members: dict[str, _Held]) -> dict[str, _Held]:
-    """The members of one folder by their path in it; taken out of ``members``, so that none is held twice."""
+    """Take the members of one folder out of ``members``, by their path in it, so that none is held twice."""
     below = {}
     while members:
         path, held = members.popitem()

@@ -43,6 +43,10 @@ class GpuFacts:
     """NVML's CPU affinity."""
     memory_node: int | None = None
     """The NUMA node that the kernel made of the GPU's own memory."""
+    order: int | None = None
+    """Its place among AMD's GPUs as HIP counts them."""
+    partition: int | None = None
+    """Which part of the GPU at this address it is."""
 
 
 def parse_pci_address(text: str) -> str | None:
@@ -55,18 +59,20 @@ def parse_pci_address(text: str) -> str | None:
 
 
 def gpu_name(gpu: "GpuFacts | Gpu") -> str:
-    """What a GPU is known by: its address, and as a MIG device its own UUID, for several share an address."""
+    """Name a GPU by its address, and a part of a GPU by what tells it from the others there."""
     uuid = gpu.uuid or ""
+    if gpu.partition is not None:
+        return f"{gpu.pci_bus_id} partition {gpu.partition}"
     return f"{gpu.pci_bus_id} {uuid}" if uuid.startswith(MIG) else gpu.pci_bus_id
 
 
 def pci_order(pci_bus_id: str) -> tuple[int, ...]:
-    """A sort key: the order in which CUDA numbers GPUs under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """Make a sort key: the order in which CUDA numbers GPUs under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     return tuple(int(part, 16) for part in re.split("[:.]", pci_bus_id))
 
 
 def read_driver_gpus(tree: Tree) -> tuple[GpuFacts, ...]:
-    """The GPUs that NVIDIA's driver has a folder for."""
+    """Read the GPUs that NVIDIA's driver has a folder for."""
     return _limited(
         _read_driver_gpu(tree, f"{DRIVER}/{name}", address)
         for name in tree.names(DRIVER)
@@ -123,7 +129,7 @@ def _read_pci_gpu(tree: Tree, folder: str, address: str) -> GpuFacts | None:
 def merge_gpus(
     nvml: Iterable[GpuFacts], driver: Iterable[GpuFacts], pci: Iterable[GpuFacts]
 ) -> tuple[GpuFacts, ...]:
-    """The GPUs of the first source that has any; NVML's are filled up with what the driver's folder knows."""
+    """Take the GPUs of the first source that has any; fill NVML's up with what the driver's folder knows."""
     of_driver = {gpu.pci_bus_id: gpu for gpu in driver}
     of_nvml = [_fill(gpu, of_driver.get(gpu.pci_bus_id)) for gpu in nvml]
     return tuple(of_nvml or of_driver.values() or pci)
@@ -168,17 +174,21 @@ def is_nvlink_machine(gpus: Iterable[GpuFacts], architecture: str) -> bool:
 def place_gpus(
     tree: Tree, gpus: Iterable[GpuFacts], hardware: Hardware
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Give every GPU its NUMA node, in PCI order.
+    """Give every GPU its NUMA node, in PCI order, or where that is known in HIP's.
 
     Returns:
         The GPUs, and a warning for each whose node stays unknown.
     """
-    ordered = sorted({gpu_name(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: pci_order(gpu.pci_bus_id))
+    ordered = sorted({gpu_name(gpu): gpu for gpu in gpus}.values(), key=_count_order)
     placed = tuple(
         build_gpu(index, gpu, tuple(_read_localities(tree, gpu, hardware.online)), hardware)
         for index, gpu in enumerate(ordered)
     )
     return placed, say_unplaced(placed)
+
+
+def _count_order(gpu: GpuFacts) -> tuple[int, ...]:
+    return (1, gpu.order) if gpu.order is not None else (0, *pci_order(gpu.pci_bus_id))
 
 
 def limit_gpus(count: int) -> None:
@@ -198,7 +208,7 @@ def _limited(gpus: Iterable[GpuFacts]) -> tuple[GpuFacts, ...]:
 
 
 def say_unplaced(gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """A warning for each GPU whose NUMA node is unknown."""
+    """Write a warning for each GPU whose NUMA node is unknown."""
     return tuple(
         f"GPU {gpu.index} ({gpu.pci_bus_id}): its NUMA node is unknown; its rank is not bound to one"
         for gpu in gpus
@@ -207,7 +217,7 @@ def say_unplaced(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def build_gpu(index: int, gpu: GpuFacts, localities: Iterable[int | IdSet], hardware: Hardware) -> Gpu:
-    """A GPU with its place.
+    """Build a GPU with its place.
 
     Args:
         index: Its position in PCI order.
@@ -225,11 +235,12 @@ def build_gpu(index: int, gpu: GpuFacts, localities: Iterable[int | IdSet], hard
         cpus=cpus,
         memory_bytes=gpu.memory_bytes,
         vendor=gpu.vendor,
+        partition=gpu.partition,
     )
 
 
 def locate(localities: Iterable[int | IdSet], hardware: Hardware) -> tuple[int | None, IdSet]:
-    """The NUMA node with CPUs that a device hangs on, and the CPUs near it.
+    """Locate the NUMA node with CPUs that a device hangs on, and the CPUs near it.
 
     The first locality that settles on one node decides; then the only node with CPUs. CPUs on several
     nodes that are not all of the machine (a package of several nodes) are kept, without a node.
@@ -249,7 +260,7 @@ def locate(localities: Iterable[int | IdSet], hardware: Hardware) -> tuple[int |
 
 
 def _node_around(cpus: IdSet, hardware: Hardware) -> NumaNode | None:
-    """The one node that all of the CPUs lie on."""
+    """Find the one node that all of the CPUs lie on."""
     around = None
     for cpu in cpus:
         node = hardware.node_of.get(cpu, around)
@@ -260,7 +271,7 @@ def _node_around(cpus: IdSet, hardware: Hardware) -> NumaNode | None:
 
 
 def _nearest_with_cpus(node: NumaNode, hardware: Hardware) -> NumaNode | None:
-    """The node with CPUs nearest to one without, unless two are equally near."""
+    """Find the node with CPUs nearest to one without, unless two are equally near."""
     distance = dict(node.distances)
     others = sorted(
         (distance[other.id], other.id) for other in hardware.numa_nodes if other.cpus and other.id in distance
@@ -271,7 +282,7 @@ def _nearest_with_cpus(node: NumaNode, hardware: Hardware) -> NumaNode | None:
 
 
 def _read_localities(tree: Tree, gpu: GpuFacts, online: IdSet) -> Iterator[int | IdSet]:
-    """What sysfs says of the device, then of the bridges above it, then NVML's affinity."""
+    """Read what sysfs says of the device, then of the bridges above it, then NVML's affinity."""
     folder = f"{PCI}/{gpu.pci_bus_id}"
     while folder:
         numa_node = tree.read(f"{folder}/numa_node") or ""
@@ -291,6 +302,6 @@ def _read_localities(tree: Tree, gpu: GpuFacts, online: IdSet) -> Iterator[int |
 
 
 def _bridge_above(tree: Tree, folder: str) -> str:
-    """The PCI device that a device hangs on, or nothing at the root bus."""
+    """Find the PCI device that a device hangs on; nothing at the root bus."""
     parent = (tree.real(folder) or "").rpartition("/")[0]
     return parent if parse_pci_address(parent.rpartition("/")[2]) else ""

@@ -66,7 +66,7 @@ class _Object:
     children: "list[_Object]" = field(default_factory=list)
 
     def walk(self, *, into_devices: bool = True) -> "Iterator[_Object]":
-        """This object and all below it, in document order; below PCI devices only if that is wished."""
+        """Yield this object and all below it, in document order; below PCI devices only if that is wished."""
         stack = [self]
         while stack:
             one = stack.pop()
@@ -77,14 +77,14 @@ class _Object:
             )
 
     def mask(self, name: str) -> IdSet | None:
-        """A set attribute; None when it is absent or infinite."""
+        """Parse a set attribute; None when it is absent or infinite."""
         text = self.attributes.get(name)
         if text is None or text.startswith("0xf...f"):
             return None
         return self.parser.mask(text)
 
     def number(self, name: str) -> int | None:
-        """A whole number attribute; None when it is absent or none."""
+        """Parse a whole number attribute; None when it is absent or none."""
         text = self.attributes.get(name, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
@@ -315,7 +315,7 @@ def _build_allowed(root: _Object, hardware: Hardware) -> Allowed:
 
 
 def _gpu_devices(objects: list[_Object]) -> list[tuple[GpuFacts, _Object]]:
-    """The GPUs in PCI order, each with its place in the tree."""
+    """Find the GPUs in PCI order, each with its place in the tree."""
     found: dict[str, tuple[GpuFacts, _Object]] = {}
     for one in objects:
         facts = _gpu_facts(one) if one.kind == "PCIDev" else None
@@ -351,7 +351,7 @@ def _kib(text: str) -> int | None:
 
 
 def _localities(device: _Object, hardware: Hardware) -> Iterator[int | IdSet]:
-    """The CPUs of the innermost object around a device; bridges have none."""
+    """Yield the CPUs of the innermost object around a device; bridges have none."""
     around = device.parent
     while around is not None:
         cpus = around.mask("cpuset")

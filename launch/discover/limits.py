@@ -65,7 +65,7 @@ def _read_memlock(tree: Tree) -> int | None:
 
 
 def _read_memory_limit(tree: Tree) -> int | None:
-    """The tightest limit of the process's cgroup and of all above it: the kernel enforces every one."""
+    """Read the tightest limit of the process's cgroup and of all above it: the kernel enforces every one."""
     limits = [
         int(text)
         for name in ("memory.max", "memory.limit_in_bytes")
@@ -76,7 +76,7 @@ def _read_memory_limit(tree: Tree) -> int | None:
 
 
 def read_cpuset(tree: Tree) -> dict[str, IdSet | None]:
-    """The cpuset's ``cpus`` and ``mems``; None where nothing is said.
+    """Read the cpuset's ``cpus`` and ``mems``; None where nothing is said.
 
     Only for saved trees, which hold the cgroup of the process that gathered them but not its affinity.
     """
@@ -96,7 +96,7 @@ def _read_cpuset_ids(tree: Tree, what: str) -> IdSet | None:
 
 
 def read_cgroup_folders(tree: Tree, controller: str) -> Iterator[str]:
-    """The folders of the process's cgroup for a controller, from its own up to the top of the mount."""
+    """Find the folders of the process's cgroup for a controller, from its own up to the top of the mount."""
     mounts = _read_mounts(tree)
     for line in (tree.read("proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")

@@ -9,7 +9,7 @@ from launch.model.idset import IdSet
 
 
 def import_nvml() -> ModuleType | None:
-    """The module of nvidia-ml-py, or None where it is not installed."""
+    """Import the module of nvidia-ml-py; None where it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -76,7 +76,7 @@ def _read_gpu(nvml: Any, handle: Any, address: str, cpu_count: int) -> GpuFacts:
 
 
 def _read_mig_devices(nvml: Any, handle: Any, whole: GpuFacts) -> list[GpuFacts]:
-    """The MIG devices of a GPU, each a GPU to CUDA; the whole one is none while it is in MIG mode."""
+    """Read the MIG devices of a GPU, each a GPU to CUDA; the whole one is none while it is in MIG mode."""
     found = []
     for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -90,7 +90,7 @@ def _read_mig_devices(nvml: Any, handle: Any, whole: GpuFacts) -> list[GpuFacts]
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer, or None where it failed, or this GPU or this version of NVML has none."""
+    """Ask NVML by the function's name; None where that fails, or this GPU or this NVML has no answer."""
     try:
         return getattr(nvml, function)(*arguments)
     except (nvml.NVMLError, AttributeError):

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 def to_json(machine: Machine) -> dict[str, Any]:
-    """The machine as ``lmsrun topo --json`` prints it: ids as lists such as ``"0-3,8"``, unknown as null."""
+    """Build what ``lmsrun topo --json`` prints: ids as lists such as ``"0-3,8"``, unknown as null."""
     return {
         "schema": SCHEMA,
         "source": machine.source,
@@ -77,6 +77,7 @@ def gpu_to_json(gpu: Gpu) -> dict[str, Any]:
         "cpus": format_ids(gpu.cpus),
         "memory_bytes": gpu.memory_bytes,
         "vendor": gpu.vendor,
+        **({} if gpu.partition is None else {"partition": gpu.partition}),
     }
 
 
@@ -103,7 +104,7 @@ def parse_saved(content: bytes, source: str) -> Machine:
 
 
 def from_json(table: Any) -> Machine:
-    """The machine of a parsed JSON document.
+    """Build the machine of a parsed JSON document.
 
     Raises:
         TopologyError: If a field is missing, has a wrong type or contradicts another.
@@ -177,6 +178,7 @@ def _gpu(table: "_Table") -> Gpu:
         cpus=table.ids("cpus"),
         memory_bytes=table.maybe_number("memory_bytes"),
         vendor=table.word("vendor", "nvidia", "amd", None),
+        partition=table.maybe_number("partition"),
     )
 
 

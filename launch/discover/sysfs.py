@@ -66,7 +66,7 @@ def read_hardware(tree: Tree, gpu_memory: Iterable[int] = ()) -> Hardware:
 
 
 def read_online(tree: Tree) -> IdSet:
-    """The online PUs.
+    """Read the online PUs.
 
     Raises:
         TopologyError: If there is none, or the list is damaged.
@@ -85,7 +85,7 @@ def read_online(tree: Tree) -> IdSet:
 
 
 def read_ids(tree: Tree, path: str) -> IdSet | None:
-    """An id list from a file; None when it is absent.
+    """Read an id list from a file; None when it is absent.
 
     Raises:
         TopologyError: If the file holds no id list.
@@ -106,7 +106,7 @@ def _read_mask(tree: Tree, path: str) -> IdSet | None:
 
 
 def read_ids_or_mask(tree: Tree, list_path: str, mask_path: str) -> IdSet | None:
-    """The ids of a list file, else those of the mask file that older kernels and archives have instead."""
+    """Read the ids of a list file, else of the mask file that older kernels and archives have instead."""
     listed = read_ids(tree, list_path)
     return _read_mask(tree, mask_path) if listed is None else listed
 
@@ -120,7 +120,7 @@ def _read_int(tree: Tree, path: str) -> int | None:
 
 
 def _numbered(names: Iterable[str], prefix: str) -> list[int]:
-    """The numbers of entries such as ``cpu12``, leaving out ``cpufreq`` and its like."""
+    """List the numbers of entries such as ``cpu12``, leaving out ``cpufreq`` and its like."""
     tails = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
     return sorted(int(tail) for tail in tails if tail.isascii() and tail.isdigit() and len(tail) < 7)
 
@@ -163,7 +163,7 @@ def limit_numa_nodes(count: int) -> None:
 
 
 def _read_cores(tree: Tree, online: IdSet) -> tuple[dict[int, int | None], list[IdSet]]:
-    """The package of every PU, and the online PUs of every core.
+    """Read the package of every PU, and the online PUs of every core.
 
     Only the first PU of a core is asked, which halves (SMT2) or cuts to an eighth (SMT8) the files to open.
     """
@@ -202,7 +202,7 @@ def build_cores(
 def build_packages(
     package_of: Mapping[int, int | None], numa_nodes: Iterable[NumaNode]
 ) -> tuple[Package, ...]:
-    """Packages from the package of every PU, each with the NUMA nodes whose CPUs it holds."""
+    """Build packages from the package of every PU, each with the NUMA nodes whose CPUs it holds."""
     cpus: dict[int, set[int]] = {}
     for cpu, package in package_of.items():
         if package is not None:
@@ -218,7 +218,7 @@ def build_packages(
 
 
 def only(values: Iterable[int | None]) -> int | None:
-    """The one value that all share, else None."""
+    """Return the one value that all share, else None."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
 
@@ -242,7 +242,7 @@ def _read_numa_node(
 
 
 def kind_of(cpus: IdSet, of_gpu: bool) -> MemoryKind:
-    """What a node's memory is; a node with CPUs holds host memory whatever else is said of it."""
+    """Tell what a node's memory is; a node with CPUs holds host memory whatever else is said of it."""
     if cpus:
         return "dram"
     return "gpu" if of_gpu else "memory-only"
@@ -261,7 +261,7 @@ def _read_memory_bytes(tree: Tree, numa_node: int, all_nodes: set[int]) -> int |
 
 
 def _read_distances(tree: Tree, numa_node: int, all_nodes: list[int]) -> tuple[tuple[int, int], ...]:
-    """The kernel prints one distance per online node, in ascending id, itself included."""
+    """Read a node's distances: the kernel prints one per online node, in ascending id, itself included."""
     words = (tree.read(f"{NODE}/node{numa_node}/distance") or "").split()
     if len(words) != len(all_nodes) or not all(word.isdecimal() for word in words):
         return ()
@@ -269,7 +269,7 @@ def _read_distances(tree: Tree, numa_node: int, all_nodes: list[int]) -> tuple[t
 
 
 def read_allowed(tree: Tree, hardware: Hardware, cgroup_ids: Mapping[str, IdSet | None]) -> Allowed:
-    """What a process there may use: affinity and cpuset, restricted to online PUs and host memory.
+    """Read what a process there may use: affinity and cpuset, restricted to online PUs and host memory.
 
     Args:
         tree: Where ``proc/self/status`` is; a saved tree may lack it.
@@ -290,7 +290,7 @@ def read_allowed(tree: Tree, hardware: Hardware, cgroup_ids: Mapping[str, IdSet 
 
 
 def host_memory_nodes(numa_nodes: Iterable[NumaNode]) -> IdSet:
-    """The nodes that have host memory, as far as is known."""
+    """Find the nodes that have host memory, as far as is known."""
     return frozenset(node.id for node in numa_nodes if node.kind == "dram" and node.memory_bytes != 0)
 
 

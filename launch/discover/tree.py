@@ -28,17 +28,17 @@ class Tree(Protocol):
     """Parses the id sets of this tree's files, and of no other's."""
 
     def read(self, path: str) -> str | None:
-        """The text of a file, stripped; None when it is absent or unreadable.
+        """Read the text of a file, stripped; None when it is absent or unreadable.
 
         Raises:
             TopologyLimitError: If the files of the tree hold more than a machine's.
         """
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; empty when there is no such directory."""
+        """List what a directory holds, sorted; empty when there is no such directory."""
 
     def real(self, path: str) -> str | None:
-        """The path with every symbolic link resolved; None when it leads nowhere or out of the tree."""
+        """Resolve every symbolic link of the path; None when it leads nowhere or out of the tree."""
 
 
 class _Limited:
@@ -71,7 +71,7 @@ class DirTree(_Limited):
         self._plain: dict[str, bool] = {"": True}
 
     def read(self, path: str) -> str | None:
-        """The text of a file, stripped; None when it is absent, unreadable or a link out of the tree."""
+        """Read the text of a file, stripped; None when it is absent, unreadable or a link out of the tree."""
         # Without O_NONBLOCK a FIFO in a saved tree would hang the reader for ever.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         if self._confined:
@@ -102,7 +102,7 @@ class DirTree(_Limited):
         return known
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; empty when there is no such directory."""
+        """List what a directory holds, sorted; empty when there is no such directory."""
         if self._confined and self.real(path) is None:
             return []
         try:
@@ -115,7 +115,7 @@ class DirTree(_Limited):
         return sorted(found)
 
     def real(self, path: str) -> str | None:
-        """The path with every link resolved; None when it does not exist or lies outside the tree."""
+        """Resolve every link of the path; None when it does not exist or lies outside the tree."""
         try:
             resolved = os.path.realpath(self._prefix + path, strict=True)
         except OSError:
@@ -160,19 +160,19 @@ class MemoryTree(_Limited):
             path = parent
 
     def read(self, path: str) -> str | None:
-        """The text of a file, stripped; None when it is absent."""
+        """Read the text of a file, stripped; None when it is absent."""
         content = self._files.get(path)
         if content is None and (resolved := self.real(path)) is not None:
             content = self._files.get(resolved)
         return None if content is None else self._text(path, content)
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; empty when there is no such directory."""
+        """List what a directory holds, sorted; empty when there is no such directory."""
         resolved = self.real(path)
         return [] if resolved is None else sorted(self._children.get(resolved, ()))
 
     def real(self, path: str) -> str | None:
-        """The path with every link resolved; None if that loops, leads nowhere or leads out of the tree."""
+        """Resolve every link of the path; None if that loops, leads nowhere or leads out of the tree."""
         done, todo, followed = "", [part for part in path.split("/") if part], 0
         todo.reverse()
         while todo:

@@ -197,8 +197,9 @@ class JobEnd:
         if not self._termination.is_set:
             self._termination.set(first_signal, delay_s)
 
-    def hurry(self) -> None:
-        """Kill at once."""
+    def abandon(self, why: str) -> None:
+        """Kill at once, for nobody is left who waits for the job."""
+        self.end(Verdict(128 + signal.SIGKILL, why), signal.SIGKILL)
         self._termination.hurry()
 
     def advance(self) -> None:

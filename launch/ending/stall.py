@@ -29,7 +29,6 @@ class StallWatch:
         self._limit_s, self._clock = limit_s, clock
         self._since = self._next = clock()
         self._before: Mapping[int, Load] = {}
-        self._before_at = self._since
         self._is_told = self._is_told_for_sure = False
         self.progress()
 
@@ -47,7 +46,7 @@ class StallWatch:
         """Take note that something has come, or that nothing is to be expected."""
         self._since = self._clock()
         self._next = self._since + self._limit_s / 2
-        self._before, self._before_at = {}, self._since
+        self._before = {}
         self._is_told = self._is_told_for_sure = False
 
     def look(
@@ -77,12 +76,14 @@ class StallWatch:
         return Stall(f"no output for {self.quiet_s:.0f} s: {found.line}", found.is_sure)
 
     def _remember(self, loads: Mapping[int, Load]) -> None:
-        self._before, self._before_at = loads, self._clock()
+        self._before = loads
 
     def _find_idle(self, running: Set[int], loads: Mapping[int, Load]) -> Stall | None:
-        least_s = _IDLE * (self._clock() - self._before_at)
-        seen = running & loads.keys() & self._before.keys()
-        idle = {rank for rank in seen if loads[rank].cpu_s - self._before[rank].cpu_s < least_s}
+        before = self._before
+        seen = {
+            rank for rank in running & loads.keys() & before.keys() if loads[rank].at_s > before[rank].at_s
+        }
+        idle = {rank for rank in seen if _used(before[rank], loads[rank]) < _IDLE}
         if not idle:
             return None
         busy = (running & loads.keys()) - idle
@@ -90,6 +91,11 @@ class StallWatch:
             said = f"{_ranks(idle)} {_verb(idle, 'wait')}, {_ranks(busy)} {_verb(busy, 'compute')}"
             return Stall(said, False)
         return Stall(f"no rank uses the CPU; {_ranks(idle)} {_verb(idle, 'wait')} for something", True)
+
+
+def _used(before: Load, now: Load) -> float:
+    """Return the share of a CPU that processes have used between two looks."""
+    return (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s)
 
 
 def name_culprits(running: Set[int], loads: Mapping[int, Load], arrived: Set[int]) -> str:

@@ -9,7 +9,7 @@ _UNKILLABLE_AFTER_S = 10.0
 
 
 def plan_signals(first: int, grace_s: float) -> list[tuple[float, int]]:
-    """The signals that end a job, with delays in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
+    """Plan the signals that end a job, delays in seconds: what came, SIGTERM half-way, SIGKILL at the end."""
     steps = [(0.0, first)]
     if first != signal.SIGTERM:
         steps.append((grace_s / 2, signal.SIGTERM))

@@ -16,14 +16,14 @@ Runner = Callable[[Sequence[str]], str | None]
 
 
 def assume_tools(machine: Machine) -> BindingTools:
-    """The tools of another machine: numactl is there, and so is what its limits do not deny."""
+    """Assume the tools of another machine: numactl is there, and so is what its limits do not deny."""
     if machine.limits.set_mempolicy is False:
         return BindingTools(policies=frozenset(), why="this machine refuses memory policies (set_mempolicy)")
     return BindingTools()
 
 
 def choose_tools(machine: Machine, settings: PlanSettings, path: str | None = None) -> BindingTools:
-    """The tools of this machine, as far as a plan with these settings asks for them.
+    """Choose the tools of this machine, as far as a plan with these settings asks for them.
 
     Args:
         machine: This machine.
@@ -59,7 +59,7 @@ def read_tools(
 def _read_policies(
     nodes: Sequence[int], probe: Sequence[str], run: Runner
 ) -> tuple[frozenset[MemPolicy], str]:
-    """The policies that are granted, and the first refusal."""
+    """Find the policies that are granted, and the first refusal."""
     options: dict[MemPolicy, str] = {
         "bind": f"--membind={format_ids(nodes)}",
         "preferred-many": f"--preferred-many={format_ids(nodes)}",

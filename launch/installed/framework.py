@@ -25,6 +25,10 @@ class FrameworkChoice:
     last_stage: str
     """``start``, ``framework`` or ``init``, as far as the script tells."""
     warnings: tuple[str, ...] = ()
+    is_apart: bool = False
+    """Whether, as far as the script tells, its ranks use TensorFlow and do not know of each other."""
+    misses_horovod: bool = False
+    """Whether Horovod is not installed, and the script uses it, or TensorFlow without a strategy."""
 
 
 def choose_framework(
@@ -46,7 +50,7 @@ def choose_framework(
     if asked == "horovod" or (asked == "auto" and horovod):
         missing = () if installed else (MISSING,)
         why = "as asked" if asked == "horovod" else "the script uses it"
-        return FrameworkChoice("horovod", why, stage, missing)
+        return FrameworkChoice("horovod", why, stage, missing, misses_horovod=not installed)
     if asked == "tensorflow":
         return FrameworkChoice(asked, "as asked", stage)
     if environ.get(TF_CONFIG):
@@ -54,8 +58,11 @@ def choose_framework(
     if strategy:
         return FrameworkChoice("tensorflow", "the script uses its strategy", stage)
     if not installed:
-        return FrameworkChoice("tensorflow", "Horovod is not installed for this Python", stage)
-    return FrameworkChoice("horovod", "it is installed", stage)
+        why = "Horovod is not installed for this Python"
+        return FrameworkChoice(
+            "tensorflow", why, stage, is_apart=stage != "start", misses_horovod=stage != "start"
+        )
+    return FrameworkChoice("horovod", "it is installed", stage, is_apart=stage != "start")
 
 
 def horovod_installed() -> bool:

@@ -16,7 +16,7 @@ _LINKED: tuple[tuple[bytes, MpiFamily], ...] = (
 
 
 def read_horovod_mpi() -> MpiFamily | None:
-    """The MPI of this Python's Horovod; None: no Horovod, or one without MPI, or an MPI unknown to us."""
+    """Read the MPI of this Python's Horovod; None: no Horovod, one without MPI, or an MPI unknown to us."""
     try:
         spec = importlib.util.find_spec("horovod")
     except (ImportError, ValueError):
@@ -30,7 +30,7 @@ def read_horovod_mpi() -> MpiFamily | None:
 
 
 def read_linked_mpi(library: Path) -> MpiFamily | None:
-    """The MPI whose library a shared object names."""
+    """Read the MPI whose library a shared object names; None when it names none that is known."""
     try:
         with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return next((family for name, family in _LINKED if content.find(name) >= 0), None)

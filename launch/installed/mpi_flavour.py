@@ -41,7 +41,7 @@ _PATTERNS: tuple[tuple[MpiFamily, "re.Pattern[str]"], ...] = (
 
 
 def parse_mpi_version(text: str) -> MpiFlavour | None:
-    """The flavour that printed ``text`` for ``--version``, or None when it is none that is known."""
+    """Parse the flavour that printed ``text`` for ``--version``; None when it is none that is known."""
     for family, pattern in _PATTERNS:
         match = pattern.search(text)
         if match:

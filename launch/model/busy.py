@@ -62,13 +62,15 @@ class Busy:
 
     def _use(self, gpu: Gpu) -> GpuUse | None:
         # A MIG device shares its address with others: what NVML says of the whole GPU is not said of it.
-        if (gpu.uuid or "").startswith("MIG-"):
+        if (gpu.uuid or "").startswith("MIG-") or gpu.partition is not None:
             return None
         return next((use for use in self.uses if use.pci_bus_id == gpu.pci_bus_id), None)
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """What a GPU is known by to every job of a host: its address, or a MIG device's own UUID."""
+    """Name a GPU as every job of a host knows it: by its address, or by what tells parts of a GPU apart."""
+    if gpu.partition is not None:
+        return gpu.address
     is_mig = (gpu.uuid or "").startswith("MIG-")
     return (gpu.uuid if is_mig else gpu.pci_bus_id) or gpu.uuid or str(gpu.index)
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from launch.model.settings import PlanSettings, choice, option, real_number, switch, whole_number
 
 CLUSTER = "Hosts and launchers"
-LAUNCHERS = ("auto", "local", "mpirun", "srun", "jsrun", "ddlrun", "horovodrun")
-SCRIPTS = ("slurm", "lsf", "pbs")
+LAUNCHERS = ("auto", "local", "mpirun", "srun", "flux", "jsrun", "ddlrun", "horovodrun")
+SCRIPTS = ("slurm", "lsf", "pbs", "flux")
 _OWN_WAY = frozenset({"lms", "lms_config"})
 """Reach a rank as ``LMS_*`` variables, not under their own names."""
 
 
 def parse_words(text: str) -> str:
-    """A text that is cut into words as a shell would, without running one."""
+    """Check that a text can be cut into words as a shell would, without running one."""
     try:
         shlex.split(text)
     except ValueError as error:
@@ -48,7 +48,7 @@ class ClusterSettings(PlanSettings):
     mpi_args: str | None = option(
         None,
         "mpi-args",
-        "further words for mpirun, srun, jsrun or horovodrun",
+        "further words for mpirun, srun, flux run, jsrun or horovodrun",
         CLUSTER,
         parse=parse_words,
         metavar="WORDS",
@@ -124,7 +124,7 @@ class ClusterSettings(PlanSettings):
 
 
 def _batch_name(text: str) -> str:
-    """A name that stands in a line of a batch script, which a shell reads as well."""
+    """Check that a name can stand in a line of a batch script, which a shell reads as well."""
     if not re.fullmatch(r"[\w.,:+@/-]+", text, re.ASCII):
         raise ValueError("a name of letters, digits and . , : + @ / _ -")
     return text
@@ -137,9 +137,9 @@ def _walltime(text: str) -> str:
 
 
 _READERS: Mapping[str, tuple[str, ...]] = {
-    "stdin": ("local", "mpirun", "srun"),
+    "stdin": ("local", "mpirun", "srun", "flux"),
     "mpirun": ("mpirun",),
-    "mpi_args": ("mpirun", "srun", "jsrun", "ddlrun", "horovodrun"),
+    "mpi_args": ("mpirun", "srun", "flux", "jsrun", "ddlrun", "horovodrun"),
     "controller": ("horovodrun",),
     "timeline": ("horovodrun",),
     "rankfile_out": ("mpirun", "jsrun", "ddlrun"),
@@ -155,7 +155,7 @@ def find_unread(given: Iterable[str], launcher: str) -> dict[str, tuple[str, ...
 
 
 def settings_env(settings: PlanSettings) -> dict[str, str]:
-    """The plan's options as ``LMSRUN_*`` variables, for ranks that plan for themselves; without defaults.
+    """Build the ``LMSRUN_*`` variables of options that are no default, for ranks that plan for themselves.
 
     ``PlanSettings.from_env`` gives the same settings back, except for those that travel as ``LMS_*``.
     """
@@ -171,7 +171,10 @@ def has_allocation(environ: Mapping[str, str]) -> bool:
     """Whether a batch system's variables are there at all; cheap enough for every start."""
     return any(
         environ.get(name)
-        for name in ("SLURM_JOB_NODELIST", "LSB_JOBID", "PBS_NODEFILE", "KUBERNETES_SERVICE_HOST")
+        for name in (
+            *("FLUX_ENCLOSING_ID", "SLURM_JOB_NODELIST", "LSB_JOBID", "PBS_NODEFILE"),
+            "KUBERNETES_SERVICE_HOST",
+        )
     )
 
 

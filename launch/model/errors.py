@@ -29,7 +29,7 @@ class PlanError(LmsrunError):
     """The request cannot be placed on this machine."""
 
     def named_by(self, origins: Mapping[str, str]) -> "PlanError":
-        """The same, beginning with how its option was really written.
+        """Return the same error, beginning with how its option was really written.
 
         Args:
             origins: Such as ``{"gpus": "lmsrun.toml: gpus"}``, for what was not left at its default.

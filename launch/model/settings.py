@@ -20,6 +20,8 @@ OmpPlaces = Literal["off", "cores", "threads"]
 Adapter = Literal["off", "nearest"]
 
 ENV_PREFIX = "LMSRUN_"
+QUIET = f"{ENV_PREFIX}QUIET"
+"""Tells ranks that another launcher started that nobody wants their warnings."""
 MIB = 1 << 20
 _UNITS = {"K": 1 << 10, "M": MIB, "G": 1 << 30, "T": 1 << 40}
 
@@ -124,7 +126,7 @@ def parse_smt(text: str) -> int | None:
 
 
 def whole_number(low: int, high: int = 10**9) -> Callable[[str], int]:
-    """A parser of whole numbers from ``low`` to ``high``."""
+    """Make a parser of whole numbers from ``low`` to ``high``."""
     needed = f"a whole number, at least {low}" + (f" and at most {high}" if high < 10**9 else "")
 
     def parse(text: str) -> int:
@@ -137,18 +139,27 @@ def whole_number(low: int, high: int = 10**9) -> Callable[[str], int]:
     return parse
 
 
-def parse_port(text: str) -> int | None:
-    """``auto`` (None) or the number of a port that needs no privilege."""
-    if text.strip() == "auto":
-        return None
-    try:
-        return whole_number(1024, 65535)(text)
-    except ValueError as error:
-        raise ValueError(f"auto or {error}") from None
+def number_or(word: str, low: int, high: int) -> Callable[[str], int | None]:
+    """Make a parser of ``word`` (None), or of whole numbers from ``low`` to ``high``."""
+    number = whole_number(low, high)
+
+    def parse(text: str) -> int | None:
+        if text.strip() == word:
+            return None
+        try:
+            return number(text)
+        except ValueError as error:
+            raise ValueError(f"{word} or {error}") from None
+
+    return parse
+
+
+parse_port = number_or("auto", 1024, 65535)
+"""``auto`` (None) or the number of a port that needs no privilege."""
 
 
 def real_number(low: float, high: float = float("inf"), *, above: bool = False) -> Callable[[str], float]:
-    """A parser of numbers in ``[low, high)``, or in ``(low, high)`` when ``above``."""
+    """Make a parser of numbers in ``[low, high)``, or in ``(low, high)`` when ``above``."""
     needed = f"a number {'above' if above else 'from'} {low:g}" + (
         f" and below {high:g}" if high < 1e300 else ""
     )
@@ -166,7 +177,7 @@ def real_number(low: float, high: float = float("inf"), *, above: bool = False) 
 
 
 def _some_text(needed: str) -> Callable[[str], str]:
-    """A parser of any text but none: an unset shell variable must not pass as "not given"."""
+    """Make a parser of any text but none: an unset shell variable must not pass as "not given"."""
 
     def parse(text: str) -> str:
         if not text:
@@ -334,7 +345,7 @@ class PlanSettings:
         "tf-port",
         "first port of TensorFlow's servers on each host; auto: free ones",
         JOB,
-        parse=lambda text: parse_port(text),
+        parse=parse_port,
         metavar="N|auto",
     )
 
@@ -349,7 +360,7 @@ class PlanSettings:
 
 
 def read_environ(options_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an options class that ``LMSRUN_*`` variables set.
+    """Read the fields of an options class that ``LMSRUN_*`` variables set.
 
     Raises:
         UsageError: If a variable holds what its option cannot be.

@@ -2,7 +2,7 @@
 
 
 def printable(text: str, instead: str = "?", keep: str = "") -> str:
-    """The text without what a terminal would obey instead of show, such as escape sequences.
+    """Replace what a terminal would obey instead of show, such as escape sequences.
 
     Args:
         text: Any text, also one that UTF-8 cannot write.

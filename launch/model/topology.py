@@ -49,7 +49,10 @@ class Core:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by PCI address; ``index`` is its place in PCI order. ``numa_node`` None is unknown, never 0."""
+    """A GPU by PCI address; ``numa_node`` None is unknown, never 0.
+
+    ``index`` is its place in PCI order, or for AMD's GPUs, where their compute driver is, as HIP counts.
+    """
 
     index: int
     pci_bus_id: str
@@ -61,6 +64,13 @@ class Gpu:
     """PUs near the GPU; empty when unknown."""
     memory_bytes: int | None = None
     vendor: Literal["nvidia", "amd"] | None = None
+    partition: int | None = None
+    """Which part it is of the GPU at this address, where AMD's driver has made several of it."""
+
+    @property
+    def address(self) -> str:
+        """Its PCI address for people, with the number of the part: ``0000:05:00.0/3``."""
+        return self.pci_bus_id if self.partition is None else f"{self.pci_bus_id}/{self.partition}"
 
 
 @dataclass(frozen=True)
@@ -109,5 +119,5 @@ class Machine:
     adapters: tuple[Adapter, ...] = ()
 
     def numa_node(self, numa_node_id: int) -> NumaNode | None:
-        """The node with this OS index, or None."""
+        """Find the node with this OS index; None when there is none."""
         return next((node for node in self.numa_nodes if node.id == numa_node_id), None)

@@ -51,5 +51,5 @@ def say_narrowed(machine: Machine, settings: PlanSettings) -> list[str]:
 
 
 def _threads(cpus: IdSet, smt: int | None) -> IdSet:
-    """The first hardware threads of a core, in the kernel's numbering."""
+    """Choose the first hardware threads of a core, in the kernel's numbering."""
     return frozenset(sorted(cpus)[:smt]) if smt else cpus

@@ -24,8 +24,11 @@ class GpuChoice:
 
     @property
     def tokens(self) -> str:
-        """What names the GPUs to CUDA under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: UUIDs if all have one."""
-        named = all(gpu.uuid for gpu in self.gpus)
+        """What names the GPUs to CUDA under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: UUIDs if all have one.
+
+        HIP's variable takes indexes alone (AMD's documentation of HIP's environment variables).
+        """
+        named = all(gpu.uuid and gpu.vendor != "amd" for gpu in self.gpus)
         return ",".join((gpu.uuid if named else None) or str(gpu.index) for gpu in self.gpus)
 
 
@@ -86,7 +89,7 @@ def pick_gpus(
 
 
 def _in_turn(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The same GPUs, one of each NUMA node, then a second one of each, and so on."""
+    """Order the same GPUs in turns: one of each NUMA node, then a second one of each, and so on."""
     turns: Counter[int | None] = Counter()
     order = []
     for place, gpu in enumerate(gpus):
@@ -173,7 +176,7 @@ def _listed(
 
 
 def find_gpu(machine: Machine, token: str) -> Gpu | None:
-    """The GPU that an index in PCI order, a PCI address, or the start of a UUID names.
+    """Find the GPU that an index in PCI order, a PCI address, or the start of a UUID names.
 
     A MIG device of a known GPU becomes that GPU under the MIG device's own UUID, its memory unknown.
     """
@@ -186,7 +189,8 @@ def find_gpu(machine: Machine, token: str) -> Gpu | None:
         matches = [gpu for gpu in machine.gpus if gpu.uuid and gpu.uuid.startswith(token)]
         return matches[0] if len(matches) == 1 else None
     address = _short_address(token)
-    return next((gpu for gpu in machine.gpus if gpu.pci_bus_id == address), None)
+    # The address of a GPU in several parts names none of them; the address with a part's number does.
+    return next((gpu for gpu in machine.gpus if gpu.address == address), None)
 
 
 def _mig(machine: Machine, token: str) -> Gpu | None:
@@ -212,4 +216,4 @@ def _in_pci_order(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def _some(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"{gpu.index} ({gpu.pci_bus_id or gpu.uuid})" for gpu in gpus) or "no GPU"
+    return ", ".join(f"{gpu.index} ({gpu.address or gpu.uuid})" for gpu in gpus) or "no GPU"

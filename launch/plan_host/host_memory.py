@@ -63,7 +63,7 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
 
 
 def dram_nodes(machine: Machine) -> tuple[NumaNode, ...]:
-    """The nodes whose memory this process may use and that is plain host memory."""
+    """Find the nodes whose memory this process may use and that is plain host memory."""
     return tuple(
         node
         for node in machine.numa_nodes
@@ -87,7 +87,7 @@ def _home(machine: Machine, placement: Placement) -> NumaNode | None:
 
 
 def _memory_nodes(machine: Machine, placement: Placement) -> IdSet:
-    """The rank's own node; if its memory cannot be used the package's nodes, else the nearest, else all."""
+    """Choose the rank's own node; if its memory cannot be used the package's, else the nearest, else all."""
     usable = {node.id: node for node in dram_nodes(machine)}
     home = _home(machine, placement)
     if home is None or not placement.cpus:
@@ -168,7 +168,7 @@ class _Pool:
         return None if self.node_share_mb is None else limit_mb <= self.node_share_mb
 
     def arithmetic(self) -> str:
-        """The share as a formula."""
+        """Render the share as a formula."""
         if self.share_mb == self.node_share_mb and self._bytes is not None:
             nodes = f"node{'s' * (len(self._nodes) > 1)} {format_ids(self._nodes)}"
             where = f"memory of {nodes}" if self._nodes else "host memory"

@@ -41,7 +41,7 @@ def count_slots(machine: Machine, gpus: Sequence[Gpu]) -> int:
 
 
 def allowed_cores(machine: Machine) -> tuple[Core, ...]:
-    """The physical cores with an allowed PU, cut down to their allowed PUs, in order of their first PU.
+    """List the physical cores with an allowed PU, cut down to their allowed PUs, in order of their first PU.
 
     PUs that no core claims (a topology that lists none) each count as a core of their own.
     """
@@ -187,7 +187,7 @@ def _deal(cores_of: _NodeCores, count: int) -> list[int | None]:
 def _gpu_homes(
     machine: Machine, gpus: Sequence[Gpu], cores_of: _NodeCores, spans: bool
 ) -> tuple[list[_Home], list[str]]:
-    """The node whose cores each GPU's rank gets; among equally near nodes the one with most cores a rank.
+    """Choose the node whose cores each GPU's rank gets; of equally near ones that with most cores per rank.
 
     Args:
         machine: Whose GPUs.
@@ -226,7 +226,7 @@ def _node_order(node: int | None) -> tuple[bool, int]:
 
 
 def _gpu_text(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.pci_bus_id or gpu.uuid})"
+    return f"GPU {gpu.index} ({gpu.address or gpu.uuid})"
 
 
 def _near_nodes(machine: Machine, gpu: Gpu, cores_of: _NodeCores) -> tuple[list[int], str | None]:
@@ -257,7 +257,7 @@ def _no_cpu(gpu: Gpu) -> str:
 
 
 def _nearest(machine: Machine, origin: int, candidates: Sequence[int]) -> list[int]:
-    """The candidates at the least distance of a node; none when distances are unknown."""
+    """Choose the candidates at the least distance of a node; none when distances are unknown."""
     node = machine.numa_node(origin)
     known = {other: distance for other, distance in (node.distances if node else ()) if other in candidates}
     return [other for other in candidates if known and known.get(other) == min(known.values())]

@@ -127,6 +127,8 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
         for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
     )
     shared = say_shared(request.busy, ranks)
+    if settings.omp_places != "off" and not all(binding.cpus for binding in bindings):
+        said.append(f"--omp-places {settings.omp_places} has no effect: ranks are not bound to CPUs")
     warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *said, *place_said)
     return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down, *shared))
 
@@ -146,7 +148,7 @@ def say_shared(busy: Busy, ranks: Sequence[RankPlan]) -> list[str]:
 
 
 def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, ...]]:
-    """The settings, with a host memory limit that the user gave elsewhere than on the command line."""
+    """Complete the settings with a host memory limit given elsewhere than on the command line."""
     if request.settings.host_mem_limit_mb is not None:
         return request.settings, ()
     if request.lms.host_mem_limit_mb is not None:

@@ -19,6 +19,7 @@ from lms.config import LMSConfig
 
 HOST_LIMIT_VARIABLES = ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "TF_CUDA_HOST_MEM_LIMIT_IN_MB")
 """TensorFlow from 1.14 on, and before; both mean MiB."""
+LIMIT_VARIABLES = (*HOST_LIMIT_VARIABLES, "LMS_HOST_MEM_LIMIT_MB")
 
 
 def parse_forward(
@@ -56,12 +57,12 @@ def parse_forward(
 
 
 def build_lms_env(config: LMSConfig) -> dict[str, str]:
-    """The config as variables; ``LMS_ENABLED`` always stands there, so that an inherited one cannot win."""
+    """Build the config's variables; ``LMS_ENABLED`` always is one, so that an inherited one cannot win."""
     return {"LMS_ENABLED": "0", **config.to_env()}
 
 
 def build_shared_env(settings: PlanSettings, choice: GpuChoice) -> dict[str, str]:
-    """What every rank of a host gets alike."""
+    """Build the variables that every rank of a host gets alike."""
     env = dict(choice.env)
     if choice.gpus:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -75,10 +76,10 @@ def build_shared_env(settings: PlanSettings, choice: GpuChoice) -> dict[str, str
 
 
 def build_memory_env(memory: RankMemory) -> dict[str, str]:
-    """The host memory limit, under every name that some TensorFlow or our own worker reads."""
+    """Build the host memory limit's variables, under every name that some TensorFlow or our worker reads."""
     if memory.limit_mb is None:
         return {}
-    return dict.fromkeys((*HOST_LIMIT_VARIABLES, "LMS_HOST_MEM_LIMIT_MB"), str(memory.limit_mb))
+    return dict.fromkeys(LIMIT_VARIABLES, str(memory.limit_mb))
 
 
 def build_thread_env(
@@ -174,7 +175,7 @@ def build_expectation(rank: int, host: str, placement: Placement, binding: Bindi
             "rank": rank,
             "local_rank": placement.local_rank,
             "host": host,
-            "gpu": (gpu.pci_bus_id or gpu.uuid) if gpu else None,
+            "gpu": (gpu.address or gpu.uuid) if gpu else None,
             "numa_node": placement.numa_node,
             "cpus": format_ids(binding.cpus),
             "mem_policy": binding.policy,

@@ -56,7 +56,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def describe_this_host(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of this host; says so where the machine cannot be read."""
+    """Build the answer of this host; say so where the machine cannot be read."""
     try:
         machine = read_machine()
     except LmsrunError as error:
@@ -73,7 +73,7 @@ def describe_this_host(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_versions() -> dict[str, str | None]:
-    """The versions that all hosts of a job should share."""
+    """Read the versions that all hosts of a job should share."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "lmsrun": read_version("lmsrun"),
@@ -83,7 +83,7 @@ def read_versions() -> dict[str, str | None]:
 
 
 def read_version(distribution: str) -> str | None:
-    """The installed version, without importing the package; None when it is not installed."""
+    """Read the installed version, without importing the package; None when it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

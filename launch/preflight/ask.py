@@ -47,23 +47,23 @@ class Round:
 
 
 def new_nonce() -> str:
-    """The word that marks the lines of one probe."""
+    """Draw the word that marks the lines of one probe."""
     return secrets.token_hex(8)
 
 
 def build_worker(nonce: str, timeout_s: float, way: Way) -> tuple[str, ...]:
-    """The argv of the process that answers on a host."""
+    """Build the argv of the process that answers on a host."""
     return (sys.executable, str(SHIM), "probe-host", nonce, str(max(1, round(timeout_s))), way)
 
 
-def build_ssh(host: str, nonce: str, timeout_s: float) -> list[str]:
-    """The ssh command that asks a host.
+def build_ssh(host: str, words: Sequence[str], timeout_s: float) -> list[str]:
+    """Build the ssh command that runs a command of ours on a host.
 
     ssh hands its last word to the host's shell, so there, and only there, our own interpreter's and file's
     names are quoted for one. The host's name has been checked, and stands behind ``--``.
     """
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout_s / 2))}"]
-    return ["ssh", *options, "--", host, shlex.join(build_worker(nonce, timeout_s, "lines"))]
+    return ["ssh", *options, "--", host, shlex.join(words)]
 
 
 def ask_by_ssh(hosts: Sequence[str], timeout_s: float, at_once: int = SSH_AT_ONCE) -> tuple[HostReport, ...]:
@@ -72,7 +72,8 @@ def ask_by_ssh(hosts: Sequence[str], timeout_s: float, at_once: int = SSH_AT_ONC
 
     def ask(host: str) -> HostReport:
         nonce, end = new_nonce(), time.monotonic() + timeout_s
-        talk = _listen(build_ssh(host, nonce, timeout_s), None, AnswerReader(nonce, 1), end, stop)
+        argv = build_ssh(host, build_worker(nonce, timeout_s, "lines"), timeout_s)
+        talk = _listen(argv, None, AnswerReader(nonce, 1), end, stop)
         return _read_talk(host, talk, timeout_s)
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -135,7 +136,7 @@ def _own_host(answer: HostReport, by_label: Mapping[str, str]) -> str | None:
 
 
 def _label(name: str) -> str:
-    """The first word of a host name; an address as it is."""
+    """Return the first word of a host name; an address as it is."""
     is_address = ":" in name or name.replace(".", "").isdigit()
     return name if is_address else name.partition(".")[0].lower()
 

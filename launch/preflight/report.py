@@ -53,12 +53,12 @@ class HostReport:
 
 
 def pack_answer(answer: Mapping[str, Any]) -> bytes:
-    """An answer as it travels."""
+    """Pack an answer to be sent."""
     return zlib.compress(json.dumps(answer).encode())
 
 
 def write_lines(nonce: str, kind: Kind, rank: int, content: bytes) -> bytes:
-    """The lines that carry ``content``, to be written at once or one by one."""
+    """Render the lines that carry ``content``, to be written at once or one by one."""
     text = base64.b64encode(content)
     parts = [text[start : start + PART_CHARS] for start in range(0, len(text), PART_CHARS)] or [b""]
     head = MARK + f"{nonce} {kind} {rank} ".encode()
@@ -85,7 +85,7 @@ class AnswerReader:
         self._rest = rest[-MAX_LINE_BYTES:]
 
     def packed(self) -> dict[int, bytes]:
-        """The answers that are whole, by the number of the process; what MPI brought comes first."""
+        """Collect the answers that are whole, by the number of the process; what MPI brought comes first."""
         answers = {rank: content for _, rank, content in self._whole("own")}
         return {**answers, **{rank: content for _, rank, content in self._whole("gathered")}}
 
@@ -135,7 +135,7 @@ def build_answer(
     names: Sequence[str],
     finds_itself: bool | None,
 ) -> dict[str, Any]:
-    """The answer of a host that could read its machine."""
+    """Build the answer of a host that could read its machine."""
     return {
         "topology": to_json(machine),
         "versions": dict(versions),

@@ -57,14 +57,14 @@ def judge_hosts(
 
 
 def render_table(troubles: Sequence[tuple[str, str]]) -> list[str]:
-    """What is wrong where, one line for all hosts where it is; empty when nothing is."""
+    """Render what is wrong where, one line for all hosts where it is; empty when nothing is."""
     rows = _by_text(troubles)
     width = max((len(hosts) for hosts, _ in rows), default=0)
     return [f"{hosts:<{width}}  {text}" for hosts, text in rows]
 
 
 def describe_machine(machine: Machine) -> str:
-    """A machine in a few words: ``44 cores, 2 NUMA nodes, 512 GiB, 6 x Tesla V100``."""
+    """Describe a machine in a few words: ``44 cores, 2 NUMA nodes, 512 GiB, 6 x Tesla V100``."""
     dram = [node for node in machine.numa_nodes if node.kind != "gpu"]
     names = [gpu.name or "GPU" for gpu in machine.gpus]
     sizes = [node.memory_bytes for node in dram]

@@ -21,20 +21,11 @@ from launch.receipts.file import END, send_receipt
 from launch.system.exit_status import describe_status, exit_code_of
 from launch.system.process_name import rename_process
 from launch.system.process_tree import adopt_orphans, die_with_parent, sweep
-from launch.system.program_signals import restore_signals
+from launch.system.program_signals import PASSED_ON, restore_signals
 
 if TYPE_CHECKING:
     from launch.rank.output import Tee
 
-_PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-)
 _NAME = "rank-keeper"
 _NOT_STARTED = 126
 _ENDED = 1
@@ -75,7 +66,7 @@ def run_guarded(argv: Sequence[str], environ: Mapping[str, str], rank: int, outp
     tees = _open_tees(environ, rank, output_dir) if output_dir else []
     alive, held = os.pipe()
     adopt_orphans()
-    passed = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    passed = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed)
     keeper = os.fork()
     if keeper == 0:
@@ -102,7 +93,7 @@ def _keep(
     mask: Iterable[int],
     passed: Sequence[int],
 ) -> NoReturn:
-    """The keeper's whole life."""
+    """Run the keeper from its start to its exit."""
     code = _NOT_STARTED
     try:
         os.setsid()
@@ -154,7 +145,7 @@ def _let_go(child: int) -> int:
     Its number may be somebody else's from then on, so nothing is passed on any more.
     """
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    for number in _PASSED_ON:
+    for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)
     return os.waitpid(child, 0)[1]
 

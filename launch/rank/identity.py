@@ -22,6 +22,8 @@ class RankRow:
     local_world_size: tuple[str, ...]
     remedy: str
     """What to try when the local rank is missing."""
+    hosts: tuple[str, ...] = ()
+    """The number of hosts, where the launcher does not count the ranks of this one."""
     affinity: Affinity = "own"
     """Whose CPU mask the ranks of a host share. Open MPI and Hydra bind each rank by default (to a core or a
     NUMA node), so there the parent's mask tells what the job may use; Slurm tells each task all masks of its
@@ -72,6 +74,15 @@ ROWS = (
         "export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE together, as torchrun does",
     ),
     RankRow(
+        "Flux",
+        ("FLUX_TASK_RANK",),
+        ("FLUX_JOB_SIZE",),
+        ("FLUX_TASK_LOCAL_ID",),
+        (),
+        "export LOCAL_WORLD_SIZE, for Flux does not count the ranks of a host",
+        hosts=("FLUX_JOB_NNODES",),
+    ),
+    RankRow(
         "Slurm",
         ("SLURM_PROCID",),
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
@@ -118,19 +129,19 @@ def read_rank(environ: Mapping[str, str]) -> RankIdentity:
     looked = ", ".join(row.rank[0] for row in ROWS)
     raise UsageError(
         f"cannot tell which rank this is: none of {looked} is set; "
-        "start it with lmsrun, mpirun, srun, jsrun or torchrun"
+        "start it with lmsrun, mpirun, srun, flux run, jsrun or torchrun"
     )
 
 
 def find_rank(environ: Mapping[str, str]) -> int | None:
-    """The rank's number by the row that ``read_rank`` takes, or by another that has one; for messages."""
+    """Find the rank's number by the row that ``read_rank`` takes, or another that has one; for messages."""
     names = (_first(environ, row.rank) for row in _likely_rows(environ))
     texts = (environ[name].strip() for name in names if name is not None)
     return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
 
 
 def _likely_rows(environ: Mapping[str, str]) -> list[RankRow]:
-    """The rows of which a rank is set; first those whose local rank is set too."""
+    """Find the rows of which a rank is set; first those whose local rank is set too."""
     started = [row for row in ROWS if _first(environ, row.rank) is not None]
     return sorted(started, key=lambda row: _first(environ, row.local_rank) is None)
 
@@ -142,6 +153,15 @@ def _identify(row: RankRow, environ: Mapping[str, str]) -> RankIdentity:
     local_names = (*row.local_world_size, "LOCAL_WORLD_SIZE")
     if _first(environ, local_names) is None and world_size == 1:
         local_world_size = 1
+    elif _first(environ, local_names) is None and _first(environ, row.hosts) is not None:
+        hosts = _number(row, environ, row.hosts, "number of hosts")
+        if not hosts or world_size % hosts:
+            raise UsageError(
+                f"{row.launcher} put {world_size} ranks on {hosts} hosts, unevenly; {row.remedy}"
+            )
+        local_world_size = (
+            world_size // hosts
+        )  # Where they are not even, a host with more has a rank that says so.
     else:
         local_world_size = _number(row, environ, local_names, "number of ranks on this host")
     return RankIdentity(row.launcher, rank, world_size, local_rank, local_world_size, row.affinity)
@@ -186,7 +206,7 @@ def _checked(identity: RankIdentity) -> RankIdentity:
 
 
 def read_slurm_cpus(environ: Mapping[str, str]) -> IdSet | None:
-    """The CPUs that Slurm has dealt out to the tasks of this node, all together; None when it does not say.
+    """Read the CPUs that Slurm has dealt to the tasks of this node, all together; None when it does not say.
 
     ``SLURM_CPU_BIND`` is such as ``quiet,mask_cpu:0x0F,0xF0`` or ``verbose,map_cpu:0,2*3``, one entry a task.
     """

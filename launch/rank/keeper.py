@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from launch.channel.client import Supervisor
 from launch.channel.messages import to_count
-from launch.system.process_tree import signal_group, sweep
+from launch.system.process_tree import reap_children, signal_group, sweep
 
 if TYPE_CHECKING:
     from launch.rank.output import Tee
 
 _SWEEP_LIMIT_S = 5.0
+_LOAD_S = 5.0
+"""How often a supervisor that the rank reaches over TCP hears what the program is at."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -54,6 +56,7 @@ class Keeper:
         self._kill_at: float | None = None
         self._senders: dict[int, str] = {}
         self._may_go = False
+        self._next_load = time.monotonic() + _LOAD_S
         self.why = ""
 
     def stay(self, is_elastic: bool) -> int:
@@ -90,7 +93,9 @@ class Keeper:
                 poller.register(fd, select.POLLIN)
         if supervisor is not None:
             poller.register(supervisor.fileno(), select.POLLIN)
-        wait_ms = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic()) * 1000
+        tells = supervisor is not None and not supervisor.sees_us and self._status is None
+        due = [at for at in (self._kill_at, self._next_load if tells else None) if at is not None]
+        wait_ms = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
         ready = {fd for fd, _ in poller.poll(wait_ms)}
         if self._alarm in ready:
             self._take_signals(os.read(self._alarm, 4096))
@@ -103,6 +108,20 @@ class Keeper:
             self._take_over()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill()
+        if tells and self._next_load <= time.monotonic():
+            self._tell_load()
+            if supervisor is not None and not supervisor.open:
+                self._lose()
+
+    def _tell_load(self) -> None:
+        """Say what the program is at to a supervisor that cannot see it."""
+        self._next_load = time.monotonic() + _LOAD_S
+        if self._supervisor is None or self._supervisor.sees_us:
+            return
+        from launch.system.process_load import read_load  # Few ranks need it.
+
+        if (load := read_load(self._program)) is not None:
+            self._supervisor.tell({"load": [load.is_stopped, load.cpu_s, load.at_s]})
 
     def _take_signals(self, numbers: bytes) -> None:
         for number in numbers:
@@ -112,13 +131,7 @@ class Keeper:
 
     def _reap(self) -> None:
         """Take the statuses of all that has ended: orphans of the program come to us too."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in reap_children():
             if pid == self._program:
                 self._take_end(status)
 
@@ -142,8 +155,11 @@ class Keeper:
             if number:
                 self._pass_on(number, "supervisor")
             self._may_go = self._may_go or message.get("leave") is True
-        if supervisor.open or self._may_go:
-            return
+        if not supervisor.open and not self._may_go:
+            self._lose()
+
+    def _lose(self) -> None:
+        """End the program once its supervisor is gone, or go on without one that never took it in."""
         if self._grace_s is not None or self._starter < 0:
             self._kill()  # Nothing of the job is to survive who has started it.
         else:
@@ -173,6 +189,8 @@ class Keeper:
         if number == signal.SIGKILL:
             self._kill()
             return
+        if number in _ENDING and sender == "supervisor":
+            self._tell_load()  # The signal ends what is stopped, too, and nobody could see it afterwards.
         signal_group(self._program, number)
         if number != signal.SIGSTOP:
             signal_group(self._program, signal.SIGCONT)

@@ -77,7 +77,7 @@ class Tee:
 
 
 def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
-    """A tee a stream, whose files lie in ``folder``.
+    """Open a tee per stream, whose files lie in ``folder``.
 
     Raises:
         UsageError: If the folder or a file cannot be written, or a file is none.

@@ -13,7 +13,7 @@ from launch.model.errors import JobError, PlanError, UsageError
 from launch.model.idset import format_ids, parse_ids
 from launch.model.lms_settings import read_lms_config
 from launch.model.plan import SHIM, RankPlan
-from launch.model.settings import PlanSettings, declared_options
+from launch.model.settings import QUIET, PlanSettings, declared_options, parse_switch
 from launch.plan_host.planner import HostRequest, plan_host
 from launch.rank.identity import RankIdentity, read_rank, read_slurm_cpus
 
@@ -51,7 +51,7 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
         planned = plan_host(machine, request)
     except PlanError as error:
         raise error.named_by(_ORIGINS) from None
-    if identity.local_rank == 0:
+    if identity.local_rank == 0 and not _is_quiet(environ):
         for warning in planned.warnings:
             sys.stderr.write(f"lmsrun: {warning}\n")
     rank = planned.ranks[identity.local_rank]
@@ -66,6 +66,14 @@ def plan_this_rank(command: Sequence[str], environ: Mapping[str, str]) -> RankPl
     return replace(
         rank, env={name: value for name, value in {**rank.env, **more}.items() if name not in left_out}
     )
+
+
+def _is_quiet(environ: Mapping[str, str]) -> bool:
+    """Say whether the user wants no warnings."""
+    try:
+        return parse_switch(environ.get(QUIET) or "off")
+    except ValueError as error:
+        raise UsageError(f"{QUIET} is {environ[QUIET]!r}; needed {error}") from None
 
 
 def plan_again(environ: Mapping[str, str]) -> str:
@@ -94,7 +102,7 @@ def _for_output(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _for_moves(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank of an elastic job needs to be bound anew: the planner, and the CPUs of the whole host."""
+    """Build what a rank of an elastic job needs to be bound anew: the planner, and the whole host's CPUs."""
     if not environ.get("HOROVOD_ELASTIC"):
         return {}
     told = {

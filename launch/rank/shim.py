@@ -133,7 +133,7 @@ def verify(expected: Expectation, found: FoundBinding) -> tuple[bool, list[str]]
 
 
 def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The argv to exec: ``.py`` and ``-m`` run under ``LMSRUN_PYTHON`` or this Python, the rest is in PATH.
+    """Resolve the argv to exec: ``.py`` and ``-m`` under ``LMSRUN_PYTHON`` or this Python, the rest by PATH.
 
     Raises:
         ProgramError: If it is not there or cannot be run.
@@ -154,7 +154,7 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
 
 
 def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
+    """Build the program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
     later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != BOOTSTRAP]
     path = [BOOTSTRAP, *(entry for entry in later if entry)]
     kept = {name: value for name, value in environ.items() if name != "LMSRUN_RANK_OUTPUT"}
@@ -284,7 +284,7 @@ def _warn_of_unbound(rank: RankPlan, environ: Mapping[str, str]) -> None:
 
 
 def _find(program: str, environ: Mapping[str, str]) -> str:
-    """The file that exec would run, or an error that says why there is none."""
+    """Find the file that exec would run, or raise an error that says why there is none."""
     if found := find_program(program, environ.get("PATH", os.defpath)):
         return found
     if os.path.dirname(program) and os.path.exists(program):

@@ -35,7 +35,7 @@ class Move:
 
 
 def read_moves(directory: Path, known: Set[str]) -> list[tuple[str, Move | None]]:
-    """The files of moves that have come beside those ``known`` by name, in the order in which they came.
+    """Read the files of moves that have come beside those ``known`` by name, in the order in which they came.
 
     None: what is in the file is no move; files arrive whole, so it will not become one.
     """
@@ -66,7 +66,7 @@ def describe_move(move: Move) -> str:
 
 
 def to_object(move: Move) -> dict[str, Any]:
-    """A move as ``receipts.json`` has it."""
+    """Convert a move to its form in ``receipts.json``."""
     return {**vars(move), "reasons": list(move.reasons), "notes": list(move.notes)}
 
 

@@ -59,7 +59,7 @@ def send_receipt(environ: Mapping[str, str], rank: int, stage: str, content: Map
 
 
 def format_lines(job_id: str, rank: int, stage: str, content: Mapping[str, object]) -> bytes:
-    """The lines that carry one receipt; the job's random id in them is known to this job's ranks only."""
+    """Format the lines that carry one receipt; only the ranks of this job know the random id in them."""
     text = json.dumps(dict(content))
     parts = [text[start : start + PART_CHARS] for start in range(0, len(text), PART_CHARS)]
     head = MARK + f"{job_id} {rank} {stage} ".encode()
@@ -84,7 +84,7 @@ def compare_binding(
 
 
 def short_text(value: object) -> str | None:
-    """A short printable text, or None: receipts end up on a terminal."""
+    """Make a text short and printable; None for what is no text: receipts end up on a terminal."""
     if not isinstance(value, str):
         return None
     return printable(value[:300])

@@ -71,7 +71,7 @@ class Failure:
 
 
 def read_first_failure(directory: Path) -> Failure | None:
-    """The first failure that was reported, by the time at which its receipt arrived here."""
+    """Read the first failure that was reported, by the time at which its receipt arrived here."""
     arrived = []
     for path in directory.glob(f"rank-*.{END}.json"):
         content = read_object(path) or {}
@@ -97,7 +97,7 @@ def read_leaving_before(directory: Path, rank: int, others: Set[int]) -> frozens
 
 
 def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:
-    """The plan of a rank that planned for itself on its own machine: what it found verified at its start.
+    """Adopt for the plan what a rank that planned for itself on its own machine found verified at its start.
 
     The launcher's plan assumed what that machine is like; only what changes later is a fault.
     """
@@ -157,7 +157,7 @@ def judge_ranks(
 def to_json(
     job_id: str, receipts: Sequence[RankReceipt], moves: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The content of ``receipts.json``; ``moves`` are those of an elastic job."""
+    """Build the content of ``receipts.json``; ``moves`` are those of an elastic job."""
     ranks = [_to_object(receipt) for receipt in receipts]
     return {"schema": SCHEMA, "job_id": job_id, "ranks": ranks, **({"moves": list(moves)} if moves else {})}
 
@@ -209,7 +209,7 @@ def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, li
 
 
 def _describe_apart(init: Mapping[str, Any], world_size: int | None) -> str | None:
-    """What to say of ranks that have not found each other: under a foreign MPI each is a job of its own."""
+    """Describe ranks that have not found each other: under a foreign MPI each is a job of its own."""
     who, found = "Horovod", to_number(init.get("hvd_size"))
     if found is None:
         who, found = "MultiWorkerMirroredStrategy", to_number(init.get("tf_size"))
@@ -238,7 +238,7 @@ def _lms_text(framework: Mapping[str, Any]) -> str:
 def _gpu_text(plan: RankPlan) -> str | None:
     if plan.gpu is None:
         return None
-    return " ".join(filter(None, [plan.gpu.pci_bus_id, plan.gpu.name]))
+    return " ".join(filter(None, [plan.gpu.address, plan.gpu.name]))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -264,11 +264,11 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def to_texts(value: Any) -> tuple[str, ...]:
-    """The short printable texts of a receipt's list."""
+    """Collect the texts of a receipt's list, short and printable."""
     items = value if isinstance(value, list) else []
     return tuple(text for item in items[:64] if (text := short_text(item)) is not None)
 
 
 def to_number(value: Any) -> int | None:
-    """A receipt's whole number, or None."""
+    """Accept a receipt's whole number; None for all else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -40,7 +40,7 @@ class ReceiptSieve:
         self._parts: dict[tuple[str, int], dict[int, bytes]] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to pass on; what may be the start of a receipt is held back until its line is whole."""
+        """Return the bytes to pass on; hold what may be the start of a receipt until its line is whole."""
         data, passed = self._held + data, b""
         while (start := data.find(MARK)) >= 0:
             before, after = data[:start], data[start:]
@@ -58,7 +58,7 @@ class ReceiptSieve:
         return passed + data[:whole]
 
     def finish(self) -> bytes:
-        """What was held back and turned out to be no receipt."""
+        """Return what was held back and turned out to be no receipt."""
         rest, self._held = self._held, b""
         return rest
 
@@ -80,7 +80,7 @@ class ReceiptSieve:
         return True
 
     def _join(self, name: str, number: int, count: int, part: bytes) -> bytes | None:
-        """The whole receipt, once all of its parts are here."""
+        """Join the receipt once all of its parts are here."""
         if count == 1:
             return part if number == 0 else None
         if not number < count <= _MAX_PARTS or self._waiting >= _MAX_WAITING:

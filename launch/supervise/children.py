@@ -16,6 +16,7 @@ from launch.supervise.rendezvous import LOOPBACK, Rendezvous, free_port, slot_en
 from launch.supervise.streams import Sieve
 from launch.system.exit_status import describe_rank, explain_crash
 from launch.system.ports import REUSE, likely_free_port, port_of, reserve_port
+from lms.config import REPORT_VARIABLE
 
 if TYPE_CHECKING:
     from launch.channel.server import RankChannel
@@ -141,11 +142,12 @@ class ForeignLauncher:
         """See ``Children``."""
         from launch.channel.server import RankChannel  # Jobs of our own ranks need no sockets and hashes.
 
-        self.channel = RankChannel(files.job_id, len(self._ranks), self._options.grace_period_s, self.elastic)
+        key, grace_s = self._command.control_key or files.job_id, self._options.grace_period_s
+        self.channel = RankChannel(key, len(self._ranks), grace_s, self.elastic)
         environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
         if self._command.only_here:
             environ[VARIABLE] = self.channel.listen_here(files.receipt_dir)
-        elif not self._command.shows_environ:  # Else whoever reads it could speak for a rank.
+        elif not self._command.shows_environ:  # Else whoever reads the id could speak for a rank.
             environ[VARIABLE] = self.channel.listen_for(dict.fromkeys(rank.host for rank in self._ranks))
         yield Child(0, self._command.argv, environ, reads_stdin=self._options.stdin is not None)
 
@@ -190,7 +192,7 @@ def choose_children(plan: LaunchPlan, options: JobOptions) -> Children:
 def _rank_environ(
     plan: RankPlan, meeting: Mapping[str, str], options: JobOptions, files: JobFiles
 ) -> dict[str, str]:
-    """The whole environment of one rank: inherited, then the launcher's, then the plan's (``-x`` wins).
+    """Build one rank's whole environment: inherited, then the launcher's, then the plan's (``-x`` wins).
 
     Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
     """
@@ -199,10 +201,18 @@ def _rank_environ(
         **options.environ,
         **({"LMSRUN_VERBOSE": "1"} if options.verbose else {}),
         **meeting,
+        **_report_env(options, files),
         **plan.env,
         "LMSRUN_JOB_ID": files.job_id,
         "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),
     }
+
+
+def _report_env(options: JobOptions, files: JobFiles) -> dict[str, str]:
+    """Ask for the report of Large Model Support, unless the user wants it elsewhere."""
+    if files.record_dir is None or options.environ.get(REPORT_VARIABLE):
+        return {}
+    return {REPORT_VARIABLE: os.path.abspath(files.record_dir)}
 
 
 def _tf_env(workers: Sequence[str], rank: int) -> dict[str, str]:
@@ -210,7 +220,7 @@ def _tf_env(workers: Sequence[str], rank: int) -> dict[str, str]:
 
 
 def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, port: int) -> dict[str, str]:
-    """The environment of another launcher: without what must not leave this host, with what ranks need."""
+    """Build another launcher's environment: without what must not leave this host, with what ranks need."""
     without = {*command.unset, VARIABLE, "LMSRUN_TF_PORT"}
     inherited = {name: value for name, value in options.environ.items() if name not in without}
     return {
@@ -220,6 +230,7 @@ def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, 
         "MASTER_PORT": str(free_port()),
         "LMSRUN_TF_PORT": str(likely_free_port()),
         **inherited,
+        **_report_env(options, files),
         **command.env,
         "LMSRUN_JOB_ID": files.job_id,
         "LMSRUN_RECEIPT_DIR": str(files.receipt_dir),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import JobError, UsageError
+from launch.model.plan import LaunchPlan
+from launch.receipts.running_note import write_running_note
 from launch.system.output_file import open_output
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ class JobOptions:
 
     grace_period_s: float = 10.0
     output_dir: Path | None = None
+    job_dir: Path | None = None
+    """The whole job's, whose ``receipts.json`` speaks of the last attempt; None: ``output_dir``."""
+    earlier: tuple[Mapping[str, object], ...] = ()
+    """How the attempts before this one went, for ``receipts.json``."""
+    record_dir: Path | None = None
+    """Where ``receipts.json`` and the ranks' reports go although no output is kept; None: ``output_dir``."""
     tag_output: bool | None = None
     """None: tags when there is more than one rank."""
     numa: str = "auto"
@@ -44,6 +52,8 @@ class JobOptions:
     """What the ranks inherit."""
     command_line: tuple[str, ...] = ()
     """What the user typed, for ``receipts.json``, without what may be a secret."""
+    title: str = ""
+    """The program and its arguments, for people who look at running jobs."""
     timestamps: bool = False
     """Whether each line of the ranks begins with the time."""
     quiet: bool = False
@@ -56,6 +66,8 @@ class JobOptions:
     """The launcher that starts the ranks instead of us; None: they are our own children."""
     stdout_fd: int = 1
     stderr_fd: int = 2
+    words_fd: int | None = None
+    """A file for what lmsrun itself says, also the last lines of the rank that failed; None: none."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ class JobFiles:
     output_dir: Path | None
     file_limit: tuple[int, int]
     """The caller's limit of open files, which the ranks get back."""
+    record_dir: Path | None = None
+    """Where ``receipts.json`` and the ranks' reports go."""
 
 
 def open_job(names: Mapping[int, str], options: JobOptions, connections: int = 0) -> JobFiles:
@@ -87,20 +101,25 @@ def open_job(names: Mapping[int, str], options: JobOptions, connections: int = 0
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
-    return JobFiles(job_id, temporary / f"lmsrun-{job_id}", output_fds, options.output_dir, file_limit)
+    record_dir = options.record_dir or options.output_dir
+    receipt_dir = temporary / f"lmsrun-{job_id}"
+    return JobFiles(job_id, receipt_dir, output_fds, options.output_dir, file_limit, record_dir)
 
 
-def make_receipt_folder(files: JobFiles, ranks: int) -> None:
-    """Make the receipts' private folder, which whoever calls this has to remove.
+def make_receipt_folder(files: JobFiles, plan: LaunchPlan, options: JobOptions) -> None:
+    """Make the receipts' private folder, with a note of the job in it; whoever calls this has to remove it.
 
     Raises:
         JobError: If there is no place for it.
     """
     try:
         files.receipt_dir.mkdir(mode=0o700)
-        _check_room(files.receipt_dir, ranks)
+        _check_room(files.receipt_dir, len(plan.ranks))
+        write_running_note(files.receipt_dir, options.title, options.output_dir, plan.ranks, os.getpid())
     except OSError as error:
         with suppress(OSError):
+            for path in files.receipt_dir.iterdir():
+                path.unlink()
             files.receipt_dir.rmdir()
         raise JobError(
             f"cannot make a folder for receipts in {files.receipt_dir.parent}: {error.strerror}; "

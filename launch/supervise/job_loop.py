@@ -17,6 +17,7 @@ from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
+from launch.supervise.receipt_watch import Outcome
 from launch.supervise.rendezvous import Rendezvous
 from launch.supervise.streams import (
     Console,
@@ -30,7 +31,7 @@ from launch.supervise.streams import (
 )
 from launch.system.exit_status import describe_rank, describe_status, signal_name
 from launch.system.process_load import Load, read_load
-from launch.system.process_tree import signal_group, sweep
+from launch.system.process_tree import reap_children, signal_group, sweep
 
 _SWEEP_LIMIT_S = 5.0
 _QUIET_S = 10.0
@@ -44,6 +45,8 @@ _FORWARDED = {
     signal.SIGTSTP: signal.SIGSTOP,
     signal.SIGCONT: signal.SIGCONT,
 }
+_KEPT_LINES = 12
+"""Of the rank that failed, in ``receipts.json``."""
 _TAG_COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -75,7 +78,7 @@ class JobLoop:
         (self._front, self._guard), self._handled = above, {*passed, signal.SIGTERM, signal.SIGCHLD}
         self._pids: dict[int, int] = {}
         self._streams: list[RankStream] = []
-        self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd)
+        self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd, options.words_fd)
         self._has_launcher = options.command is not None
         grace_s, elastic = options.grace_period_s, children.elastic
         self._end = JobEnd(plan.world_size, self, grace_s, time.monotonic, self._has_launcher, elastic)
@@ -234,23 +237,17 @@ class JobLoop:
                 self._culprits = self._culprits or self._name_culprits()
                 self._end.take_ending_signal(number)
         if os.getppid() != self._guard:
-            self._end.hurry()
+            self._end.abandon("")  # The front says why.
         self._reap()
 
     def _front_is_gone(self) -> None:
         os.close(self._front)
         self._front = -1
-        self._end.hurry()
+        self._end.abandon("lmsrun itself was killed; the job was ended")
 
     def _reap(self) -> None:
         numbers = {pid: number for number, pid in self._pids.items()}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in reap_children():
             if pid in numbers:
                 self._child_ended(numbers[pid], status)
 
@@ -315,17 +312,21 @@ class JobLoop:
             self._note(f"warning: {stall.line}")
 
     def _read_loads(self) -> dict[int, Load]:
-        """What the ranks that can be seen from here are at."""
-        pids = self._pids if self._children.channel is None else self._children.channel.programs
-        found = {rank: read_load(pid) for rank, pid in pids.items() if rank in self._end.running}
-        return {rank: load for rank, load in found.items() if load is not None}
+        """Read what the ranks on this host are at; those elsewhere have told it."""
+        channel = self._children.channel
+        pids, told = (self._pids, {}) if channel is None else (channel.programs, channel.loads())
+        found = told | {rank: load for rank, pid in pids.items() if (load := read_load(pid)) is not None}
+        return {rank: load for rank, load in found.items() if rank in self._end.running}
 
     def _name_culprits(self, failed: int | None = None) -> str:
         """Name the ranks that others wait for; in ``hvd.init()`` only when that goes wrong."""
         arrived = self._rendezvous.arrived
         is_clear = failed in arrived if failed is not None else self._stall.quiet_s > _QUIET_S
         ranks = self._end.running | ({failed} if failed is not None else set())
-        return name_culprits(ranks, self._read_loads(), arrived if is_clear else set())
+        named = name_culprits(ranks, self._read_loads(), arrived if is_clear else set())
+        if self._children.channel is not None:
+            self._children.channel.forget_loads()  # What is told next answers the signal that ends the job.
+        return named
 
     # Orders of ``JobEnd``
 
@@ -375,32 +376,53 @@ class JobLoop:
         self._look_at_receipts(late=True)
         if left:
             self._note(f"error: processes {', '.join(map(str, left))} cannot be killed")
-        code = self._conclude()
-        self._receipts.conclude(code, self._end.statuses)
-        code = code or int(self._receipts.lost)
+        outcome = self._conclude()
+        self._receipts.conclude(outcome)
+        code = outcome.exit_code or int(self._receipts.lost)
         for console in self._consoles():
             self._flush(console, wakeup)
         return code
 
-    def _conclude(self) -> int:
+    def _conclude(self) -> Outcome:
         """Say the last line and decide the exit code."""
         verdict = self._ask_for_first_failure(self._end.verdict)
         if verdict is not None:
             if verdict.line:
                 self._repeat_last_lines(verdict.rank)
-                culprits = f"; {self._culprits}" if self._culprits else ""
+                channel = self._children.channel
+                told = {} if channel is None or verdict.exit_code == _STALLED else channel.loads()
+                named = self._culprits or name_culprits(told.keys(), told, set())
+                culprits = f"; {named}" if named else ""
                 early, log = self._say_left_early(verdict.rank), self._name_log(verdict.rank)
                 self._note(verdict.line + early + culprits + log)
-            return verdict.exit_code
+            last = self._last_lines_of(verdict.rank)
+            return Outcome(verdict.exit_code, self._end.statuses, verdict.line, verdict.rank, last)
         if self._end.signalled is not None:
-            self._note(f"ended by {signal_name(self._end.signalled)}")
-            return 0
-        lost = self._receipts.lost or any(stream.file_error is not None for stream in self._streams)
-        return 1 if lost else 0
+            line = f"ended by {signal_name(self._end.signalled)}"
+            self._note(line)
+            return Outcome(0, self._end.statuses, line)
+        unsaved = next((stream for stream in self._streams if stream.file_error is not None), None)
+        cause = f"{unsaved.file_name} could not be written" if unsaved else ""
+        return Outcome(int(self._receipts.lost or unsaved is not None), self._end.statuses, cause)
+
+    def _last_lines_of(self, failed: int | None) -> Sequence[str]:
+        """Read what a rank wrote last, or the launcher that carries its output: errors if there are any."""
+        child = 0 if self._has_launcher else failed
+        if child is None:
+            return ()
+        name = self._children.names[child]
+        written = {stream.file_name: read_last_lines(stream.last, _KEPT_LINES) for stream in self._streams}
+        return written[f"{name}.stderr"] or written[f"{name}.stdout"]
 
     def _repeat_last_lines(self, failed: int | None) -> None:
         """Say once more what the rank that failed wrote last, if others have written since."""
-        if failed is None or not self._children.mixed or self._options.quiet:
+        if failed is None or self._options.quiet:
+            return
+        if self._options.words_fd is not None:  # nothing else of the ranks was on the terminal
+            if lines := self._last_lines_of(failed):
+                self._note("\n  ".join([f"the last lines of rank {failed}:", *lines]))
+            return
+        if not self._children.mixed:
             return
         name = f"{self._children.names[failed]}.stderr"
         own = next(stream for stream in self._streams if stream.file_name == name)

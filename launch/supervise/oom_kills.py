@@ -44,7 +44,7 @@ def read_memory_counters(tree: Tree | None = None) -> MemoryCounters:
 
 
 def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan) -> str:
-    """What the kernel did about memory between two readings, as the end of a sentence, or empty."""
+    """Explain what the kernel did about memory between two readings, as the end of a sentence, or empty."""
     struck = [name for name, count in after.kills.items() if count > before.kills.get(name, count)]
     if struck:
         # A cgroup kill counts for the machine too; the narrower reason is the better one.

@@ -33,7 +33,7 @@ def become_child(
     handled: set[signal.Signals],
     files: JobFiles,
 ) -> None:
-    """The child's side of the fork: own session, a death tied to the supervisor's, plain signals, exec."""
+    """Run the child's side of the fork: own session, death tied to the supervisor's, plain signals, exec."""
     code = 126
     try:
         os.setsid()

@@ -1,14 +1,13 @@
 """The receipts of a running job towards the user: looked at in time, one table, told moves, one file."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt
 from launch.supervise.children import Children
 from launch.supervise.job import JobFiles, JobOptions
-from launch.supervise.receipt_watch import LAST, ReceiptWatch
+from launch.supervise.receipt_watch import LAST, Outcome, ReceiptWatch
 from launch.supervise.streams import Console
 
 _POLL_S = 0.1
@@ -69,7 +68,7 @@ class ReceiptDisplay:
         settled = self._watch.settled or late or now >= self._watch.due
         refusal = self._watch.refusal(settled)
         if settled and self._is_worth_a_table(late):
-            self._show()
+            self._show(frozenset(statuses))
             if self._is_elastic:
                 self._tell_moves()
         return refusal
@@ -84,8 +83,10 @@ class ReceiptDisplay:
     def _watching(self) -> bool:
         return not self._watch.over or self._is_elastic
 
-    def _show(self) -> None:
-        if not self._quiet or any(receipt.verified is False for receipt in self._watch.receipts):
+    def _show(self, ended: Set[int]) -> None:
+        # A rank that ended before its receipt is not bound wrongly, and the job's last line speaks of it.
+        unverified = [receipt for receipt in self._watch.receipts if receipt.verified is False]
+        if not self._quiet or any("start" in one.stages or one.rank not in ended for one in unverified):
             self._print()
         self._save()
         self._shown = self._watch.level
@@ -101,14 +102,14 @@ class ReceiptDisplay:
                 self._console.note(f"lmsrun: {line}")
             self._save()
 
-    def conclude(self, exit_code: int, statuses: Mapping[int, int]) -> None:
+    def conclude(self, outcome: Outcome) -> None:
         """Write down how the job ended."""
         if not self.lost:
-            self._save(exit_code, statuses)
+            self._save(outcome)
 
-    def _save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
+    def _save(self, outcome: Outcome | None = None) -> None:
         try:
-            self._watch.save(exit_code, statuses)
+            self._watch.save(outcome)
         except OSError as error:
             self.lost = True
             self._console.note(f"lmsrun: error: cannot write {error.filename}: {error.strerror}")

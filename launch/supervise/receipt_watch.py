@@ -4,9 +4,11 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from launch.model.plan import LaunchPlan
 from launch.receipts.elastic_moves import Move, describe_move, read_moves, to_object
@@ -18,6 +20,34 @@ from launch.system.exit_status import describe_rank, describe_status, exit_code_
 
 LAST = len(STAGES) - 1
 """The place of the last stage."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tell how a job ended, for ``receipts.json``."""
+
+    exit_code: int
+    statuses: Mapping[int, int]
+    """Wait statuses of the ranks."""
+    cause: str = ""
+    """The line that says why the job ended; empty where it ended well."""
+    rank: int | None = None
+    """The rank that failed first."""
+    last_lines: Sequence[str] = ()
+    """The lines that this rank wrote last."""
+
+    def to_object(self) -> dict[str, Any]:
+        """Convert to what ``receipts.json`` says of it."""
+        cause = {"line": self.cause, "rank": self.rank, "last_lines": list(self.last_lines)}
+        return {
+            "ended": _moment(time.time()),
+            "exit_code": self.exit_code,
+            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(self.statuses.items())},
+            "cause": cause if self.cause else None,
+        }
+
+
+_NOT_ENDED = {"ended": None, "exit_code": None, "exit_codes": None, "cause": None}
 
 
 class ReceiptWatch:
@@ -95,37 +125,42 @@ class ReceiptWatch:
             if (move.is_elsewhere if move.was_local else (move.host, move.pid) not in first)
         ]
 
-    def save(self, exit_code: int | None = None, statuses: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Write ``receipts.json`` into the output folder, if there is one.
+    def save(self, outcome: Outcome | None = None) -> None:
+        """Write ``receipts.json`` into the folder for it, if there is one.
 
         Args:
-            exit_code: The job's, when it is over.
-            statuses: Wait statuses of the ranks, then.
+            outcome: How the job ended, when it is over.
 
         Raises:
             OSError: If it cannot be written.
         """
-        if self._files.output_dir is None:
+        if self._files.record_dir is None:
             return
-        path = self._files.output_dir / RECEIPTS
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         document = to_json(self._files.job_id, self.receipts, [to_object(move) for move in self._moves])
         document |= {
             "command": list(self._options.command_line),
             "host": os.uname().nodename,
             "versions": _read_versions(),
             "started": _moment(self._started_s),
-            "ended": None if exit_code is None else _moment(time.time()),
-            "exit_code": exit_code,
-            "exit_codes": {str(rank): exit_code_of(status) for rank, status in sorted(statuses.items())},
+            **(_NOT_ENDED if outcome is None else outcome.to_object()),
+            "attempt": len(self._options.earlier),
+            "earlier_attempts": list(self._options.earlier),
         }
-        try:
-            draft.write_text(json.dumps(document, indent=1) + "\n")
-            os.replace(draft, path)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            # A write that fails names no file.
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        text = json.dumps(document, indent=1) + "\n"
+        for folder in {self._files.record_dir, self._options.job_dir or self._files.record_dir}:
+            _write_whole(folder / RECEIPTS, text)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        # A write that fails names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _level_of(receipt: RankReceipt) -> int:
@@ -138,7 +173,7 @@ def _moment(seconds: float) -> str:
 
 
 def _read_versions() -> dict[str, str]:
-    """What is installed for this Python, which runs the ranks unless ``--python`` says otherwise."""
+    """Read what is installed for this Python, which runs the ranks unless ``--python`` says otherwise."""
     from importlib import metadata  # Only a job whose output is kept pays for it.
 
     versions = {"python": platform.python_version()}

@@ -33,7 +33,7 @@ class Slot:
 
 
 def number_slots(ranks: Sequence[RankPlan]) -> tuple[Slot, ...]:
-    """Number the ranks of a job as Horovod does: the cross rank counts hosts that have this local rank."""
+    """Assign a job's ranks Horovod's numbers: the cross rank counts hosts that have this local rank."""
     local_size: dict[str, int] = {}
     for rank in ranks:
         local_size[rank.host] = local_size.get(rank.host, 0) + 1
@@ -56,7 +56,7 @@ def number_slots(ranks: Sequence[RankPlan]) -> tuple[Slot, ...]:
 
 
 def slot_env(slot: Slot, port: int, master_port: int) -> dict[str, str]:
-    """The variables of one rank: Horovod's Gloo contract, and those that other frameworks read."""
+    """Build the variables of one rank: Horovod's Gloo contract, and those that other frameworks read."""
     return {
         **gloo_env(slot, port),
         "RANK": str(slot.rank),
@@ -87,7 +87,7 @@ def gloo_env(slot: Slot, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on at the moment, for MASTER_PORT."""
+    """Find a port of loopback that nothing listens on at the moment, for MASTER_PORT."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((LOOPBACK, 0))
@@ -117,7 +117,7 @@ class Rendezvous:
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
-        """The descriptor to watch for the first connection; -1 once that has come."""
+        """Return the descriptor to watch for the first connection; -1 once that has come."""
         return -1 if self._thread is not None else self._socket.fileno()
 
     def serve(self) -> None:

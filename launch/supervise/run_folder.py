@@ -1,18 +1,20 @@
 """A folder for the output of each job, below the one that the user named: no job writes over another."""
 
+import json
 import os
 import secrets
 import time
 from pathlib import Path
 
 from launch.model.errors import UsageError
+from launch.supervise.job import RECEIPTS
 
 LATEST = "latest"
 """The link beside the jobs' folders that leads to the last one."""
 
 
 def name_run_folder(output_dir: str, name: str, now_s: float) -> Path:
-    """A folder that is not there yet.
+    """Name a folder that is not there yet.
 
     Args:
         output_dir: The user's folder.
@@ -59,6 +61,33 @@ def remove_unused(folder: Path) -> None:
     link = folder.parent / LATEST
     if link.is_symlink() and os.readlink(link) == folder.name:
         link.unlink()
+
+
+def set_aside(folder: Path, attempt: int) -> dict[str, object]:
+    """Keep an attempt's receipts where the next one's take their place, and sum the attempt up.
+
+    Args:
+        folder: The whole job's.
+        attempt: Counted from 0; all but the first have folders, and receipts, of their own.
+
+    Returns:
+        What the next attempt's ``receipts.json`` says of it.
+    """
+    kept = f"receipts-{attempt}.json" if attempt == 0 else f"{restart_folder(attempt)}/{RECEIPTS}"
+    try:
+        if attempt == 0:
+            os.replace(folder / RECEIPTS, folder / kept)
+        document = json.loads((folder / kept).read_text())
+    except (OSError, ValueError):
+        # That it could not be written was told.
+        return {"attempt": attempt}
+    told = ("started", "ended", "exit_code", "exit_codes")
+    return {"attempt": attempt, "receipts": kept, **{name: document.get(name) for name in told}}
+
+
+def restart_folder(attempt: int) -> str:
+    """Name the folder of a restart below the job's."""
+    return f"restart-{attempt}"
 
 
 def _refuse_others_link(output_dir: Path) -> None:

@@ -49,10 +49,10 @@ class Sieve(Protocol):
     """Takes out of a stream what is not meant for people."""
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to pass on."""
+        """Return the bytes to pass on."""
 
     def finish(self) -> bytes:
-        """What was held back, at the end of the stream."""
+        """Return what was held back, at the end of the stream."""
 
 
 class Sink:
@@ -117,7 +117,7 @@ class Sink:
 
 
 def _open_to_write(fd: int) -> tuple[int, int]:
-    """The descriptor to write to, and how many bytes go at once without blocking for long.
+    """Open the descriptor to write to; tell how many bytes go at once without blocking for long.
 
     A pipe is opened a second time: O_NONBLOCK then belongs to us alone. One of another user's cannot be.
     """
@@ -142,8 +142,9 @@ class Console:
     ends.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+    def __init__(self, sink: Sink, words_fd: int | None = None) -> None:
+        """Write to ``sink``; what the launcher itself says also to the file ``words_fd``, if there is one."""
+        self.sink, self._words_fd = sink, words_fd
         self._open_by: object = None
 
     def put(self, source: "TaggedStream", piece: bytes) -> None:
@@ -180,7 +181,11 @@ class Console:
     def note(self, text: str) -> None:
         """Write lines of the launcher itself."""
         self._close_line(None)
-        self.sink.write(text.encode(errors="backslashreplace") + b"\n")
+        line = text.encode(errors="backslashreplace") + b"\n"
+        self.sink.write(line)
+        if self._words_fd is not None:
+            with suppress(OSError):  # a copy for people, of what the sink has as well
+                os.write(self._words_fd, line)
 
     def finish(self) -> None:
         """End a line that a progress bar left open."""
@@ -218,7 +223,7 @@ class TaggedStream:
         return self.tag if self.clock is None else self.clock() + self.tag
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that are complete now: each ends in a newline or a lone carriage return."""
+        """Yield the pieces that are complete now: each ends in a newline or a lone carriage return."""
         *lines, rest = (self.rest + data).split(b"\n")
         self.rest = b""
         for line in lines:
@@ -235,7 +240,7 @@ class TaggedStream:
         return text[:end]
 
     def finish(self) -> Iterator[bytes]:
-        """What is left at the end, as a line."""
+        """Yield what is left at the end, as a line."""
         if self.rest or self.held:
             rest, self.rest = self.rest, b""
             yield rest + b"\n"
@@ -351,18 +356,18 @@ def read_last_lines(text: bytes, count: int = 6) -> list[str]:
     return [line for line in whole if line.strip()][-count:]
 
 
-def open_consoles(stdout_fd: int, stderr_fd: int) -> tuple[Console, Console]:
+def open_consoles(stdout_fd: int, stderr_fd: int, words_fd: int | None = None) -> tuple[Console, Console]:
     """Consoles for both descriptors: the same one when both lead to one place, so that lines stay whole."""
-    out = Console(Sink(stdout_fd))
+    out = Console(Sink(stdout_fd), words_fd)
     try:
         same = os.path.samestat(os.fstat(stdout_fd), os.fstat(stderr_fd))
     except OSError:
         same = False
-    return out, out if same else Console(Sink(stderr_fd))
+    return out, out if same else Console(Sink(stderr_fd), words_fd)
 
 
 def open_pipe() -> tuple[int, int]:
-    """A pipe for a rank's output, as large as the kernel lets this user have it."""
+    """Open a pipe for a rank's output, as large as the kernel lets this user have it."""
     reading, writing = os.pipe()
     with suppress(OSError):
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -370,7 +375,7 @@ def open_pipe() -> tuple[int, int]:
 
 
 def poll(reading: list[int], writing: list[int], timeout_s: float | None) -> set[int]:
-    """The descriptors that are ready (or broken); regular files always are."""
+    """Poll descriptors; return those that are ready (or broken), which regular files always are."""
     poller = select.poll()
     for fd in reading:
         poller.register(fd, select.POLLIN)

@@ -24,6 +24,7 @@ from launch.supervise.rank_process import fork_process
 from launch.system.exit_status import signal_name
 from launch.system.process_name import rename_process
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
+from launch.system.program_signals import PASSED_ON
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -34,16 +35,8 @@ __all__ = ["JobOptions", "run_job"]
 
 RenderReceipts = Callable[[Sequence[RankReceipt]], str]
 
-_PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTSTP,
-    signal.SIGCONT,
-)
+_PASSED_ON = (*PASSED_ON, signal.SIGTSTP)
+"""Ctrl-Z stops the ranks, too."""
 _SWEEP_S = 5.0
 _GUARD_NAME = "job-guard"
 
@@ -81,7 +74,7 @@ def run_job(
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         # Not before: a Ctrl-C in between would leave it behind.
-        make_receipt_folder(files, len(plan.ranks))
+        make_receipt_folder(files, plan, options)
         spare = frozenset(read_children(os.getpid()))
         adopt_orphans()
         alive, held = os.pipe()
@@ -110,7 +103,7 @@ def _guard(
     passed: set[signal.Signals],
     rank_failed: "mmap | None",
 ) -> NoReturn:
-    """The guard's whole life; the pipe ``front`` ends when the front does."""
+    """Run the guard from its start to its exit; the pipe ``front`` ends when the front does."""
     code = 1
     try:
         # Its own session: a terminal's Ctrl-C then comes once, through the front.
@@ -142,7 +135,7 @@ def _supervise(
     passed: set[signal.Signals],
     rank_failed: "mmap | None",
 ) -> NoReturn:
-    """The supervisor's whole life."""
+    """Run the supervisor from its start to its exit."""
     code = 1
     try:
         os.setsid()
@@ -186,7 +179,7 @@ def _pass_signals(child: int, passed: set[signal.Signals], is_front: bool = Fals
 
 
 def _end_of(name: str, status: int) -> int:
-    """The exit code of a process that ended so; who was killed is told."""
+    """Return the exit code of a process that ended so; tell who was killed."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         _say(f"the {name} was killed by {signal_name(-code)}; the job was ended")

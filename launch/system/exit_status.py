@@ -12,7 +12,7 @@ _LIMITED = ("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB")
 
 
 def describe_status(status: int) -> str:
-    """A wait status in words: ``exited with code 7``, ``was killed by SIGSEGV (signal 11)``."""
+    """Describe a wait status: ``exited with code 7``, ``was killed by SIGSEGV (signal 11)``."""
     if not os.WIFSIGNALED(status):
         return f"exited with code {os.waitstatus_to_exitcode(status)}"
     core = ", core dumped" if os.WCOREDUMP(status) else ""
@@ -20,7 +20,7 @@ def describe_status(status: int) -> str:
 
 
 def explain_crash(status: int, environ: Mapping[str, str], framework: Mapping[str, Any]) -> str:
-    """What may have made a rank crash under Large Model Support, as the end of a sentence, or empty.
+    """Explain what may have made a rank crash under Large Model Support, as the end of a sentence, or empty.
 
     Some of oneDNN's kernels do not look whether they got the memory that they asked for, and end the process
     where TensorFlow would raise an error.
@@ -40,19 +40,20 @@ def explain_crash(status: int, environ: Mapping[str, str], framework: Mapping[st
         return ""
     return (
         f"; at the limit of the CPU device ({_LIMITED[1]}={environ[_LIMITED[1]]}) oneDNN may end a process "
-        "so when memory runs out: try LMS_MARGIN=0.2, LMS_POLICY=all or a smaller batch"
+        "so when memory runs out: try LMS_MARGIN=0.2, LMS_POLICY=all or a smaller batch; with "
+        "TF_ENABLE_ONEDNN_OPTS=0 TensorFlow says what had no room"
     )
 
 
 def exit_code_of(status: int) -> int:
-    """A shell's exit code for a wait status: the code itself, or 128 + signal."""
+    """Convert a wait status to a shell's exit code: the code itself, or 128 + signal."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
 
 def describe_rank(plan: RankPlan) -> str:
     """Such as ``rank 1 on localhost (GPU 0004:05:00.0)``."""
-    gpu = "no GPU" if plan.gpu is None else f"GPU {plan.gpu.pci_bus_id}"
+    gpu = "no GPU" if plan.gpu is None else f"GPU {plan.gpu.address}"
     return f"rank {plan.rank} on {plan.host} ({gpu})"
 
 

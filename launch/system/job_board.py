@@ -39,7 +39,11 @@ _MAX_GPUS = 256
 
 
 class JobBoard:
-    """The folder in which jobs are written down; without one, nothing is read and nothing written."""
+    """The folder in which jobs are written down; without one, nothing is read and nothing written.
+
+    Attributes:
+        is_crowded: Whether the last reading found more names than it looks at, so that jobs may be hidden.
+    """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Open the first folder that can be had.
@@ -47,6 +51,7 @@ class JobBoard:
         Args:
             folders: Where to look, best first; each is made if it is missing.
         """
+        self.is_crowded = False
         self._fd = next((fd for fd in map(_open_folder, folders) if fd is not None), None)
 
     @property
@@ -85,6 +90,7 @@ class JobBoard:
         parser, found = IdParser(), []
         with os.scandir(self._fd) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES) if _is_to_read(entry))
+            self.is_crowded = next(entries, None) is not None
         for name in names:
             if name != f"{own}.json" and (job := _read_job(self._fd, name, parser)) is not None:
                 found.append(job)

@@ -9,7 +9,7 @@ REMEDY = "add a line 'ADDRESS NAME' to /etc/hosts"
 
 
 def resolve_name(name: str, limit_s: float = LIMIT_S) -> str | None:
-    """The first address of a host name; None when there is none, or none in time.
+    """Look up the first address of a host name; None when there is none, or none in time.
 
     Args:
         name: The host's name, as ``uname`` gives it.

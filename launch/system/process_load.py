@@ -1,6 +1,8 @@
 """What the processes below one are at: stopped, computing, or waiting."""
 
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +20,14 @@ class Load:
     """Whether one of them is, by a signal or a debugger."""
     cpu_s: float
     """Seconds of CPU that they have used."""
+    at_s: float = 0.0
+    """When that was, by the clock of their host."""
 
 
-def read_load(pid: int, proc: Path = Path("/proc")) -> Load | None:
-    """Look at a process and its descendants; None when it is gone."""
+def read_load(pid: int, proc: Path = Path("/proc"), below: Sequence[int] | None = None) -> Load | None:
+    """Look at a process and its descendants (``below``, if they are known); None when it is gone."""
     stopped, ticks = False, 0
-    for each in (pid, *read_descendants(pid, proc)):
+    for each in (pid, *(read_descendants(pid, proc) if below is None else below)):
         try:
             text = (proc / str(each) / "stat").read_text(errors="replace")
         except OSError:
@@ -34,4 +38,4 @@ def read_load(pid: int, proc: Path = Path("/proc")) -> Load | None:
         fields = text.rpartition(")")[2].split()
         stopped |= fields[_STATE - 3] in "Tt"
         ticks += sum(int(fields[at - 3]) for at in (_USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM))
-    return Load(stopped, ticks / os.sysconf("SC_CLK_TCK"))
+    return Load(stopped, ticks / os.sysconf("SC_CLK_TCK"), time.monotonic())

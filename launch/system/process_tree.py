@@ -29,8 +29,20 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def reap_children() -> Iterator[tuple[int, int]]:
+    """Take the status of every child that has ended, adopted orphans too, and yield (process id, status)."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
 def read_children(pid: int, proc: Path = Path("/proc")) -> set[int]:
-    """The direct children of every thread of a process; empty when it is gone."""
+    """Read the direct children of every thread of a process; empty when it is gone."""
     try:
         tasks = list(os.scandir(proc / str(pid) / "task"))
     except OSError:

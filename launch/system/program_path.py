@@ -4,7 +4,7 @@ import os
 
 
 def find_program(name: str, path: str | None = None) -> str | None:
-    """The file that exec would run, or None.
+    """Find the file that exec would run; None when there is none.
 
     Args:
         name: A name to look up, or a path, which is taken as it is.

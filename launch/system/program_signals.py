@@ -2,6 +2,17 @@
 
 import signal
 
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+)
+"""The signals that a launcher passes on to what it started, unless it ignores them itself."""
+
 
 def restore_signals() -> None:
     """Undo what Python ignores from its start, before an exec hands it on to a program."""

@@ -9,7 +9,7 @@ PROBE_TIMEOUT_S = 10.0
 
 
 def read_answer(argv: Sequence[str], environ: Mapping[str, str], remedy: str) -> str:
-    """What a command prints, on either stream.
+    """Read what a command prints, on either stream.
 
     Args:
         argv: The command; its first word is a path.

@@ -1,5 +1,6 @@
 """Every launcher's command as a whole, and the files beside it."""
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from machines import SPECS, machine
 
 from launch.backends.backend import Order
 from launch.backends.ddlrun import build_ddlrun, parse_ddlrun
+from launch.backends.flux import build_flux
 from launch.backends.horovodrun import BACKEND, HorovodOptions, build_horovodrun
 from launch.backends.jsrun import build_jsrun, render_erf
 from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
@@ -82,6 +84,8 @@ def test_commands_are_as_before(golden: Callable[[str, str], None]) -> None:
         commands[f"jsrun {name}"] = build_jsrun(job, placed(job), "/run")
         commands[f"jsrun {name} cpus"] = build_jsrun(job, placed(job, "single"), "/run")
         commands[f"horovodrun {name}"] = build_horovodrun(job, HorovodOptions())
+    commands["flux even"] = build_flux(EVEN)
+    commands["flux root"] = build_flux(replace(ROOT, stdin=3, whole_lines=True), ("--setopt=verbose=1",))
     commands["horovodrun mpi"] = build_horovodrun(ROOT, HorovodOptions(controller="mpi", timeline="t.json"))
     elastic = HorovodOptions(min_ranks=2, max_ranks=8, discovery_script="./hosts.sh")
     commands["horovodrun elastic"] = build_horovodrun(EVEN, elastic)
@@ -92,7 +96,12 @@ def test_commands_are_as_before(golden: Callable[[str, str], None]) -> None:
 
 def test_values_stay_out_of_every_argv() -> None:
     commands = [build_mpirun("mpirun", flavour, EVEN, "/run") for flavour in FLAVOURS.values()]
-    commands += [build_srun(EVEN, "/run"), build_jsrun(EVEN, (), "/run"), build_ddlrun(EVEN)]
+    commands += [
+        build_flux(EVEN),
+        build_srun(EVEN, "/run"),
+        build_jsrun(EVEN, (), "/run"),
+        build_ddlrun(EVEN),
+    ]
     commands.append(build_horovodrun(EVEN, HorovodOptions()))
     for command in commands:
         assert not any("never in an argv" in word for word in command.argv)
@@ -107,6 +116,11 @@ def test_what_cannot_carry_ipv6_says_so() -> None:
             build_mpirun("mpirun", FLAVOURS[flavour], IPV6, "/run")
     with pytest.raises(UsageError, match="IPv6 address 'fe80::1'"):
         build_horovodrun(IPV6, HorovodOptions())
+
+
+def test_flux_refuses_hosts_that_differ_in_ranks() -> None:
+    with pytest.raises(UsageError, match="as many ranks, but found a:4, b:1; give the hosts equal slots"):
+        build_flux(UNEVEN)
 
 
 def test_root_is_asked_for_consent_where_the_mpi_does() -> None:
@@ -224,12 +238,26 @@ def test_escaped_arguments_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("only_here", "controller", "shows"),
-    [(False, "gloo", True), (False, "mpi", False), (True, "gloo", False)],
+    ("only_here", "settings", "shows", "has_key"),
+    [
+        (False, ClusterSettings(), False, True),
+        (False, ClusterSettings(min_np=1), True, False),
+        (False, ClusterSettings(controller="mpi"), False, False),
+        (True, ClusterSettings(), False, False),
+    ],
 )
-def test_horovodrun_shows_its_environment_on_the_way_to_other_hosts(
-    only_here: bool, controller: str, shows: bool
+def test_horovodrun_shows_its_environment_only_to_hosts_that_come_and_go(
+    only_here: bool, settings: ClusterSettings, shows: bool, has_key: bool
 ) -> None:
-    settings = ClusterSettings(controller=controller)
-    order = Order("horovodrun", True, only_here, settings, EVEN, (), {}, True, "/nowhere")
-    assert BACKEND.build(order).shows_environ is shows
+    environ = {"PATH": "/bin", "HOME": "/root", "WANDB_API_KEY": "w"}
+    order = Order("horovodrun", True, only_here, settings, EVEN, (), environ, True, "/nowhere/x")
+    command = BACKEND.build(order)
+    assert (command.shows_environ, bool(command.control_key)) == (shows, has_key)
+    if not has_key:
+        return
+    ((path, text),) = command.files.items()
+    assert command.argv[command.argv.index("--environment") + 1] == path == "/tmp/x/environment"
+    held = {"LMS_ENABLED": "1", "TOKEN": "never in an argv", "PATH": "/bin"}
+    assert json.loads(text) == {**held, "LMSRUN_CONTROL_KEY": command.control_key}
+    assert command.env == {} and command.elsewhere == ("a", "b")
+    assert command.control_key not in " ".join(command.argv)

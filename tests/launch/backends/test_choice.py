@@ -16,6 +16,7 @@ def around(**more: object) -> Surroundings:
 
 
 SLURM = Allocation("slurm", "7", (Host("a"), Host("b")), (None, None))
+FLUX = Allocation("flux", "f1", (Host("a"), Host("b")), (None, None))
 CSM = Allocation("lsf", "7", (Host("a"), Host("b")), (None, None), csm=True)
 
 
@@ -27,6 +28,7 @@ CSM = Allocation("lsf", "7", (Host("a"), Host("b")), (None, None), csm=True)
         ("auto", around(found={"horovodrun": "/bin/horovodrun"}), "horovodrun"),
         ("auto", around(allocation=SLURM), "mpirun"),
         ("auto", around(allocation=SLURM, found={"srun": "/bin/srun", "mpirun": "/bin/mpirun"}), "srun"),
+        ("auto", around(allocation=FLUX, found={"flux": "/bin/flux", "mpirun": "/bin/mpirun"}), "flux"),
         ("auto", around(allocation=CSM, found={"jsrun": "/bin/jsrun"}), "jsrun"),
         ("auto", around(elastic=True), "horovodrun"),
         ("srun", around(), "srun"),

@@ -13,6 +13,7 @@ from launch.channel.client import Supervisor, find_supervisor
 from launch.channel.events import Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import VARIABLE, Reader, encode
 from launch.channel.server import RankChannel
+from launch.system.process_load import Load
 
 JOB = "5ec7e7"
 
@@ -68,6 +69,19 @@ def test_a_rank_joins_hears_and_tells(listening: Listening) -> None:
     rank.tell({"ending": True})
     rank.tell({"ended": 256, "why": "; so"})
     assert listening.heard(3)[1:] == [Ending(1), Ended(1, 256, "; so")]
+
+
+def test_a_rank_elsewhere_tells_what_it_is_at(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = listening.join(1)
+    assert rank.sees_us == listening.environ[VARIABLE].startswith("/")
+    bad = ([1, 2.0, 1.0], [True, float("nan"), 1.0], [True, 1.0], [False, 2.0, 3], {"cpu_s": 1.0}, None)
+    for load in ([True, 1.5, 7.25], *bad):
+        rank.tell({"load": load})
+    rank.tell({"ending": True})
+    assert listening.heard(2) == [Joined(1), Ending(1)]
+    assert listening.channel.loads() == {1: Load(True, 1.5, 7.25)}
+    monkeypatch.setattr(server, "_OLD_S", 0.0)
+    assert listening.channel.loads() == {}, "old ones say nothing"
 
 
 def test_a_rank_that_goes_without_a_word_is_lost(listening: Listening) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launch.cluster.batch_script import BatchJob, job_name, nodes_for, render_script
+from launch.model.cluster_settings import SCRIPTS
 from launch.model.errors import UsageError
 
 
@@ -14,12 +15,10 @@ def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
         "train", 2, 6, 6, 44, ("lmsrun", "run", "-np", "12", "--", "train.py", "a b", "$(id)", "x'y")
     )
     texts = [
-        render_script(system, each)
-        for system in ("slurm", "lsf", "pbs")
-        for each in (job, replace(job, gpus_per_node=0))
+        render_script(system, each) for system in SCRIPTS for each in (job, replace(job, gpus_per_node=0))
     ]
     named = replace(job, walltime="12:30:00", account="phys", partition="gpu", path="/opt/my env/bin")
-    texts += [render_script(system, named) for system in ("slurm", "lsf", "pbs")]
+    texts += [render_script(system, named) for system in SCRIPTS]
     golden("batch-scripts.txt", "\n".join(texts))
 
 

@@ -145,7 +145,7 @@ class Schedule:
     def _hurry(self) -> None:
         self.from_outside = self.insisted = True
         self._must_end()
-        self.job.hurry()
+        self.job.abandon("nobody waits for it")
 
     def _refuse(self) -> None:
         self.from_outside = True

@@ -1,6 +1,7 @@
 """Who is named when a job stands still."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -23,9 +24,14 @@ def watch(loads: list[Mapping[int, Load]], arrived: frozenset[int] = frozenset()
     for load in loads:
         assert stall.due is not None
         clock.now = stall.due
-        found = stall.look(lambda load=load: load, {0, 1, 2}, arrived)  # type: ignore[misc]
+        found = stall.look(lambda load=load: at(clock, load), {0, 1, 2}, arrived)  # type: ignore[misc]
         said += [found.line] if found else []
     return said, clock
+
+
+def at(clock: Clock, loads: Mapping[int, Load]) -> dict[int, Load]:
+    """The same loads, looked at now."""
+    return {rank: replace(load, at_s=clock.now) for rank, load in loads.items()}
 
 
 def loads(*cpu_s: float, stopped: int | None = None) -> dict[int, Load]:
@@ -34,6 +40,16 @@ def loads(*cpu_s: float, stopped: int | None = None) -> dict[int, Load]:
 
 def test_quiet_ranks_that_compute_are_left_alone() -> None:
     assert watch([loads(5, 5, 5), loads(35, 30, 20), loads(95, 80, 50)])[0] == []
+
+
+def test_what_was_told_once_says_nothing_of_the_time_since() -> None:
+    clock = Clock()
+    stall = StallWatch(8, clock)
+    told = at(clock, loads(5, 5, 5))
+    for _ in range(4):
+        assert stall.due is not None
+        clock.now = stall.due
+        assert stall.look(lambda: told, {0, 1, 2}, frozenset()) is None
 
 
 def test_ranks_that_compute_for_long_are_left_alone() -> None:
@@ -47,7 +63,7 @@ def test_a_rank_that_computes_while_others_wait_is_no_sure_stall() -> None:
     for load in [loads(5, 5), loads(35, 5), loads(95, 5), loads(96, 6)]:
         assert stall.due is not None
         clock.now = stall.due
-        found.append(stall.look(lambda load=load: load, {0, 1}, set()))  # type: ignore[misc]
+        found.append(stall.look(lambda load=load: at(clock, load), {0, 1}, set()))  # type: ignore[misc]
     assert [one and one.is_sure for one in found] == [None, False, None, True]
     assert stall.due is None
 
@@ -78,9 +94,9 @@ def test_it_is_told_once_and_again_after_something_has_come() -> None:
     stall = StallWatch(10, clock)
     for _ in range(2):
         clock.now += 5
-        assert stall.look(lambda: loads(1), {0}, set()) is None
+        assert stall.look(lambda: at(clock, loads(1)), {0}, set()) is None
         clock.now += 5
-        assert stall.look(lambda: loads(1), {0}, set()) is not None
+        assert stall.look(lambda: at(clock, loads(1)), {0}, set()) is not None
         assert stall.due is None
         stall.progress()
     assert StallWatch(0, clock).due is None

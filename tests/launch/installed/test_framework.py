@@ -18,26 +18,27 @@ def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize(
-    ("installed", "script", "name", "stage"),
+    ("installed", "script", "name", "stage", "misses"),
     [
-        (True, STRATEGY, "tensorflow", "init"),
-        (True, HOROVOD, "horovod", "init"),
-        (True, STRATEGY + HOROVOD, "horovod", "init"),
-        (True, KERAS, "horovod", "framework"),
-        (True, "print()", "horovod", "start"),
-        (False, STRATEGY, "tensorflow", "init"),
-        (False, HOROVOD, "horovod", "init"),
-        (False, KERAS, "tensorflow", "framework"),
+        (True, STRATEGY, "tensorflow", "init", False),
+        (True, HOROVOD, "horovod", "init", False),
+        (True, STRATEGY + HOROVOD, "horovod", "init", False),
+        (True, KERAS, "horovod", "framework", False),
+        (True, "print()", "horovod", "start", False),
+        (False, STRATEGY, "tensorflow", "init", False),
+        (False, HOROVOD, "horovod", "init", True),
+        (False, KERAS, "tensorflow", "framework", True),
+        (False, "print()", "tensorflow", "start", False),
     ],
     indirect=["installed"],
 )
 def test_the_script_counts_before_what_is_installed(
-    installed: None, script: str, name: str, stage: str, tmp_path: Path
+    installed: None, script: str, name: str, stage: str, misses: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
     chosen = choose_framework("auto", [str(path), "--x"], {})
-    assert (chosen.name, chosen.last_stage) == (name, stage)
+    assert (chosen.name, chosen.last_stage, chosen.misses_horovod) == (name, stage, misses)
     assert bool(chosen.warnings) == ("is not installed" in "".join(chosen.warnings))
     assert choose_framework("tensorflow", [str(path)], {}).name == "tensorflow"
     assert choose_framework("horovod", [str(path)], {}).name == "horovod"

@@ -10,9 +10,11 @@ from launch.discover import read_tree
 from launch.discover.tree import MemoryTree
 from launch.model.errors import PlanError, UsageError
 from launch.model.idset import format_ids
+from launch.model.plan import LaunchPlan
 from launch.model.settings import PlanSettings, declared_options, parse_option
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostPlan, HostRequest, plan_host, plan_slots
+from lmsrun.render.plan import render_plan
 
 AC922 = machines.machine("ac922")  # nodes 0 and 8, two GPUs each, 16 cores of four threads each
 
@@ -116,7 +118,17 @@ def test_openmp_gets_places_only_when_asked() -> None:
     env = plan(4, omp_places="threads", smt=2).ranks[0].env
     assert env["OMP_PLACES"].startswith("{0},{1},{4},{5}")
     assert env["OMP_NUM_THREADS"] == "16"
-    assert "OMP_PLACES" not in plan(4, omp_places="cores", numa="off").ranks[0].env
+    unbound = plan(4, omp_places="cores", numa="off")
+    assert "OMP_PLACES" not in unbound.ranks[0].env
+    assert "--omp-places cores has no effect: ranks are not bound to CPUs" in unbound.warnings
+    assert not [said for said in plan(4, omp_places="cores").warnings if "omp-places" in said]
+
+
+def test_a_plan_shows_what_each_rank_alone_gets() -> None:
+    planned = plan(4, omp_places="cores")
+    text = render_plan(LaunchPlan(4, "local", planned.ranks, ()), AC922, 100)
+    assert "and of each:\n  rank 0: OMP_PLACES={0" in text.replace("'", "")
+    assert "LOCAL_RANK" not in text
 
 
 def with_adapters(spec: machines.MachineSpec) -> Machine:

@@ -174,7 +174,7 @@ def test_a_host_that_waits_for_its_turn_has_as_long_to_answer(
 
 
 def test_ssh_gets_no_option_and_no_shell_word_from_a_host() -> None:
-    argv = build_ssh("b", "00ff", 20)
+    argv = build_ssh("b", build_worker("00ff", 20, "lines"), 20)
     assert argv[-3:-1] == ["--", "b"]
     assert argv[-1].endswith("lmsrun/__main__.py probe-host 00ff 20 lines")
 

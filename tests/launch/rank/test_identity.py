@@ -22,10 +22,23 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.launcher)
 def test_every_row_is_read(row: object) -> None:
-    names = [getattr(row, key)[0] for key in ("rank", "world_size", "local_rank", "local_world_size")]
+    keys = ("rank", "world_size", "local_rank", "local_world_size")
+    names = [(*getattr(row, key), "LOCAL_WORLD_SIZE")[0] for key in keys]
     found = read_rank(dict(zip(names, ("5", "8", "1", "4"), strict=True)))
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
     assert found.launcher == getattr(row, "launcher", None)
+
+
+def test_flux_counts_hosts_and_not_the_ranks_of_this_one() -> None:
+    flux = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "4"}
+    found = read_rank(flux)
+    assert (found.launcher, found.rank, found.local_rank, found.local_world_size) == ("Flux", 3, 1, 2)
+    assert read_rank({**flux, "LOCAL_WORLD_SIZE": "5"}).local_world_size == 5
+    with pytest.raises(UsageError, match="put 8 ranks on 3 hosts, unevenly; export LOCAL_WORLD_SIZE"):
+        read_rank({**flux, "FLUX_JOB_NNODES": "3"})
+    with pytest.raises(UsageError, match="local rank 2 of 2"):
+        read_rank({**flux, "FLUX_TASK_LOCAL_ID": "2"})
+    assert read_rank({**flux, **TORCHRUN}).launcher == "torchrun"
 
 
 def test_intel_mpi() -> None:

@@ -134,6 +134,9 @@ def test_sigkill_to_the_launcher_leaves_no_process(start: JobStarter, victims: s
     assert job.finish() == 137
     if "front" not in victims:
         assert "was killed by SIGKILL; the job was ended" in job.stderr.decode()
+    elif "supervisor" not in victims:
+        assert job.last_line == "lmsrun: lmsrun itself was killed; the job was ended"
+    assert "rank" not in job.last_line
     job.assert_nothing_left()
 
 
@@ -205,7 +208,7 @@ def test_output_folder(start: JobStarter, tmp_path: Path) -> None:
     (run_folder,) = (path for path in folder.iterdir() if not path.is_symlink())
     assert re.fullmatch(r"stub_rank-\d{8}-\d{6}-[0-9a-f]{4}", run_folder.name)
     assert os.readlink(folder / "latest") == run_folder.name
-    assert {path.name for path in run_folder.iterdir()} == files | {"receipts.json"}
+    assert {path.name for path in run_folder.iterdir()} == files | {"receipts.json", "job.json"}
     for rank in range(2):
         assert (run_folder / f"rank-{rank}.stdout").read_bytes() == b"\x00\xff whole\rline"
         assert (run_folder / f"rank-{rank}.stderr").read_bytes() == b"err\n"
@@ -279,10 +282,12 @@ def test_an_output_folder_that_is_another_users_link_starts_nothing(
 def test_receipts_tell_of_the_job(start: JobStarter, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     options = ("--numa", "off", "--output-dir", folder, "-x", "MY_TOKEN=s3cret")
-    job = start(STUB, "1:exit=3", options=options)
+    job = start(STUB, "1:complain=no data", "1:exit=3", options=options)
     assert job.finish() == 3
     told = json.loads((folder / "latest" / "receipts.json").read_text())
     assert (told["exit_code"], told["exit_codes"]["1"]) == (3, 3)
+    assert told["cause"]["line"] == "rank 1 on localhost (no GPU) exited with code 3"
+    assert told["cause"]["rank"] == 1 and told["cause"]["last_lines"] == ["no data"]
     assert told["host"] == os.uname().nodename
     assert told["versions"]["python"] == platform.python_version()
     assert told["started"] <= told["ended"]

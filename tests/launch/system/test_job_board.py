@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.model.idset import parse_ids
+from launch.system import job_board
 from launch.system.job_board import FOLDER, MAX_BYTES, MAX_JOBS, JobBoard, board_folders
 
 CPUS = parse_ids("0-3,8")
@@ -78,6 +79,17 @@ def test_a_job_is_seen_among_many_files_that_are_none(board: JobBoard, folder: P
         (folder / f"{number}.json").touch()
     assert len(board.read()) == 1
     note.remove()
+
+
+def test_a_folder_with_more_names_than_are_read_is_known_for_it(
+    board: JobBoard, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_board, "MAX_ENTRIES", 8)
+    for number in range(8):
+        (folder / f"anything-{number}").touch()
+    assert (board.read(), board.is_crowded) == ((), False)
+    (folder / "one-more").touch()
+    assert (board.read(), board.is_crowded) == ((), True)
 
 
 def test_the_draft_of_a_killed_job_goes_away_and_that_of_a_living_one_stays(

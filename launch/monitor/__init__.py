@@ -1,0 +1,1 @@
+"""Running jobs of this user on this host, looked at from outside: what `lmsrun top` shows."""
