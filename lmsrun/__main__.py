@@ -21,7 +21,7 @@ _OURS = ("launch", "launch.py", "lms", "lms.py", "lmsrun", "lmsrun.py")
 
 
 def _import_path(entries: list[str]) -> list[str]:
-    """The import path on which our packages are ours: another `launch` (ROS has one) may be ahead of them.
+    """Build the import path on which our packages are ours: another `launch` (ROS has one) may be ahead.
 
     Started by path, Python puts this very folder first. Installed, our root holds other people's packages
     too, and stays behind the standard library unless it has to come first.

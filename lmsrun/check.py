@@ -82,7 +82,7 @@ class Around:
 
 
 def read_around(jobs_dir: str) -> Around:
-    """This machine and this interpreter; running jobs are written down below ``jobs_dir``."""
+    """Read this machine and this interpreter; running jobs are written down below ``jobs_dir``."""
     return Around(
         tree=DirTree("/"),
         environ=os.environ,
@@ -132,7 +132,7 @@ def check(around: Around) -> tuple[Finding, ...]:
 
 
 def _check_machine(around: Around) -> Finding:
-    """What every plan begins with; a container or a jail may hide it."""
+    """Check what every plan begins with; a container or a jail may hide it."""
     try:
         hardware = read_hardware(around.tree)
     except (TopologyError, ValueError) as error:
@@ -274,7 +274,7 @@ def _tensorflow_version(around: Around) -> str | None:
 
 
 def _tensorflow_build(folder: Path) -> str:
-    """What the wheel was built for, from its generated ``build_info.py``."""
+    """Read what the wheel was built for, from its generated ``build_info.py``."""
     text = _text(folder / "python" / "platform" / "build_info.py")
     if cuda := re.search(r"'cuda_version', '([^']*)'", text):
         return f"built for CUDA {cuda[1]}"
@@ -287,7 +287,7 @@ def _check_horovod(around: Around) -> Finding:
     remedy = "lmsrun build-horovod"
     version, folder = around.version("horovod"), around.folder("horovod")
     if version is None or folder is None:
-        return Finding("Horovod", "missing", "not found; programs without it still run", remedy)
+        return Finding("Horovod", "warn", "not found; programs that use it do not run, others do", remedy)
     libraries = sorted((folder / "tensorflow").glob("mpi_lib*.so"))
     if not libraries:
         return Finding("Horovod", "missing", f"{version} was built without TensorFlow", remedy)
@@ -308,7 +308,7 @@ def _check_horovod(around: Around) -> Finding:
 
 
 def _horovod_parts(content: bytes) -> Iterator[str]:
-    """What is compiled in, by a name that only that part's code uses; importing it would take seconds."""
+    """Find what is compiled in by a name that only that part's code uses; importing it would take seconds."""
     for mark, part in (
         (b"HOROVOD_GLOO_RENDEZVOUS_ADDR", "Gloo"),
         (b"MPI_Allreduce", "MPI"),

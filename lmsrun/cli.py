@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from launch.model.errors import LmsrunError
-from lmsrun.commands.common import say
+from lmsrun.command_steps import say
 from lmsrun.options import COMMANDS, load_command
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -46,14 +46,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _accept_any_text() -> None:
-    """What the encoding of stdout lacks (the lines of a tree, under ASCII) is escaped instead of fatal."""
+    """Escape what the encoding of stdout lacks (the lines of a tree, under ASCII) instead of failing."""
     # The C locale has surrogateescape, which refuses these as well.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_stdout() -> None:
-    """What is still buffered cannot be written; Python would complain of it at exit."""
+    """Drop what is still buffered: it cannot be written, and Python would complain of it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -19,9 +19,11 @@ from launch.model.busy import BUSY, Busy, busy_to_text
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan
 from launch.model.rank_variables import ATTEMPT
+from launch.model.settings import QUIET
 from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.planner import plan_slots
+from lms.config import REPORT_VARIABLE
 from lmsrun.options import LaunchOptions
 from lmsrun.place import Place, read_hosts
 from lmsrun.resolve import ResolvedJob, portable_environ
@@ -53,9 +55,13 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
     )
     if options.stdin is not None:
         job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
+    record = resolved.record_dir
     if options.output_dir:
-        job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": os.path.abspath(options.output_dir)})
-    job = replace(job, env={**job.env, ATTEMPT: str(attempt)})
+        record = os.path.abspath(options.output_dir)
+        job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": record})
+    if record and not resolved.environ.get(REPORT_VARIABLE):
+        job = replace(job, env={**job.env, REPORT_VARIABLE: record})
+    job = replace(job, env={**job.env, ATTEMPT: str(attempt), **({QUIET: "1"} if options.quiet else {})})
     if request.busy != Busy():
         job = replace(job, env={**job.env, BUSY: busy_to_text(request.busy)})
     backend = place.backend
@@ -106,7 +112,7 @@ def plan_script(
     environ: Mapping[str, str],
     argv: Sequence[str],
 ) -> BatchJob:
-    """What a batch system is to be asked for, so that ``lmsrun`` with ``argv`` finds the places in there.
+    """Plan what to ask a batch system for, so that ``lmsrun`` with ``argv`` finds the places in there.
 
     Args:
         options: The user's; hosts count, their names do not.
@@ -159,8 +165,12 @@ def write_rankfile(path: str, backend: Backend, plan: LaunchPlan) -> str:
 
 
 @contextmanager
-def written_files(command: Command) -> Iterator[None]:
+def written_files(command: Command, timeout_s: float = 20.0) -> Iterator[None]:
     """Have what a command needs beside it, in a folder of this job's own, for as long as the job runs.
+
+    Args:
+        command: The launcher's.
+        timeout_s: How long other hosts may take to have it, too.
 
     Raises:
         JobError: If there is no place for it.
@@ -168,7 +178,13 @@ def written_files(command: Command) -> Iterator[None]:
     folders = {Path(path).parent for path in command.files}
     try:
         _write_files(command.files, folders)
-        yield
+        with ExitStack() as stack:
+            if command.elsewhere:
+                from launch.preflight.hold_environment import hold_environment
+
+                for path, text in command.files.items():
+                    stack.enter_context(hold_environment(command.elsewhere, path, text, timeout_s))
+            yield
     finally:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -192,5 +208,5 @@ def _write_files(files: Mapping[str, str], folders: set[Path]) -> None:
 
 
 def new_files_dir(environ: Mapping[str, str]) -> str:
-    """A folder for ``written_files``: not there yet, under a name that nobody can guess."""
+    """Name a folder for ``written_files``: not there yet, under a name that nobody can guess."""
     return f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"

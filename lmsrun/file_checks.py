@@ -26,16 +26,54 @@ def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
     options, origins = request.options, request.origins
     if "mpirun" in origins:
         _check_mpirun(options, origins["mpirun"], environ)
+    refuse_same_file(options, ("svg", "png", "report", "metrics"), request.program)
     if options.rankfile_out:
-        _check_can_be_written(options.rankfile_out, origins["rankfile_out"])
+        check_can_be_written(options.rankfile_out, origins["rankfile_out"])
+    if options.metrics:
+        check_can_be_replaced(options.metrics, origins["metrics"])
     if options.dry_run:
         return
+    if options.report:
+        check_can_be_replaced(options.report, origins["report"])
     if options.host_discovery_script:
         _check_script(options.host_discovery_script, origins["host_discovery_script"], environ)
     if options.output_dir:
         from launch.supervise.job import check_output_folder
 
         check_output_folder(Path(options.output_dir))
+
+
+def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequence[str] = ()) -> None:
+    """Check what options have written: no file twice, none that the command reads, and only files.
+
+    Args:
+        options: The user's.
+        names: The options that name a file to write.
+        program: The program and its arguments; no file that they name is written over.
+
+    Raises:
+        UsageError: Naming the options.
+    """
+    read = {os.path.realpath(word): "what the program is given" for word in program if os.path.isfile(word)}
+    for name in ("topology", "config", "lms_config", "hostfile"):
+        if path := getattr(options, name):
+            read[os.path.realpath(path)] = f"what --{name.replace('_', '-')} reads"
+    chosen: dict[str, str] = {}
+    for name in names:
+        path = getattr(options, name)
+        if not path:
+            continue
+        if path == "-":
+            raise UsageError(f"--{name} - is no file; needed the name of one")
+        if of := read.get(os.path.realpath(path)):
+            raise UsageError(f"--{name} {path} is {of}; needed another file")
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise UsageError(f"--{name} {path} is a device or a pipe; needed the name of a file")
+        if (other := chosen.setdefault(os.path.realpath(path), name)) != name:
+            raise UsageError(
+                f"--{other} and --{name} name the same file, {path}; needed a file for each, such as "
+                f"{os.path.splitext(path)[0]}.{name}"
+            )
 
 
 def check_timeline(request: Request) -> None:
@@ -45,7 +83,7 @@ def check_timeline(request: Request) -> None:
         UsageError: Naming the option as it was written.
     """
     if request.options.timeline:
-        _check_can_be_written(request.options.timeline, request.origins["timeline"])
+        check_can_be_written(request.options.timeline, request.origins["timeline"])
 
 
 def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
@@ -68,10 +106,23 @@ def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str])
     raise UsageError(f"program {name!r} {_why_not(name)}")
 
 
+def doubt_program(program: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Warn of a program that a plan for this host names and that ``run`` would refuse."""
+    try:
+        check_program(program, False, environ)
+    except UsageError as error:
+        return (f"lmsrun run would start nothing: {error}",)
+    return ()
+
+
 def _check_module(program: Sequence[str]) -> None:
     """Look for the module's package, without importing anything of it."""
     if len(program) < 2:
         raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
+    if program[1].endswith(".py") and os.path.isfile(program[1]):
+        module = program[1].removesuffix(".py")
+        hint = f", or {MODULE} {module} for the module" if module.isidentifier() else ""
+        raise UsageError(f"{MODULE} {program[1]}: that is a file; leave {MODULE} out{hint}")
     top = program[1].partition(".")[0]
     # Python puts the current folder first.
     if os.path.exists(top) or os.path.isfile(f"{top}.py"):
@@ -110,7 +161,12 @@ def _check_mpirun(options: LaunchOptions, origin: str, environ: Mapping[str, str
         raise UsageError(f"{origin} {options.mpirun} is not there, or cannot be executed; check its path")
 
 
-def _check_can_be_written(path: str, origin: str) -> None:
+def check_can_be_written(path: str, origin: str) -> None:
+    """Look whether a file could be written.
+
+    Raises:
+        UsageError: Naming the option as it was written.
+    """
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         raise UsageError(f"{origin} {path} is a folder; needed the name of a file")
@@ -118,6 +174,17 @@ def _check_can_be_written(path: str, origin: str) -> None:
         raise UsageError(f"{origin} {path}: there is no folder {folder}; make it, or choose another file")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise UsageError(f"{origin} {path} cannot be written; choose another file")
+
+
+def check_can_be_replaced(path: str, origin: str) -> None:
+    """Look whether a file could be written whole and put in the place of the one that is there.
+
+    Raises:
+        UsageError: Naming the option as it was written.
+    """
+    check_can_be_written(path, origin)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{origin} {path} is a device or a pipe; needed the name of a file")
 
 
 def _check_script(path: str, origin: str, environ: Mapping[str, str]) -> None:
@@ -133,7 +200,7 @@ def _check_script(path: str, origin: str, environ: Mapping[str, str]) -> None:
 
 
 def _why_not(program: str) -> str:
-    """What is wrong with a program that cannot be started, and what to do."""
+    """Say what is wrong with a program that cannot be started, and what to do."""
     if os.path.isdir(program):
         return "is a folder; needed a program, or a script whose name ends in .py"
     if os.path.isfile(program) and os.access(program, os.X_OK):

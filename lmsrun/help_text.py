@@ -2,20 +2,15 @@
 
 import shutil
 import textwrap
+from dataclasses import fields
 
-from launch.model.cluster_settings import CLUSTER
-from launch.model.settings import JOB, LMS, MEMORY, PLACEMENT, Option, PlanSettings, declared_options
-from lmsrun.options import COMMANDS, OPTIONS, OUTPUT, LaunchOptions, load_command
+from launch.model.settings import Option
+from lms.config import LMSConfig, env_name
+from lmsrun.manual.pages import GROUPS, SUBCOMMANDS, Flag, declared_flag, read_page
+from lmsrun.options import OPTIONS
 
 _NARROWEST, _USUAL, _WIDEST, _INDENT = 60, 96, 120, 30
-SUBCOMMANDS = tuple(name for name in COMMANDS if name not in ("probe-host", "plan-rank"))
-"""Those with a page of help."""
-_GROUPS = (JOB, CLUSTER, PLACEMENT, MEMORY, LMS, OUTPUT)
-_PLAN_FIELDS = frozenset(declared_options(PlanSettings))
-"""Listed behind the command line's own options, which people look for first."""
-
-
-_SOURCES = (
+SOURCES = (
     "Each option can also stand in a file under its long name: in /etc/lmsrun.toml, "
     "in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml); and in the "
     "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the "
@@ -24,41 +19,25 @@ _SOURCES = (
 
 
 def render_help(command: str) -> str:
-    """The help of one subcommand as plain text, as wide as the terminal."""
-    page = load_command(command)
+    """Render the help of one subcommand as plain text, as wide as the terminal."""
+    page = read_page(command)
     width = min(max(shutil.get_terminal_size((_USUAL, 24)).columns, _NARROWEST), _WIDEST)
-    parts = [
-        f"usage: {page.USAGE}",
-        textwrap.fill(page.ABOUT, width),
-        *_render_options("run" if command == "plan" else command, width),
-    ]
-    if page.EXAMPLES:
-        lines = [f"  {line:<50}  {meaning}" for line, meaning in page.EXAMPLES]
+    parts = [f"usage: {page.usage}", textwrap.fill(page.about, width)]
+    for title, flags in page.groups:
+        parts.append("\n".join([f"{title}:", *(_render_flag(flag, width) for flag in flags)]))
+    if page.examples:
+        lines = [f"  {line:<50}  {meaning}" for line, meaning in page.examples]
         parts.append("\n".join(["Examples:", *lines]))
     if command in ("run", "plan"):
-        parts.append(textwrap.fill(_SOURCES, width))
+        parts.append(textwrap.fill(SOURCES, width))
     return "\n\n".join(parts)
 
 
-def _render_options(command: str, width: int) -> list[str]:
-    if command == "ddlrun":
-        from launch.backends.ddlrun import describe_flags
-
-        entries = [_render_entry(f"  {left}", text, width) for left, text in describe_flags()]
-        return ["\n".join(["Options:", *entries])]
-    groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
-    for field, declared in sorted(OPTIONS.items(), key=lambda entry: entry[0] in _PLAN_FIELDS):
-        if command in declared.commands:
-            groups[declared.group].append(_render_option(field, declared, width))
-    return [f"{group}:\n" + "\n".join(lines) for group, lines in groups.items() if lines]
-
-
-def _render_option(field: str, declared: Option, width: int) -> str:
-    flag = f"--[no-]{declared.name}" if declared.is_switch else declared.long_flag
-    left = "  " + ", ".join((*declared.flags, flag)) + (f" {declared.metavar}" if declared.metavar else "")
-    default = getattr(LaunchOptions, field)
-    shown = "" if default in (None, False, ()) else f" (default {default})"
-    return _render_entry(left, declared.help + shown, width)
+def _render_flag(flag: Flag, width: int) -> str:
+    *others, last = flag.spellings
+    last = last.replace("--", "--[no-]", 1) if flag.opposite else last
+    left = "  " + ", ".join((*others, last)) + (f" {flag.value.metavar}" if flag.value else "")
+    return _render_entry(left, flag.help + (f" (default {flag.default})" if flag.default else ""), width)
 
 
 def _render_entry(left: str, text: str, width: int) -> str:
@@ -70,14 +49,47 @@ def _render_entry(left: str, text: str, width: int) -> str:
 
 
 def render_reference() -> str:
-    """Every option of `run`, `plan` and `topo` as a page of Markdown tables."""
+    """Render every option of `run`, `plan` and `topo` as a page of Markdown tables."""
     about = (
         "Made from the declarations in `launch/model/settings.py` and its neighbours by\n"
         "`pytest --update-golden`. A switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or\n"
         "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name; so in `~/.config/lmsrun.toml` and\n"
         "`/etc/lmsrun.toml`. The command line wins, then the environment, then the nearest file."
     )
-    return "\n\n".join(["# Options", about, *map(_reference_table, _GROUPS)]) + "\n"
+    return "\n\n".join(["# Options", about, *map(_reference_table, GROUPS)]) + "\n"
+
+
+def render_commands() -> str:
+    """Render every subcommand as a page: how it is called, what it does, examples."""
+    parts = [
+        "# Commands",
+        "Made from the subcommands' own help by `pytest --update-golden`.",
+        "[Options](../options.md) lists the options of `run`, `plan`, `topo` and `check`.",
+    ]
+    for name in SUBCOMMANDS:
+        page = read_page(name)
+        usage = "\n".join(line.strip() for line in page.usage.splitlines())
+        parts += [f"## lmsrun {name}", f"```text\n{usage}\n```", page.about]
+        if page.examples:
+            rows = [_row(f"`{line}`", meaning) for line, meaning in page.examples]
+            parts.append("\n".join(["| example | meaning |", "| --- | --- |", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def render_settings() -> str:
+    """Render every field of LMSConfig as a page with a Markdown table."""
+    about = (
+        "Made from the declarations in `lms/config.py` by `pytest --update-golden`. A field is a keyword of\n"
+        "`lms.enable()`, a key of the file for `--lms-config`, and a variable. Sizes are bytes unless the\n"
+        "name says otherwise. In a variable, commas separate several names. `v1:` and `v2:` mark rules of\n"
+        "IBM's first and second generation."
+    )
+    rows = [
+        _row(f"`{one.name}`", f"`{env_name(one)}`", _shown(one.default), one.metadata["help"])
+        for one in fields(LMSConfig)
+    ]
+    heads = ["| field | variable | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n\n".join(["# Settings of Large Model Support", about, "\n".join([*heads, *rows])]) + "\n"
 
 
 def _reference_table(group: str) -> str:
@@ -87,9 +99,15 @@ def _reference_table(group: str) -> str:
 
 
 def _reference_row(field: str, declared: Option) -> str:
-    flags = ", ".join(f"`{flag}`" for flag in (*declared.flags, declared.long_flag))
-    value = f" `{declared.metavar}`" if declared.metavar else ""
-    default = getattr(LaunchOptions, field)
-    shown = "" if default in (None, False, ()) else f"`{default}`"
-    cells = (flags + value, f"`{declared.env_name}`", shown, declared.help)
+    flag = declared_flag(field, declared)
+    value = f" `{flag.value.metavar}`" if flag.value else ""
+    spellings = ", ".join(f"`{spelling}`" for spelling in flag.spellings)
+    return _row(spellings + value, f"`{declared.env_name}`", _shown(flag.default), declared.help)
+
+
+def _shown(default: object) -> str:
+    return "" if default in (None, False, (), "") else f"`{default}`"
+
+
+def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -8,7 +8,8 @@ from launch.model.busy import Busy, gpu_key
 from launch.model.errors import UsageError
 from launch.model.plan import LaunchPlan
 from launch.preflight.occupancy import read_busy
-from launch.system.job_board import JobBoard, JobNote, board_folders
+from launch.system.job_board import FOLDER, MAX_ENTRIES, JobBoard, JobNote, board_folders
+from lmsrun.command_steps import say
 from lmsrun.options import LaunchOptions
 from lmsrun.resolve import ResolvedJob
 
@@ -38,7 +39,11 @@ def look_around(job: ResolvedJob, board: JobBoard) -> Busy:
     """Read what runs here, unless the user does not want to know."""
     if not job.options.avoid_busy or job.options.topology:
         return Busy()
-    return read_busy(board, DirTree("/"), job.environ)
+    busy = read_busy(board, DirTree("/"), job.environ)
+    if board.is_crowded and not job.options.quiet:
+        where = f"{job.options.jobs_dir}/{FOLDER}"
+        say(f"warning: {where} holds more than {MAX_ENTRIES} names; jobs that run may not be seen: clear it")
+    return busy
 
 
 def write_down(job: ResolvedJob, plan: LaunchPlan, hosts: frozenset[str], board: JobBoard) -> JobNote | None:

@@ -18,6 +18,7 @@ from launch.model.settings import (
     PLACEMENT,
     Option,
     declared_options,
+    number_or,
     option,
     parse_option,
     read_environ,
@@ -25,7 +26,7 @@ from launch.model.settings import (
     switch,
     whole_number,
 )
-from lms.config import KUBERNETES_SERVICE, nearest
+from lms.config import KUBERNETES_SERVICE, REPORT_VARIABLE, find_free_texts, nearest
 from lmsrun.sources.files import read_files
 
 FOREIGN_VARIABLES = frozenset(
@@ -37,6 +38,7 @@ FOREIGN_VARIABLES = frozenset(
             "RECEIPT_LINES",
             "RENDEZVOUS_PORT",
             "CONTROL",
+            "CONTROL_KEY",
             "FAILURE_FILE",
             "LINE_BUFFERED",
             "EXPECT",
@@ -60,40 +62,35 @@ _MISSPELT = 0.7
 _SENT = f"{ENV_PREFIX}SENT_"
 """Begins the variables by which a rank knows, after an exec too, which receipts it has sent as lines."""
 
-_STARTING = frozenset({"mpirun", "python", "host_discovery_script", "mpi_args", "forward"})
-"""Options that name a program, or (LD_PRELOAD, an agent for mpirun) can have one started."""
-
-COMMANDS = {
-    name: f"lmsrun.commands.{name.replace('-', '_')}"
+_OF_OUTER_JOB = frozenset(
+    f"{ENV_PREFIX}{name}"
     for name in (
-        *("run", "plan", "topo", "check", "worker", "ddlrun", "build-horovod", "version", "help"),
-        *("probe-host", "plan-rank"),
+        *("CONTROL", "CONTROL_KEY", "RECEIPT_LINES", "RENDEZVOUS_PORT", "FAILURE_FILE", "LINE_BUFFERED"),
+        *("EXPECT", "REPLAN", "BUSY", "RANK_OUTPUT", "TF_HOSTS", "STDIN"),
     )
-}
-"""The subcommands, each with its module; the last two are for lmsrun itself."""
+) | {REPORT_VARIABLE}
+"""What a rank's lmsrun told it of its own job, and is wrong in a job that the rank starts."""
+
+_ITSELF = ("completion", "version", "help", "probe-host", "plan-rank")
+COMMANDS = {
+    name: f"lmsrun.commands.{'itself.' if name in _ITSELF else ''}{name.replace('-', '_')}"
+    for name in (
+        *("run", "plan", "topo", "report", "check", "fit", "top", "worker", "ddlrun", "build-horovod"),
+        *_ITSELF,
+    )
+} | {"hold-environment": "launch.preflight.hold_environment"}
+"""The subcommands, each with its module; those of ``FOR_LMSRUN`` are no person's."""
+FOR_LMSRUN = ("probe-host", "plan-rank", "hold-environment")
 OUTPUT = "Output"
 MAX_RANKS = 10**6
 """More is a typing error, and would only fill memory with its plan."""
 
 
-def parse_num_proc(text: str) -> int | None:
-    """``auto`` (None: every slot) or a number of ranks."""
-    if text.strip() == "auto":
-        return None
-    try:
-        return whole_number(1, MAX_RANKS)(text)
-    except ValueError as error:
-        raise ValueError(f"auto or {error}") from None
+parse_num_proc = number_or("auto", 1, MAX_RANKS)
+"""``auto`` (None: every slot) or a number of ranks."""
 
-
-def parse_stdin(text: str) -> int | None:
-    """``none`` (None) or the number of a rank."""
-    if text.strip() == "none":
-        return None
-    try:
-        return whole_number(0, MAX_RANKS)(text)
-    except ValueError as error:
-        raise ValueError(f"none or {error}") from None
+parse_stdin = number_or("none", 0, MAX_RANKS)
+"""``none`` (None) or the number of a rank."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class LaunchOptions(ClusterSettings):
     num_proc: int | None = option(
         None,
         "num-proc",
-        "number of ranks; auto: one a GPU, or without GPUs one a core",
+        "number of ranks; auto: one per GPU, or without GPUs one per core",
         JOB,
         parse=parse_num_proc,
         metavar="N|auto",
@@ -115,7 +112,7 @@ class LaunchOptions(ClusterSettings):
         "plan for another machine: a folder with proc/ and sys/, a hwloc archive, lstopo XML, or our JSON",
         JOB,
         metavar="SRC",
-        commands=("run", "topo"),
+        commands=("run", "topo", "fit"),
     )
     forward: tuple[str, ...] = option(
         (),
@@ -132,7 +129,7 @@ class LaunchOptions(ClusterSettings):
     jobs_dir: str = option(
         "/tmp",  # noqa: S108 - launch.system.job_board says how this is safe
         "jobs-dir",
-        "where the running jobs of this machine are written down for each other",
+        "folder in which the running jobs of this machine find each other",
         JOB,
         metavar="DIR",
         commands=("run", "check"),
@@ -156,18 +153,18 @@ class LaunchOptions(ClusterSettings):
     stall_timeout: float = option(
         60.0,
         "stall-timeout",
-        "seconds without output or use of the CPU after which it is told who waits for whom; 0: never",
+        "seconds without output or CPU use after which a warning says who waits for whom; 0: never",
         JOB,
         parse=real_number(0, 86400),
         metavar="S",
     )
     stall_kill: bool = switch(
-        False, "stall-kill", "end a job in which so long nobody gets on, with code 124", JOB
+        False, "stall-kill", "end a job that has stood still for --stall-timeout, with code 124", JOB
     )
     output_dir: str | None = option(
         None,
         "output-dir",
-        "write one file a rank and stream into a new folder there, and receipts.json",
+        "write one file per rank and stream into a new folder there, and receipts.json",
         OUTPUT,
         metavar="DIR",
     )
@@ -178,10 +175,32 @@ class LaunchOptions(ClusterSettings):
     quiet: bool = switch(
         False,
         "quiet",
-        "say only what is wrong: no table of ranks that are verified, no warnings",
+        "say only what is wrong: no table of verified ranks or of running jobs, no warnings",
         OUTPUT,
         flags=("-q",),
+        commands=("run", "top"),
     )
+    live: bool = switch(
+        False, "live", "show a table of what the ranks do, on a terminal in place of their output", OUTPUT
+    )
+    metrics: str | None = option(
+        None,
+        "metrics",
+        "keep figures of the ranks in this file, for Prometheus (textfile collector)",
+        OUTPUT,
+        metavar="FILE",
+        commands=("run", "top"),
+    )
+    period: float = option(
+        2.0,
+        "period",
+        "seconds between two looks of --live, --metrics and top",
+        OUTPUT,
+        parse=real_number(0.5, 3600),
+        metavar="S",
+        commands=("run", "top"),
+    )
+    once: bool = switch(False, "once", "look once, and print text", OUTPUT, commands=("top",), in_file=False)
     stdin: int | None = option(
         None,
         "stdin",
@@ -193,13 +212,23 @@ class LaunchOptions(ClusterSettings):
     max_restarts: int = option(
         0,
         "max-restarts",
-        "start the whole job again when a rank fails, so many times, from the script's own checkpoint",
+        "how many times a failed job is started again as a whole, from the script's own checkpoint",
         JOB,
         parse=whole_number(0, 10_000),
         metavar="N",
     )
     dry_run: bool = switch(False, "dry-run", "print the plan and start nothing, like `lmsrun plan`", OUTPUT)
-    json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check"))
+    json: bool = switch(False, "json", "print JSON", OUTPUT, commands=("run", "topo", "check", "fit"))
+    target: str | None = option(
+        None,
+        "target",
+        "the GPUs to forecast a step for, between commas: V100-16, V100-32, A100-40, A100-80, H100, H200, "
+        "GH200, RTX4090, L4 (default A100-80), all of these, or here: the device at hand",
+        OUTPUT,
+        metavar="GPUS",
+        commands=("fit",),
+        in_file=False,
+    )
     save: str | None = option(
         None,
         "save",
@@ -207,6 +236,42 @@ class LaunchOptions(ClusterSettings):
         OUTPUT,
         metavar="FILE",
         commands=("topo",),
+        in_file=False,
+    )
+    svg: str | None = option(
+        None,
+        "svg",
+        "draw the machine, with lmsrun plan the ranks on it, with lmsrun fit the memory of a step, into this "
+        "SVG file",
+        OUTPUT,
+        metavar="FILE",
+        commands=("run", "topo", "fit"),
+        in_file=False,
+    )
+    png: str | None = option(
+        None,
+        "png",
+        "the same as a picture of pixels, where there is a program that paints SVG",
+        OUTPUT,
+        metavar="FILE",
+        commands=("run", "topo", "fit"),
+        in_file=False,
+    )
+    report: str | None = option(
+        None,
+        "report",
+        "when the job is over, write what it did as one HTML page, as `lmsrun report` does",
+        OUTPUT,
+        metavar="FILE",
+    )
+    out: str | None = option(
+        None,
+        "out",
+        "the page to write instead of report.html in the run folder",
+        OUTPUT,
+        metavar="FILE",
+        flags=("-o",),
+        commands=("report",),
         in_file=False,
     )
     verbose: bool = switch(
@@ -239,6 +304,8 @@ _CONTRADICTIONS = (
     ("numa", "off", "mem_policy", ("bind", "preferred")),
     ("numa", "off", "bind_method", ("numactl", "libnuma")),
     ("numa", "strict", "mem_policy", ("none",)),
+    ("numa", "off", "omp_places", ("cores", "threads")),
+    ("stall_timeout", 0.0, "stall_kill", (True,)),
     ("quiet", True, "verbose", (True,)),
 )
 
@@ -294,11 +361,10 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     origins: dict[str, str] = {}
     for file in read_files(Path(path) if path else None, environ, folder):
         own = dict(file.table)
-        lms_table |= own.pop("lms") if isinstance(own.get("lms"), dict) else {}
+        of_lms = own.pop("lms") if isinstance(own.get("lms"), dict) else {}
         values = parse_table(own, file.name)
-        file.refuse_others_programs(
-            ", ".join(sorted(OPTIONS[field].name for field in _STARTING & values.keys()))
-        )
+        file.refuse_others_texts([*_find_free_texts(values), *map("lms.{}".format, find_free_texts(of_lms))])
+        lms_table |= of_lms
         from_files.append(values)
         origins |= {field: f"{file.name}: {OPTIONS[field].name}" for field in values}
     levels = (*from_files, from_env, parsed.values)
@@ -313,6 +379,20 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         warnings,
         in_files - from_env.keys() - parsed.spelled.keys(),
     )
+
+
+def leave_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what a job in which lmsrun itself is a rank has told that rank.
+
+    Its id and its note stay: by them this job knows that the ranks around it are its own.
+    """
+    if not environ.get(f"{ENV_PREFIX}JOB_ID"):
+        return dict(environ)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_OUTER_JOB and not name.startswith(_SENT)
+    }
 
 
 def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
@@ -333,7 +413,7 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
         word = rest.pop(0)
         if word == "--":
             break
-        if word == MODULE and command == "run":
+        if word == MODULE and command in ("run", "fit"):
             if not rest:
                 raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
             rest.insert(0, word)
@@ -413,7 +493,7 @@ def check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _misspelt(word: str) -> str | None:
-    """The variable of which a name without our prefix is a misspelling."""
+    """Find the variable of which a name without our prefix is a misspelling."""
     from difflib import get_close_matches  # Only a variable that is no option pays for it.
 
     names = (declared.env_name for declared in OPTIONS.values())
@@ -423,7 +503,7 @@ def _misspelt(word: str) -> str | None:
 
 
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
+    """Parse the options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
 
     Raises:
         UsageError: For an unknown key (naming the nearest one) or a value that its option cannot have.
@@ -441,6 +521,15 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
             raise UsageError(f"{source}: {name} is there twice, as {name} and as {name.replace('-', '_')}")
         values[field] = _from_toml(declared, value, f"{source}: {key}")
     return values
+
+
+def _find_free_texts(values: Mapping[str, Any]) -> list[str]:
+    """Name the options whose values are no switch, number or declared word: programs, paths, hosts ..."""
+    return sorted(
+        OPTIONS[field].name
+        for field, value in values.items()
+        if isinstance(value, (str, tuple)) and value not in OPTIONS[field].words
+    )
 
 
 def _from_toml(declared: Option, value: Any, where: str) -> Any:
@@ -479,7 +568,7 @@ def refuse_contradictions(levels: Sequence[Mapping[str, Any]], origins: Mapping[
 
 
 def render_argv(parsed: Parsed, leave_out: frozenset[str]) -> list[str]:
-    """A command line that says the same as ``parsed``, without the fields that are left out."""
+    """Render a command line that says the same as ``parsed``, without the fields that are left out."""
     words: list[str] = []
     for field, value in parsed.values.items():
         declared = OPTIONS[field]

@@ -98,7 +98,7 @@ def read_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[H
 
 
 def _named_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple[tuple[Host, ...], str]:
-    """The hosts that somebody named, and who did."""
+    """Find the hosts that somebody named, and who did."""
     known: tuple[Host, ...] = ()
     where = ""
     if options.hostfile:

@@ -89,7 +89,7 @@ def refuse_troubles(probed: Probed, hosts: int) -> None:
 
 
 def _hosts_to_ask(resolved: ResolvedJob, place: Place) -> tuple[str, ...]:
-    """The hosts that get ranks; all of them while the slots of some are for the machines to tell."""
+    """Choose the hosts that get ranks; all of them while the slots of some are for the machines to tell."""
     if any(host.slots is None for host in place.hosts):
         return tuple(host.name for host in place.hosts)
     return tuple(share.host for share in resolved.deal(place, resolved.options.oversubscribe))
@@ -159,7 +159,7 @@ def _ask_again(answered: Round, environ: Mapping[str, str], timeout_s: float) ->
 
 
 def _ask_by_ssh(hosts: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[HostReport, ...]:
-    """This host needs no ssh to answer."""
+    """Ask other hosts by ssh; this host needs none to answer."""
     reports = {report.host: report for report in ask_by_ssh([*filterfalse(is_here, hosts)], timeout_s)}
     return tuple(reports.get(host) or _ask_here(host, environ) for host in hosts)
 

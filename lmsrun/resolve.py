@@ -17,7 +17,7 @@ from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
 from lms.config import doubtful_variables
-from lmsrun.file_checks import check_named_files, check_program, check_timeline
+from lmsrun.file_checks import check_named_files, check_program, check_timeline, doubt_program
 from lmsrun.options import LaunchOptions, Request
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class ResolvedJob:
     """Those of hosts that have answered."""
     framework: FrameworkChoice = FrameworkChoice("horovod", "as asked", "init")
     """How its ranks find each other."""
+    record_dir: str = ""
+    """Where its ranks leave reports: its run folder, or one until the page is written; empty: nowhere."""
 
     def machine_of(self, host: str) -> Machine:
         """Give a host's machine; one that has not answered is taken to be like this one."""
@@ -108,7 +110,15 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     )
     may_ask = not (options.dry_run and "mpirun" in request.from_files)
     untold = () if may_ask or place is None or place.program is None else (_said_of_mpirun(request),)
-    warnings = (*unread, *unset, *doubtful_variables({*environ, *given}), *framework.warnings, *untold)
+    doubted = doubt_program(request.program, environ) if options.dry_run and only_here and is_live else ()
+    warnings = (
+        *unread,
+        *unset,
+        *doubtful_variables({*environ, *given}),
+        *framework.warnings,
+        *untold,
+        *doubted,
+    )
     return ResolvedJob(
         options,
         environ,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from lmsrun.check import Finding, read_around, report
-from lmsrun.commands.common import answer_wish, describe_origin, refuse_program
+from lmsrun.command_steps import answer_wish, describe_origin, refuse_program
 from lmsrun.options import OPTIONS, LaunchOptions, Parsed, parse_argv, read_request
 
 USAGE = "lmsrun check [--json]"

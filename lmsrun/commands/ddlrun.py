@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from launch.backends.ddlrun import parse_ddlrun
-from lmsrun.commands.common import say
+from launch.backends.ddlrun import describe_flags, parse_ddlrun
+from lmsrun.command_steps import say
 from lmsrun.commands.run import obey
+from lmsrun.manual.pages import Flag, Value
 from lmsrun.options import parse_argv
 
 USAGE = "lmsrun [options] ddlrun [ddlrun's options] PROGRAM [ARGS]\n       lmsrun plan [options] ddlrun ..."
@@ -16,6 +17,7 @@ EXAMPLES = (
     ("lmsrun ddlrun -H h1,h2 --accelerators 4 train.py", "four ranks on each of two hosts"),
     ("lmsrun plan ddlrun -H h1,h2 train.py", "what would be started"),
 )
+OPERAND = "PROGRAM"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -29,3 +31,11 @@ def translate(argv: Sequence[str]) -> list[str]:
     for note in request.notes:
         say(note)
     return [*request.options, "--", *request.program]
+
+
+def read_flags() -> tuple[Flag, ...]:
+    """Its own options, for pages and shells."""
+    return tuple(
+        Flag(spellings, Value(metavar) if metavar else None, text)
+        for spellings, metavar, text in describe_flags()
+    )

@@ -7,6 +7,7 @@ from lmsrun.commands.run import obey, parse_command_line
 USAGE = "lmsrun plan -np N [options] [--] PROGRAM [ARGS]"
 ABOUT = "Print what `run` would start: a table, or JSON. Nothing is started."
 EXAMPLES = ()
+OPERAND = "PROGRAM"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -4,19 +4,20 @@ Imports that not all jobs need are made where they are needed: the time to the f
 """
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.model.errors import LmsrunError, PlanError, UsageError
+from launch.model.errors import PlanError, UsageError
 from launch.model.rank_variables import ATTEMPT
-from lmsrun.commands.common import answer_wish, describe_origin, read_sources, say
+from lmsrun.command_steps import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
-from lmsrun.options import LaunchOptions, Parsed, Request, parse_argv
+from lmsrun.options import LaunchOptions, Parsed, Request, leave_outer_job, parse_argv
 from lmsrun.resolve import ResolvedJob, resolve_job
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 USAGE = (
     "lmsrun [run] -np N [options] [--] PROGRAM [ARGS]\n"
     "       lmsrun [run] -np N [options] -m MODULE [ARGS]\n"
-    "       lmsrun help plan|topo|check|worker|ddlrun|build-horovod|version"
+    "       lmsrun help plan|topo|report|check|fit|top|worker|ddlrun|build-horovod|completion|version"
 )
 ABOUT = (
-    "Start one bound process a GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
+    "Start one bound process per GPU (or CPU ranks without GPUs), with Large Model Support on in each.\n"
     "A PROGRAM ending in .py, and -m MODULE, run under this Python. Everything after PROGRAM belongs to it."
 )
 EXAMPLES = (
@@ -46,6 +47,7 @@ EXAMPLES = (
     ("lmsrun plan -np 6 --topology ac922.json train.py", "what it would be on another"),
     ("mpirun -np 4 lmsrun worker -- python train.py", "bound and verified under your own launcher"),
 )
+OPERAND = "PROGRAM"
 
 _HOPELESS = {
     2: "its command line is wrong",
@@ -74,6 +76,7 @@ def obey(command: str, parsed: Parsed, environ: Mapping[str, str]) -> int:
     """Do what was parsed; ``plan`` is a dry run that asks no host."""
     if answer_wish(command, parsed):
         return 0
+    environ = leave_outer_job(environ)
     request, is_plan = read_sources(parsed, environ), command == "plan"
     if is_plan:
         request = replace(request, options=replace(request.options, dry_run=True))
@@ -93,6 +96,9 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
         raise UsageError(
             f"{request.origins['json']} prints a plan; use `lmsrun plan --json`, or --output-dir DIR"
         )
+    for drawn in ("svg", "png"):
+        if getattr(options, drawn) and not options.dry_run:
+            raise UsageError(f"{request.origins[drawn]} draws a plan; use `lmsrun plan --{drawn} FILE`")
     if options.print_script:
         return _print_script(request, parsed, environ)
     job = _with_run_folder(resolve_job(request, environ, is_plan))
@@ -100,18 +106,26 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
     is_worth_a_line = framework.name == "tensorflow" or options.verbose
     if options.framework == "auto" and is_worth_a_line and not options.quiet:
         say(f"framework: {framework.name} ({framework.why})")
+    if framework.misses_horovod and not options.quiet:
+        from lmsrun.wheels.build_horovod import describe_worth
+
+        say(describe_worth())
     return _run_here(job) if job.place is None else _run_by_launcher(job, job.place)
 
 
 def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
-    """The job with a new folder of its own as its output folder; the folder is made when it starts."""
-    if job.options.dry_run or not job.options.output_dir:
+    """Give the job a new folder of its own for output or reports; the folder is made when it starts."""
+    if job.options.dry_run or not (job.options.output_dir or job.options.report):
         return job
+    if not job.options.output_dir:
+        temporary = job.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - made with mode 0700 and a random name
+        return replace(job, record_dir=os.path.abspath(f"{temporary}/lmsrun-report-{os.urandom(8).hex()}"))
     from launch.cluster.batch_script import job_name
     from launch.supervise.run_folder import name_run_folder
 
     folder = name_run_folder(job.options.output_dir, job_name(job.request.program), time.time())
-    return replace(job, options=replace(job.options, output_dir=str(folder)))
+    options = replace(job.options, output_dir=str(folder))
+    return replace(job, options=options, record_dir=os.path.abspath(folder))
 
 
 def _run_here(job: ResolvedJob) -> int:
@@ -131,13 +145,25 @@ def _run_here(job: ResolvedJob) -> int:
                     "this machine has no CPU that the job may use; check the cpuset and the affinity"
                 )
             plan = plan_local_job(job.machine, replace(request, local_world_size=ranks, world_size=ranks))
-            plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings))
+            apart = _doubt_meeting(plan, job)
+            plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings, *apart))
             if job.options.dry_run:
                 return _show(plan, job)
             check_python(job.options.python, job.environ)
             _check_cpus(plan, job.options)
             note = write_down(job, plan, frozenset({job.request.host}), board)
     return _start_noted(plan, job, note)
+
+
+def _doubt_meeting(plan: "LaunchPlan", job: ResolvedJob) -> tuple[str, ...]:
+    """Warn of ranks that do not know of each other, as far as the script tells."""
+    if plan.world_size == 1 or not job.framework.is_apart:
+        return ()
+    doubt = (
+        "the script names neither Horovod nor MultiWorkerMirroredStrategy; unless a module that it imports "
+        "does, each rank trains a model of its own (see lms.hvd)"
+    )
+    return (doubt,)
 
 
 def _start_noted(
@@ -193,6 +219,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
             if place.only_here:
                 job = _take_free_slots(look_around(job, board), job, place)
             plan, command = plan_cluster(job, place)
+            plan = replace(plan, warnings=(*plan.warnings, *_doubt_meeting(plan, job)))
             here = frozenset(host.name for host in place.hosts if is_here(host.name))
             note = None if options.dry_run else write_down(job, plan, here, board)
     if (options.launcher == "auto" or options.verbose) and not options.quiet:
@@ -228,13 +255,22 @@ def _take_free_slots(busy: "Busy", job: ResolvedJob, place: "Place") -> Resolved
 def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
     from lmsrun.render.plan import print_plan
 
-    _check_stdin(job.options.stdin, plan.world_size)
-    print_plan(plan, job.machine, job.options.json, job.options.verbose, job.machines)
+    options = job.options
+    _check_stdin(options.stdin, plan.world_size)
+    if options.svg or options.png:
+        from lmsrun.command_steps import write_drawings
+        from lmsrun.draw.marks import mark_plan
+        from lmsrun.draw.plan import draw_plan
+
+        machines = {rank.host: job.machine_of(rank.host) for rank in plan.ranks}
+        write_drawings(draw_plan(mark_plan(plan), machines), options, job.environ)
+    if options.json or not (options.svg or options.png):
+        print_plan(plan, job.machine, options.json, options.verbose, job.machines)
     return 0
 
 
 def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
-    """A plan for another machine must not start here."""
+    """Refuse a plan for another machine: it must not start here."""
     here = os.sched_getaffinity(0)
     for rank in plan.ranks:
         if not rank.cpus <= here:
@@ -248,18 +284,20 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
 
 def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | None" = None) -> int:
     from launch.supervise.job import JobOptions
+    from lmsrun.report.recording import recorded
 
     options = job.options
     _check_stdin(options.stdin, plan.world_size)
+    if options.live:
+        from lmsrun.watching import check_live
+
+        check_live(options)
     for warning in () if options.quiet else plan.warnings:
         say(f"warning: {warning}")
-    if options.output_dir:
-        from launch.supervise.run_folder import make_run_folder, remove_unused
-
-        make_run_folder(Path(options.output_dir))
     supervised = JobOptions(
         grace_period_s=options.grace_period,
         output_dir=Path(options.output_dir) if options.output_dir else None,
+        record_dir=Path(job.record_dir) if job.record_dir and not options.output_dir else None,
         tag_output=options.tag_output if make_command is None else False,
         numa=options.numa,
         receipt_timeout_s=options.receipt_timeout,
@@ -268,20 +306,26 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | No
         verbose=options.verbose,
         environ=dict(job.environ),
         command_line=_shown_command_line(options),
+        title=shlex.join(job.request.program),
         last_stage=job.framework.last_stage,
         timestamps=options.timestamps,
         quiet=options.quiet,
         stdin=options.stdin,
     )
-    if supervised.output_dir is None:
-        return _run_often_enough(plan, supervised, make_command, options.max_restarts)
-    if not options.quiet:
-        say(f"output goes to {supervised.output_dir}")
-    try:
-        return _run_often_enough(plan, supervised, make_command, options.max_restarts)
-    except LmsrunError:
-        remove_unused(supervised.output_dir)
-        raise
+    with recorded(plan, job):
+        if supervised.output_dir is not None and not options.quiet:
+            say(f"output goes to {supervised.output_dir}")
+        with _watched(options, supervised) as watched:
+            return _run_often_enough(plan, watched, make_command, options.max_restarts)
+
+
+def _watched(options: LaunchOptions, supervised: "JobOptions") -> "AbstractContextManager[JobOptions]":
+    """Have the job followed by ``lmsrun top`` where that is asked for."""
+    if not (options.live or options.metrics):
+        return nullcontext(supervised)
+    from lmsrun.watching import watched
+
+    return watched(options, supervised)
 
 
 def _run_often_enough(
@@ -290,10 +334,16 @@ def _run_often_enough(
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
     from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
 
-    rank_failed = mmap(-1, 1)
+    rank_failed, give_again = mmap(-1, 1), _keep_stdin(options.stdin if restarts else None)
+    earlier: tuple[dict[str, object], ...] = ()
     for attempt in range(restarts + 1):
         rank_failed[0] = 0
-        told = replace(options, environ={**options.environ, ATTEMPT: str(attempt)})
+        told = replace(
+            options,
+            environ={**options.environ, ATTEMPT: str(attempt)},
+            job_dir=options.output_dir,
+            earlier=earlier,
+        )
         code = _run_attempt(plan, told, make_command, attempt, rank_failed)
         if not rank_failed[0] or not restarts:
             break
@@ -301,8 +351,28 @@ def _run_often_enough(
             say(f"not started again: code {code} says that {_HOPELESS[code]}")
             break
         if attempt < restarts:
-            say(f"a rank failed with code {code}; restart {attempt + 1} of {restarts}")
+            say(f"a rank failed with code {code}; restart {attempt + 1} of {restarts}{give_again()}")
+            if options.output_dir is not None:
+                from launch.supervise.run_folder import set_aside
+
+                earlier = (*earlier, set_aside(options.output_dir, attempt))
     return code
+
+
+def _keep_stdin(rank: int | None) -> "Callable[[], str]":
+    """Note where standard input begins; returns what gives it again, or says that it cannot be."""
+    if rank is None:
+        return str
+    try:
+        start = os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return lambda: f"; rank {rank} reads on where the last attempt stopped, for standard input is no file"
+
+    def give_again() -> str:
+        os.lseek(0, start, os.SEEK_SET)
+        return ""
+
+    return give_again
 
 
 def _run_attempt(
@@ -318,7 +388,9 @@ def _run_attempt(
 
     folder = options.output_dir
     if number and folder is not None:
-        folder = folder / f"restart-{number}"
+        from launch.supervise.run_folder import restart_folder
+
+        folder = folder / restart_folder(number)
     options = replace(options, output_dir=folder)
     if make_command is None:
         return run_job(plan, options, render_receipts, rank_failed)
@@ -344,7 +416,7 @@ def _check_stdin(rank: int | None, world_size: int) -> None:
 
 
 def _shown_command_line(options: LaunchOptions) -> tuple[str, ...]:
-    """What was typed, with a mask in place of the values of variables."""
+    """Mask the values of variables in what was typed."""
     secrets = [item for item in options.forward if "=" in item]
     shown = []
     for word in sys.argv:

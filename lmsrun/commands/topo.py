@@ -7,14 +7,18 @@ from pathlib import Path
 from launch.discover import read_machine
 from launch.discover.saved import to_json
 from launch.model.errors import UsageError
-from lmsrun.commands.common import answer_wish, read_sources, refuse_program, say
+from lmsrun.command_steps import answer_wish, read_sources, refuse_program, say, write_drawings
+from lmsrun.file_checks import refuse_same_file
 from lmsrun.options import parse_argv
 from lmsrun.render.plan import render_json
 from lmsrun.render.topology import render_tree
 
 USAGE = "lmsrun topo [options]"
 ABOUT = "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs."
-EXAMPLES = (("lmsrun topo --save node.json", "for --topology node.json elsewhere"),)
+EXAMPLES = (
+    ("lmsrun topo --save node.json", "for --topology node.json elsewhere"),
+    ("lmsrun topo --svg node.svg", "a drawing of it"),
+)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -24,7 +28,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     refuse_program("topo", parsed)
     options = read_sources(parsed, environ).options
+    refuse_same_file(options, ("svg", "png", "save"))
     machine = read_machine(options.topology)
+    if options.svg or options.png:
+        from lmsrun.draw.machine import draw_machine
+
+        write_drawings(draw_machine(machine, is_here=not options.topology), options, environ)
     if options.save:
         try:
             Path(options.save).write_text(render_json(to_json(machine)) + "\n", encoding="utf-8")
@@ -35,7 +44,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         say(f"wrote {options.save}; replay it with --topology {options.save}")
     if options.json:
         print(render_json(to_json(machine)))
-    elif not options.save:
+    elif not (options.save or options.svg or options.png):
         print(render_tree(machine, plain=not _takes_lines(sys.stdout.encoding)))
     return 0
 

@@ -12,9 +12,10 @@ USAGE = "lmsrun worker -- PROGRAM ARGS"
 ABOUT = (
     "Bind this rank on its own machine, verify it, and become the program. Which rank it is, say\n"
     "the variables of the launcher that started it: Horovod, Open MPI, Spectrum MPI, MPICH, Intel MPI,\n"
-    "jsrun, Slurm or torchrun. Options come as LMSRUN_... variables: see lmsrun --help."
+    "jsrun, Slurm, Flux or torchrun. Options come as LMSRUN_... variables: see lmsrun --help."
 )
 EXAMPLES = ()
+OPERAND = "PROGRAM"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _take_environment(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """The environment of a job whose launcher would put it on command lines, from a file of lmsrun's own."""
+    """Read the job's environment from lmsrun's own file where a launcher would put it on command lines."""
     if argv[:1] != [ENVIRONMENT] or len(argv) < 2:
         return argv, environ
     try:

@@ -13,8 +13,10 @@ from typing import Any
 
 from launch.model.idset import format_ids
 from launch.model.plan import SCHEMA, LaunchPlan, RankPlan
+from launch.model.rank_variables import IDENTITY
 from launch.model.text import count_of, printable
 from launch.model.topology import Gpu, Machine
+from launch.plan_host.rank_env import LIMIT_VARIABLES
 
 _HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
 _GPU_COLUMN = 1
@@ -27,7 +29,7 @@ def render_json(value: Any) -> str:
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan under schema ``lmsrun.plan/1``; unknown is null, ids are lists such as ``"0-3,8"``."""
+    """Convert the plan to schema ``lmsrun.plan/1``; unknown is null, ids are lists such as ``"0-3,8"``."""
     return {
         "schema": SCHEMA,
         "world_size": plan.world_size,
@@ -80,7 +82,7 @@ def render_plan(
     verbose: bool = False,
     machines: Mapping[str, Machine] = MappingProxyType({}),
 ) -> str:
-    """The plan as text: one row a rank, then warnings, environment, and commands as a shell takes them."""
+    """Render the plan: one row per rank, then warnings, environment, and commands as a shell takes them."""
     plan = _masked(plan)
     machine_of = {rank.host: machines.get(rank.host, machine) for rank in plan.ranks}
     many_hosts = len({rank.host for rank in plan.ranks}) > 1
@@ -91,10 +93,13 @@ def render_plan(
     ]
     if plan.warnings:
         parts.append("\n".join(["warnings:", *(_wrapped(warning, width) for warning in plan.warnings)]))
-    parts.append("\n".join(["environment of every rank:", *_shared_env(plan)]))
-    if verbose:
-        own = [f"  rank {rank.rank}: {_assignments(_own_env(plan, rank))}" for rank in plan.ranks]
-        parts.append("\n".join(["and of each:", *own]))
+    shared = _shared(plan)
+    lines = [f"  {shlex.quote(name)}={shlex.quote(value)}" for name, value in shared.items()]
+    parts.append("\n".join(["environment of every rank:", *lines]))
+    own = {rank.rank: _own_env(rank, shared, verbose) for rank in plan.ranks}
+    if any(own.values()):
+        lines = [f"  rank {number}: {_assignments(env)}" for number, env in own.items()]
+        parts.append("\n".join(["and of each:", *lines]))
     parts.append("\n".join(["commands:", *(f"  {shlex.join(command)}" for command in plan.commands)]))
     # A saved topology may carry any text, and so may the program's arguments.
     return printable("\n\n".join(parts), keep="\n\t")
@@ -115,7 +120,7 @@ def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
 
 
 def _models(plan: LaunchPlan) -> list[str]:
-    """The kinds of GPU in the plan; a single one is named once, above the table."""
+    """List the kinds of GPU in the plan; a single one is named once, above the table."""
     kinds = {
         (rank.gpu.name or "model unknown")
         + (f", {rank.gpu.memory_bytes >> 20} MiB each" if rank.gpu.memory_bytes else ", memory unknown"): None
@@ -141,9 +146,7 @@ def _row(rank: RankPlan, machine: Machine, name_gpu: bool, name_host: bool) -> t
 def _gpu_text(gpu: Gpu | None, with_name: bool) -> str:
     if gpu is None:
         return "-"
-    return " ".join(
-        filter(None, [f"{gpu.index}:", gpu.pci_bus_id or gpu.uuid, gpu.name if with_name else None])
-    )
+    return " ".join(filter(None, [f"{gpu.index}:", gpu.address or gpu.uuid, gpu.name if with_name else None]))
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> str:
@@ -184,20 +187,18 @@ def _shared(plan: LaunchPlan) -> dict[str, str]:
     }
 
 
-def _shared_env(plan: LaunchPlan) -> list[str]:
-    return [f"  {shlex.quote(name)}={shlex.quote(value)}" for name, value in _shared(plan).items()]
-
-
-def _own_env(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
-    shared = _shared(plan)
-    return {name: value for name, value in rank.env.items() if name not in shared and name != "LMSRUN_EXPECT"}
+def _own_env(rank: RankPlan, shared: Mapping[str, str], verbose: bool) -> dict[str, str]:
+    """Return what this rank alone gets; with ``verbose`` also its number and limit, which the table has."""
+    left_out = {"LMSRUN_EXPECT"} if verbose else {*IDENTITY, *LIMIT_VARIABLES}
+    left_out |= shared.keys()
+    return {name: value for name, value in rank.env.items() if name not in left_out}
 
 
 MASK = "***"
 
 
 def _masked(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with a mask in place of values that may be secrets."""
+    """Mask values of the plan that may be secrets."""
 
     def mask(rank: RankPlan) -> RankPlan:
         env = {name: MASK if name in plan.masked else value for name, value in rank.env.items()}

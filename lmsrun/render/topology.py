@@ -22,7 +22,7 @@ def render_tree(machine: Machine, *, plain: bool = False) -> str:
 
     Plain text: it needs no package and reads the same in a terminal, a log and a mail, if ``plain`` in ASCII.
     """
-    lines = [f"{machine.source}: {machine.architecture}, {_counts(machine)}"]
+    lines = [f"{machine.source}: {machine.architecture}, {describe_counts(machine)}"]
     nodes_of: dict[int | None, list[_Branch]] = {}
     cores_of = Counter(core.numa_node for core in machine.cores)
     for node in machine.numa_nodes:
@@ -39,7 +39,8 @@ def render_tree(machine: Machine, *, plain: bool = False) -> str:
     return text.translate(_PLAIN) if plain else text
 
 
-def _counts(machine: Machine) -> str:
+def describe_counts(machine: Machine) -> str:
+    """Say in one line how many parts of each kind a machine has."""
     cpus = sum(len(core.cpus) for core in machine.cores)
     counted = (
         (len(machine.packages), "socket"),
@@ -67,7 +68,7 @@ def _gpu_text(gpu: Gpu) -> str:
     known = filter(None, (gpu.name or gpu.vendor, format_size(gpu.memory_bytes), gpu.uuid))
     where = "" if gpu.numa_node is not None else ", NUMA node unknown"
     near = f", near CPUs {format_ids(gpu.cpus)}" if gpu.cpus and where else ""
-    return f"GPU {gpu.index}: {gpu.pci_bus_id}, {', '.join(known)}{where}{near}"
+    return f"GPU {gpu.index}: {gpu.address}, {', '.join(known)}{where}{near}"
 
 
 def _allowed(machine: Machine) -> str:

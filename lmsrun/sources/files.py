@@ -5,7 +5,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,29 +35,32 @@ class OptionsFile:
     is_of_folder: bool = False
     """Whether it counts because of the current folder; ``--config`` takes its place."""
 
-    def refuse_others_programs(self, named: str) -> None:
-        """Refuse a file by which somebody else could have this user start programs of his.
+    def refuse_others_texts(self, texts: Sequence[str]) -> None:
+        """Refuse texts of somebody else: they could have this user start, write or connect to what he likes.
+
+        Switches, numbers and words that are declared name nothing outside of lmsrun, and may stand there.
 
         Args:
-            named: The options of the file that say what to start.
+            texts: The keys of the file whose values are free texts.
 
         Raises:
-            UsageError: If another user than this one or root owns it or can write it.
+            UsageError: If another user than this one or root owns the file or can write it.
         """
-        if self.is_asked or not named:
+        if self.is_asked or not texts:
             return
-        found = self.status
+        found, named = self.status, ", ".join(texts)
         remedy = "look at it, then have it belong to you or root"
         if self.is_of_folder:
             remedy = f"look at it, then give --config {self.path}, or go to another folder"
         if found.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"{self.name} belongs to user {found.st_uid} and says what to start ({named}); {remedy}"
+                f"{self.name} belongs to user {found.st_uid} and says what to start or where ({named}); "
+                f"{remedy}"
             )
         by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
         if found.st_mode & stat.S_IWOTH or by_group:
             raise UsageError(
-                f"{self.name} can be written by others and says what to start ({named}); "
+                f"{self.name} can be written by others and says what to start or where ({named}); "
                 f"look at it, then chmod go-w {self.path}"
             )
 

@@ -71,7 +71,7 @@ class Toolchain:
     nccl: str | None
 
     def missing(self) -> list[tuple[str, str]]:
-        """(what, remedy) of everything without which no build can succeed."""
+        """List (what, remedy) of everything without which no build can succeed."""
         checks: list[tuple[object, str, str]] = [
             (
                 self.tensorflow,
@@ -151,7 +151,7 @@ def parse_mpi(text: str) -> str:
 
 
 def read_nccl(environ: Mapping[str, str]) -> str | None:
-    """The version of the NCCL headers where Horovod's CMake looks for them, or None."""
+    """Read the version of the NCCL headers where Horovod's CMake looks for them; None when there are none."""
     homes = [environ.get(name, "") for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA_HOME")]
     for home in [*filter(None, homes), "/usr", "/usr/local/cuda"]:
         try:
@@ -204,7 +204,7 @@ def unpack(archive: Path, target: Path) -> Path:
 
 @contextmanager
 def progress(title: str, stream_is_tty: bool) -> Iterator[Callable[[int], None]]:
-    """A bar for people, a line every tenth for logs; the callable takes the percentage reached."""
+    """Show a bar to people, a line every tenth to logs; the callable takes the percentage reached."""
     try:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
@@ -337,8 +337,22 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def estimate_minutes(jobs: int) -> int:
+    """How long compiling takes with so many compilers at a time."""
+    return -(-(CPU_SECONDS // jobs + OTHER_SECONDS) // 60)
+
+
+def describe_worth() -> str:
+    """Say in one line what Horovod brings and what it costs, for those who do not have it."""
+    jobs = len(os.sched_getaffinity(0))
+    return (
+        "Horovod would bring Keras's fit over several ranks and elastic jobs; `lmsrun build-horovod` builds "
+        f"it, once, in about {estimate_minutes(jobs)} min; MultiWorkerMirroredStrategy trains without it"
+    )
+
+
 def obtain_wheel(tools: Toolchain, cache: Path, jobs: int, environ: Mapping[str, str]) -> Path:
-    """The wheel for these tools, from the cache or built and verified now."""
+    """Obtain the wheel for these tools: from the cache, or built and verified now."""
     home = cache / tools.cache_key()
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / f"{tools.cache_key()}.lock"):
@@ -353,9 +367,8 @@ def obtain_wheel(tools: Toolchain, cache: Path, jobs: int, environ: Mapping[str,
             print(
                 "horovod: no mpicxx found, building with Gloo only; apt-get install libopenmpi-dev adds MPI"
             )
-        minutes = -(-(CPU_SECONDS // jobs + OTHER_SECONDS) // 60)
         print(
-            f"horovod: building takes about {minutes} min with {jobs} compilers at a time; "
+            f"horovod: building takes about {estimate_minutes(jobs)} min with {jobs} compilers at a time; "
             f"then it is kept in {cache}"
         )
         started = time.monotonic()
@@ -372,7 +385,7 @@ def obtain_wheel(tools: Toolchain, cache: Path, jobs: int, environ: Mapping[str,
 
 
 def installed_from() -> str | None:
-    """The URL that the installed Horovod came from, or None."""
+    """Read the URL that the installed Horovod came from; None when none is known."""
     try:
         text = importlib.metadata.distribution("horovod").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -392,6 +405,13 @@ def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
     print(f"horovod: installed into {sysconfig.get_path('purelib')}", flush=True)
 
 
+FLAGS = (
+    ("--jobs", "N", "how many compilers may run at a time, where not one a CPU"),
+    ("--check", "", "only say what the build would use and what is missing"),
+)
+"""The options: how each is typed, what follows it, what it means."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse in one line."""
@@ -401,12 +421,10 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Build or find the wheel and install it; 1 with one line when that cannot be done."""
     parser = _Parser("lmsrun build-horovod", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--jobs", type=_at_least_one, default=len(os.sched_getaffinity(0)), help="compilers at a time (CPUs)"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="only say what the build would use and what is missing"
-    )
+    (jobs, metavar, jobs_help), (check, _, check_help) = FLAGS
+    cpus = len(os.sched_getaffinity(0))
+    parser.add_argument(jobs, type=_at_least_one, default=cpus, metavar=metavar, help=jobs_help)
+    parser.add_argument(check, action="store_true", help=check_help)
     options = parser.parse_args(argv)
     tools = read_toolchain(environ)
     if options.check:

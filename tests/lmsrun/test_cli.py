@@ -12,7 +12,7 @@ import pytest
 
 from launch.discover.saved import to_json
 from launch.model.plan import SHIM
-from lmsrun import __version__
+from lms import __version__
 from lmsrun.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -124,7 +124,7 @@ def test_a_key_of_the_file_is_named(here: Path, capsys: pytest.CaptureFixture[st
     assert second.startswith("lmsrun: LMS: [lms] of the options' file: unknown key 'enabeld'")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "topo", "check", "worker"])
+@pytest.mark.parametrize("command", ["run", "plan", "topo", "check", "fit", "worker"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"], {}) == 0
     assert capsys.readouterr().out.startswith("usage: lmsrun ")

@@ -48,6 +48,7 @@ def test_a_dry_run_over_hosts_needs_no_launcher_here_either(capsys: Capture) -> 
     ("launcher", "environ", "said"),
     [
         ("srun", {}, "this is not inside a Slurm allocation; try salloc or sbatch (--print-script slurm"),
+        ("flux", {}, "this is not inside a Flux job; try flux alloc or flux batch (--print-script flux"),
         ("jsrun", {}, "this is not inside an LSF allocation; try bsub (--print-script lsf"),
         ("srun", {"LSB_JOBID": "7", "LSB_HOSTS": "a b"}, "this is not inside a Slurm allocation"),
     ],

@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
     (tmp_path / "hosts.sh").chmod(0o755)
     (tmp_path / "old" / "receipts.json").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe")
     for name in ("horovodrun", "mpirun"):
         tool = tmp_path / "bin" / name
         tool.parent.mkdir(exist_ok=True)
@@ -41,6 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--timeline gone/t.json --launcher horovodrun", "--timeline gone/t.json: there is no folder gone"),
         ("--timeline old --launcher horovodrun", "--timeline old is a folder; needed the name of a file"),
         ("--rankfile-out gone/ranks --launcher mpirun", "--rankfile-out gone/ranks: there is no folder gone"),
+        ("--metrics pipe", "--metrics pipe is a device or a pipe; needed the name of a file"),
+        ("--report pipe", "--report pipe is a device or a pipe"),
         ("--output-dir old", "old/receipts.json is a folder, and the receipts are to be written there"),
         ("--output-dir old --launcher mpirun", "old/receipts.json is a folder"),
         ("--output-dir plain", "the output folder plain is no folder"),
@@ -57,7 +60,9 @@ def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, ar
 
 
 def test_a_timeline_of_another_host_is_left_to_it(here: Path) -> None:
-    words = ("--no-host-probe", "-H", "far:1", "--launcher", "horovodrun", "--timeline", "/scratch.far/t")
+    # Over Gloo the host would first be handed its environment.
+    words = ("--no-host-probe", "-H", "far:1", "--launcher", "horovodrun", "--controller", "mpi")
+    words += ("--timeline", "/scratch.far/t")
     environ = {**os.environ, "PATH": f"{here / 'bin'}:{os.defpath}"}
     assert main(["run", *words, "train.py"], environ) == 0
     assert (here / "started").exists()
@@ -105,3 +110,44 @@ def test_a_script_that_is_there_is_taken_whatever_its_name(here: Path, capsys: C
     command = json.loads(capsys.readouterr().out)["commands"][0]
     # Horovod has a shell run the text.
     assert command[command.index("--host-discovery-script") + 1] == f"'{script}'"
+
+
+@pytest.mark.parametrize(
+    "argv", ["topo --svg a --png ./a", "topo --png a --save a", "plan -np 1 --svg p --png p job.py"]
+)
+def test_two_options_for_one_file_write_neither(here: Path, capsys: Capture, argv: str) -> None:
+    (here / "job.py").touch()
+    assert main(argv.split(), {"PATH": os.defpath}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "name the same file" in line and "needed a file for each" in line
+    assert not (here / "a").exists() and not (here / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("plan -np 1 --svg job.py job.py", "what the program is given"),
+        ("-np 1 --metrics ./job.py job.py", "what the program is given"),
+        ("-np 1 --report data.csv job.py data.csv", "what the program is given"),
+        ("fit --svg job.py job.py", "what the program is given"),
+        ("plan --config c.toml --png c.toml true", "what --config reads"),
+        ("plan -np 1 --svg pipe job.py", "is a device or a pipe"),
+        ("topo --save pipe", "is a device or a pipe"),
+        ("topo --svg -", "--svg - is no file; needed the name of one"),
+    ],
+)
+def test_nothing_that_is_read_is_written_over(here: Path, capsys: Capture, argv: str, said: str) -> None:
+    for name in ("job.py", "data.csv", "c.toml"):
+        (here / name).touch()
+    assert main(argv.split(), {"PATH": os.defpath}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not any((here / name).read_text() for name in ("job.py", "data.csv", "c.toml"))
+
+
+def test_a_plan_for_this_host_says_that_its_program_is_not_there(here: Path, capsys: Capture) -> None:
+    assert main(["plan", "-np", "1", "jop.py"], {"PATH": os.defpath}) == 0
+    assert "lmsrun run would start nothing: program 'jop.py' is not there" in capsys.readouterr().out
+    (here / "jop.py").touch()
+    assert main(["plan", "-np", "1", "jop.py"], {"PATH": os.defpath}) == 0
+    assert "start nothing" not in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 from launch.model.errors import UsageError
 from lmsrun.cli import main
-from lmsrun.options import Request, parse_argv, read_request
+from lmsrun.options import OPTIONS, Request, parse_argv, parse_table, read_request
 from lmsrun.sources import files
 from lmsrun.sources.files import read_file
 
@@ -73,7 +73,9 @@ def test_a_file_that_others_can_write_starts_no_program(places: Places, place: s
     path.chmod(0o644)
     assert places.read().options.mpirun == "./mpirun"
     path.chmod(0o646)
-    with pytest.raises(UsageError, match=r"can be written by others and says what to start \(mpirun\)"):
+    with pytest.raises(
+        UsageError, match=r"can be written by others and says what to start or where \(mpirun\)"
+    ):
         places.read()
     if os.geteuid() == 0:
         os.chown(path, -1, 65534)
@@ -87,8 +89,37 @@ def test_a_file_that_others_can_write_starts_no_program(places: Places, place: s
         os.chown(path, 0, 0)
     if place == "own":
         assert places.read(f"--config {path} a.py").options.mpirun == "./mpirun"
-    path.write_text("num-proc = 3\n")
-    assert places.read().options.num_proc == 3, "what starts nothing may come from there"
+    path.write_text('num-proc = 3\nnuma = "off"\ntimestamps = true\n[lms]\npolicy = "all"\nmargin = 0.2\n')
+    assert places.read().options.num_proc == 3, "what names nothing may come from there"
+
+
+@pytest.mark.parametrize(
+    "field", [name for name, one in OPTIONS.items() if one.in_file and not one.is_switch]
+)
+def test_no_text_of_a_stranger_is_taken(places: Places, field: str) -> None:
+    """Whatever options there are: what such a file may give is a number, or one of the words declared."""
+    option = OPTIONS[field]
+    for value in ("1", "00:10:00", "16G", "/tmp/x"):
+        try:
+            parsed = parse_table({option.name: value}, "here")[field]
+        except UsageError:
+            continue
+        places.own.write_text(f'{option.name} = "{value}"\n')
+        places.own.chmod(0o646)
+        if isinstance(parsed, (int, float)):
+            assert getattr(places.read().options, field) == parsed
+        else:
+            with pytest.raises(UsageError, match=rf"says what to start or where \({option.name}\)"):
+                places.read()
+
+
+@pytest.mark.parametrize("key", ["store_dir", "stats_file"])
+def test_no_path_of_a_stranger_reaches_lms(places: Places, key: str) -> None:
+    places.own.write_text(f'[lms]\nmargin = 0.2\n{key} = "/home/me/.bashrc"\n')
+    assert places.read().lms_table["margin"] == 0.2
+    places.own.chmod(0o646)
+    with pytest.raises(UsageError, match=rf"start or where \(lms.{key}\)"):
+        places.read()
 
 
 def test_plan_and_check_say_who_gave_a_value(
@@ -114,4 +145,4 @@ def test_a_file_is_judged_as_it_was_when_it_was_read(tmp_path: Path) -> None:
     path.unlink()
     path.write_text("")
     with pytest.raises(UsageError, match="can be written by others"):
-        read.refuse_others_programs("mpirun")
+        read.refuse_others_texts(["mpirun"])

@@ -10,7 +10,7 @@ import pytest
 from launch.model.errors import UsageError
 from launch.model.settings import parse_size
 from lms.config import LMSConfig, doubtful_variables
-from lmsrun.help_text import render_help, render_reference
+from lmsrun.help_text import render_commands, render_help, render_reference, render_settings
 from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
 
 
@@ -243,6 +243,14 @@ def test_the_page_of_options_is_current(golden: Callable[[str, str], None]) -> N
     golden("../../docs/options.md", render_reference())
 
 
+def test_the_page_of_commands_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/reference/commands.md", render_commands())
+
+
+def test_the_page_of_settings_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../docs/reference/settings.md", render_settings())
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -279,8 +287,14 @@ def test_a_file_of_somebody_else_starts_nothing(name: str, tmp_path: Path) -> No
     path.write_text(head + 'mpirun = "./mpirun"\n')
     assert read("a.py", folder=tmp_path).options.mpirun == "./mpirun"
     os.chown(path, 65534, 65534)
-    with pytest.raises(UsageError, match=r"belongs to user 65534 and says what to start \(mpirun\)"):
+    with pytest.raises(UsageError, match=r"belongs to user 65534 and says what to start or where \(mpirun\)"):
         read("a.py", folder=tmp_path)
     assert read(f"--config {path} a.py", folder=tmp_path).options.mpirun == "./mpirun"
     path.write_text(head + "num-proc = 2\n")
     assert read("a.py", folder=tmp_path).options.num_proc == 2
+
+
+def test_the_gpus_that_fit_names_are_those_of_the_table() -> None:
+    from lms.simulate.devices import GPUS
+
+    assert f": {', '.join(GPUS)} (default " in OPTIONS["target"].help

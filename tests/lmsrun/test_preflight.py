@@ -68,6 +68,7 @@ def ask(
 
 CASES = {
     "srun in Slurm": ("srun", allocation("slurm"), "mpirun"),
+    "flux run in a Flux job": ("flux", allocation("flux"), "mpirun"),
     "jsrun under CSM": ("jsrun", allocation("lsf", csm=True), "mpirun"),
     "Open MPI 4 in LSF": ("mpirun", allocation("lsf"), "openmpi"),
     "Open MPI 4 in PBS": ("mpirun", allocation("pbs"), "openmpi"),

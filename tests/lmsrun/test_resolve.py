@@ -1,5 +1,7 @@
 """One value holds what is decided of a job; what its hosts answer replaces a part of it."""
 
+import errno
+import os
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
@@ -9,9 +11,13 @@ from machines import SPECS, build_root, machine
 from launch.backends.choice import LauncherChoice
 from launch.cluster.hosts import Host, HostShare
 from launch.model.errors import PlanError, UsageError
+from launch.model.plan import LaunchPlan
 from launch.plan_host.planner import HostRequest
-from lmsrun.options import LaunchOptions, Request
+from lmsrun.cluster_run import plan_cluster
+from lmsrun.commands import run
+from lmsrun.options import LaunchOptions, Request, leave_outer_job
 from lmsrun.place import Place
+from lmsrun.report.recording import recorded
 from lmsrun.resolve import ResolvedJob, resolve_job
 
 PLACE = Place(LauncherChoice("mpirun", "as asked"), (Host("a"), Host("b")), False, None, {})
@@ -52,3 +58,38 @@ def test_a_named_host_that_is_this_one_is_no_cluster() -> None:
     assert (job.place, job.options.num_proc) == (None, 3)
     with pytest.raises(UsageError, match="is not there"):
         resolve_job(request("no-such-program"), {"PATH": "/bin"}, is_plan=False)
+
+
+def test_another_launchers_ranks_know_where_reports_go_without_kept_output(tmp_path: Path) -> None:
+    options = LaunchOptions(report=str(tmp_path / "page.html"), allow_run_as_root=True)
+    asked = replace(JOB, options=options, environ={"TMPDIR": str(tmp_path)})
+    job = run._with_run_folder(asked)
+    _, command = plan_cluster(job, PLACE)
+    assert command.env["LMS_REPORT_DIR"] == job.record_dir and "LMS_REPORT_DIR" in " ".join(command.argv)
+    assert Path(job.record_dir).parent == tmp_path and not Path(job.record_dir).exists()
+    with recorded(LaunchPlan(0, "mpirun", (), ()), job):
+        assert Path(job.record_dir).stat().st_mode & 0o777 == 0o700
+    assert not Path(job.record_dir).exists(), "no output is kept"
+
+
+@pytest.mark.parametrize("keeps_output", [True, False])
+def test_a_plan_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_output: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = str(tmp_path / "out") if keeps_output else None
+    options = LaunchOptions(output_dir=out, report=str(tmp_path / "page.html"))
+    job = run._with_run_folder(replace(JOB, options=options, environ={"TMPDIR": str(tmp_path)}))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match="job.json: No space left on device"):
+        with recorded(LaunchPlan(0, "mpirun", (), ()), job):
+            raise AssertionError("the job is not started")
+    assert not list(tmp_path.glob("lmsrun-report-*")) and not list(tmp_path.glob("out/*"))
+
+
+def test_a_job_that_a_rank_starts_leaves_the_outer_jobs_reports_alone() -> None:
+    outer = {"LMSRUN_JOB_ID": "1", "LMS_REPORT_DIR": "/out"}
+    assert leave_outer_job(outer) == {"LMSRUN_JOB_ID": "1"}
+    assert leave_outer_job({"LMS_REPORT_DIR": "/out"}) == {"LMS_REPORT_DIR": "/out"}

@@ -1,5 +1,6 @@
 """``--max-restarts``: a job whose rank fails is started again, from the script's own checkpoint."""
 
+import json
 import shutil
 import signal
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import JobStarter
+from jobs import LMSRUN, JobStarter
 
 pytestmark = pytest.mark.ranks
 
@@ -17,7 +18,9 @@ attempt, rank = os.environ["LMSRUN_ATTEMPT"], os.environ["RANK"]
 saved = pathlib.Path(f"step-{rank}")
 step = int(saved.read_text()) if saved.exists() else 0
 print(f"attempt {attempt} goes on at {step}")
-saved.write_text(str(step + 1))
+draft = pathlib.Path(f"draft-{rank}")
+draft.write_text(str(step + 1))
+draft.replace(saved)  # Whole or not at all: a rank is ended when another has failed.
 sys.exit(int(sys.argv[1]) if step < 2 and rank == "0" else 0)
 """
 WAITS = """
@@ -51,6 +54,14 @@ def test_a_job_goes_on_from_its_checkpoint(start: JobStarter) -> None:
         path = job.folder / "out" / "latest" / folder
         assert (path / "rank-0.stdout").read_text() == f"{line}\n"
         assert (path / "receipts.json").is_file()
+    whole = json.loads((job.folder / "out" / "latest" / "receipts.json").read_text())
+    assert (whole["attempt"], whole["exit_code"], whole["exit_codes"]) == (2, 0, {"0": 0})
+    first, second = whole["earlier_attempts"]
+    assert (first["attempt"], first["exit_codes"], second["exit_code"]) == (0, {"0": 7}, 7)
+    kept = [
+        json.loads((job.folder / "out" / "latest" / told["receipts"]).read_text()) for told in (first, second)
+    ]
+    assert [(one["attempt"], one["exit_code"], len(one["ranks"])) for one in kept] == [(0, 7, 1), (1, 7, 1)]
     job.assert_nothing_left()
 
 
@@ -59,6 +70,28 @@ def test_the_last_failure_counts(start: JobStarter) -> None:
     assert job.finish() == 7
     assert job.stderr.decode().count("a rank failed") == 1
     assert job.last_line == "lmsrun: rank 0 on localhost (no GPU) exited with code 7"
+
+
+READS = """
+import os, sys
+print(os.environ["LMSRUN_ATTEMPT"], repr(sys.stdin.read()))
+sys.exit(int(os.environ["LMSRUN_ATTEMPT"]) == 0)
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_restarted_rank_reads_the_file_again_and_is_told_of_what_is_none(
+    start: JobStarter, tmp_path: Path, is_file: bool
+) -> None:
+    (tmp_path / "read.py").write_text(READS)
+    (tmp_path / "data").write_text("data")
+    shell = '"$@" < data' if is_file else 'cat data | "$@"'
+    command = ("sh", "-c", shell, "sh", *LMSRUN, "run")
+    job = start("read.py", np=1, options=options(1, "--stdin", "0"), command=command)
+    assert job.finish() == 0, job.stderr
+    again = "'data'" if is_file else "''"
+    assert job.stdout.decode().splitlines() == ["0 'data'", f"1 {again}"]
+    assert (b"restart 1 of 1; rank 0 reads on where the last" in job.stderr) is not is_file
 
 
 @pytest.mark.parametrize("code", [2, 127])

@@ -100,6 +100,32 @@ def test_a_path_for_the_ranks_is_not_where_the_launcher_looks(tmp_path: Path) ->
 
 
 @pytest.mark.ranks
+def test_a_job_in_a_rank_of_a_job_knows_nothing_of_the_outer_ones_ways(tmp_path: Path) -> None:
+    """Else its ranks would speak for ranks of the outer job, and wait for its channel."""
+    outer = {"LMSRUN_JOB_ID": "00", "LMSRUN_CONTROL": str(tmp_path / "socket"), "LMSRUN_STDIN": "3"}
+    outer |= {
+        "LMSRUN_RECEIPT_LINES": "1",
+        "LMSRUN_REPLAN": "{}",
+        "LMSRUN_SENT_START": "1",
+        "LMSRUN_JOB_NOTE": "ab",
+    }
+    argv = [sys.executable, str(SHIM), "-np", "1", "--numa", "off", "--gpus", "none", "env"]
+    done = subprocess.run(
+        argv,
+        cwd=tmp_path,
+        env={**os.environ, **outer},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("LMSRUN_"))
+    assert found["LMSRUN_JOB_ID"] != "00"
+    assert not found.keys() & (outer.keys() - {"LMSRUN_JOB_ID", "LMSRUN_JOB_NOTE"})
+
+
+@pytest.mark.ranks
 def test_ranks_get_what_the_plan_says_and_the_program_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     job = ["-np", "2", "--oversubscribe", "--gpus", "none", "-x", "MESSAGE=$(x) y\nz", "--no-lms"]

@@ -1,14 +1,18 @@
 """What users of other launchers type: modules, standard input, quiet and timed output, help and version."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from jobs import LMSRUN, JobStarter
 
-from lmsrun import __version__
+from launch.model.busy import Busy, RunningJob, busy_to_text
+from lms import __version__
 from lmsrun.cli import main
-from lmsrun.help_text import SUBCOMMANDS, render_help
+from lmsrun.help_text import render_help
+from lmsrun.manual.pages import SUBCOMMANDS
 from lmsrun.options import parse_argv
 
 FAILING = """
@@ -84,6 +88,21 @@ def test_a_quiet_job_says_nothing_of_its_own(start: JobStarter) -> None:
 
 
 @pytest.mark.ranks
+def test_a_rank_warns_of_what_it_shares_unless_nobody_wants_warnings(tmp_path: Path) -> None:
+    busy = busy_to_text(
+        Busy((RunningJob("job a (process 1)", frozenset(os.sched_getaffinity(0)), frozenset()),))
+    )
+    told = {**os.environ, "LMSRUN_BUSY": busy, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    told |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    argv = (*LMSRUN, "worker", "--", "true")
+    for quiet, is_said in (("", True), ("yes", False)):
+        done = subprocess.run(
+            argv, env={**told, "LMSRUN_QUIET": quiet}, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, "shared with job a" in done.stderr) == (0, is_said), done.stderr
+
+
+@pytest.mark.ranks
 def test_the_last_lines_of_the_rank_that_failed_are_said_again(start: JobStarter, tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text(FAILING)
     job = start("fail.py", options=("--numa", "off", "--output-dir", "out", "--grace-period", "1"))
@@ -114,6 +133,9 @@ def test_a_program_without_horovod_has_its_table_at_once(start: JobStarter, tmp_
         ("-np 1 --stdin x train.py", "--stdin is 'x'; needed none or a whole number"),
         ("-np 1 --stdin 1 true", "--stdin 1: there is no such rank; needed none or 0 to 0"),
         ("plan -np 1 --stdin 1 true", "--stdin 1: there is no such rank; needed none or 0 to 0"),
+        ("-np 1 -m modx.py", "-m modx.py: that is a file; leave -m out, or -m modx for the module"),
+        ("-np 1 --numa off --omp-places cores true", "--numa off contradicts --omp-places cores"),
+        ("-np 1 --stall-timeout 0 --stall-kill true", "--stall-timeout 0.0 contradicts --stall-kill"),
         ("-np 1 -q -v true", "-q contradicts -v; give one of them"),
         ("help plam", "'plam' is no subcommand; did you mean plan?"),
         ("help plan topo", "'plan topo' is no subcommand"),
@@ -124,6 +146,7 @@ def test_mistakes_are_told_nearby(
     argv: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "modx.py").touch()
     assert main(argv.split(), {"PATH": "/bin:/usr/bin"}) == 2
     said_all = capsys.readouterr().err
     assert said in said_all and said_all.count("\n") == 1, said_all
@@ -147,3 +170,63 @@ def test_help_is_as_wide_as_the_terminal(
     assert all(len(line) <= 70 for line in options.splitlines())
     monkeypatch.setenv("COLUMNS", "110")
     assert name != "run" or len(render_help(name)) < len(told)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "lines"),
+    [
+        (
+            "import keras",
+            (),
+            ["framework: tensorflow (Horovod is not installed", "Horovod would bring Keras's fit"],
+        ),
+        ("import horovod.tensorflow", (), ["Horovod would bring Keras's fit"]),
+        ("import keras", ("-q",), []),
+        ("tf.distribute.MultiWorkerMirroredStrategy()", (), ["framework: tensorflow (the script uses"]),
+        ("print()", (), ["framework: tensorflow (Horovod is not installed"]),
+    ],
+)
+def test_who_has_no_horovod_is_told_what_it_brings_and_costs(
+    script: str,
+    options: tuple[str, ...],
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("launch.installed.framework.horovod_installed", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(script)
+    assert main(["plan", "-np", "1", "--gpus", "none", *options, "train.py"], {"PATH": "/bin:/usr/bin"}) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [
+        line.removeprefix("lmsrun: ")[: len(start)] for line, start in zip(told, lines, strict=True)
+    ] == lines
+    assert not lines[1:] or re.search(r"`lmsrun build-horovod` builds it, once, in about \d+ min; ", told[-1])
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "options", "is_told"),
+    [
+        ("import keras", 2, (), True),
+        ("import keras", 1, (), False),
+        ("import keras, horovod", 2, (), False),
+        ("import keras; keras.distribution.MultiWorkerMirroredStrategy()", 2, (), False),
+        ("print()", 2, (), False),
+        ("import keras", 2, ("--framework", "horovod"), False),
+    ],
+)
+def test_ranks_that_do_not_know_of_each_other_are_told(
+    script: str,
+    ranks: int,
+    options: tuple[str, ...],
+    is_told: bool,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(script)
+    argv = ["plan", "-np", str(ranks), "--oversubscribe", "--gpus", "none", *options, "train.py"]
+    assert main(argv, {"PATH": "/bin:/usr/bin"}) == 0
+    assert ("each rank trains a model of its own" in " ".join(capsys.readouterr().out.split())) is is_told

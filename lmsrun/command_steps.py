@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.model.text import printable
-from lmsrun.options import OPTIONS, Parsed, Request, read_request
+from lmsrun.options import OPTIONS, LaunchOptions, Parsed, Request, read_request
 
 
 def say(text: str) -> None:
@@ -27,7 +27,7 @@ def answer_wish(command: str, parsed: Parsed) -> bool:
 
 def print_version() -> None:
     """Print what ``--version`` promises."""
-    from lmsrun import __version__
+    from lms import __version__
 
     print(f"lmsrun {__version__}")
 
@@ -67,3 +67,19 @@ def describe_origin(request: Request, field: str) -> str:
     # The values of variables may be secrets.
     shown = tuple(item.partition("=")[0] for item in value) if field == "forward" else value
     return f"{OPTIONS[field].name} = {shown} (from {request.origins[field]})"
+
+
+def write_drawings(svg: str, options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    """Write a drawing into the files that ``--svg`` and ``--png`` name.
+
+    Raises:
+        UsageError: If one cannot be written.
+    """
+    from lmsrun.draw.files import write_drawing, write_png
+
+    if options.svg:
+        write_drawing(svg, options.svg, "--svg")
+        say(f"wrote {options.svg}")
+    if options.png:
+        write_png(svg, options.png, "--png", environ)
+        say(f"wrote {options.png}")

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from launch.model.errors import UsageError
 from lms.config import nearest
-from lmsrun.help_text import SUBCOMMANDS, render_help
+from lmsrun.help_text import render_help
+from lmsrun.manual.pages import SUBCOMMANDS
 
 USAGE = "lmsrun help [SUBCOMMAND]"
 ABOUT = f"Print the help of a subcommand ({', '.join(SUBCOMMANDS)}), without one that of run."
 EXAMPLES = ()
+OPERAND = "|".join(SUBCOMMANDS)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

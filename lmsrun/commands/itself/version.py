@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from launch.model.errors import UsageError
-from lmsrun.commands.common import print_version
+from lmsrun.command_steps import print_version
 
 USAGE = "lmsrun version"
 ABOUT = "Print the version of lmsrun, as --version and -V do."

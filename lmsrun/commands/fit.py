@@ -1,0 +1,123 @@
+"""``lmsrun fit``: forecast a script's training step on GPUs, without training."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.discover import read_machine
+from launch.model.errors import UsageError
+from launch.model.plan import MODULE
+from launch.rank.shim import ProgramError, program_environ, resolve_program
+from lms.config import nearest
+from lmsrun.command_steps import answer_wish, read_sources, write_drawings
+from lmsrun.draw.forecast import draw_forecast
+from lmsrun.file_checks import check_can_be_written, refuse_same_file
+from lmsrun.options import LaunchOptions, parse_argv
+
+USAGE = "lmsrun fit [--target GPUS | --topology SRC] [--json] [--svg FILE] [--] PROGRAM [ARGS]"
+ABOUT = (
+    "Run a script up to its first training step, and forecast that step on GPUs: the largest batch and the "
+    "time of each way to run it. That step does not run."
+)
+EXAMPLES = (
+    ("lmsrun fit --target V100-16,H100 train.py", "the largest batches and step times there"),
+    ("lmsrun fit --topology node.json train.py", "on the GPUs of a machine that `lmsrun topo` has saved"),
+    ("lmsrun fit --svg memory.svg train.py", "memory over a step with the largest batch of each mode"),
+)
+DEFAULT_GPU = "A100-80"
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print the forecast of the script that a command line names."""
+    parsed = parse_argv("fit", argv)
+    if answer_wish("fit", parsed):
+        return 0
+    options = read_sources(parsed, environ).options
+    if not parsed.program:
+        raise UsageError("lmsrun fit needs a program, as in lmsrun fit train.py")
+    try:
+        command = resolve_program(parsed.program, environ)
+    except ProgramError as error:
+        raise UsageError(str(error)) from None
+    program = parsed.program[1 if parsed.program[0] == MODULE else 0]
+    gpus = _wanted(options)
+    refuse_same_file(options, ("svg", "png"), parsed.program)
+    for path, origin in ((options.svg, "--svg"), (options.png, "--png")):
+        if path:
+            check_can_be_written(path, origin)
+    with tempfile.TemporaryDirectory(prefix="lmsrun-fit-") as folder:
+        found = Path(folder) / "fit.json"
+        child = {
+            **program_environ(environ),
+            "LMS_ENABLED": "1",
+            "LMSRUN_FIT": str(found),
+            "LMSRUN_FIT_GPUS": json.dumps(gpus),
+        }
+        done = subprocess.run(command, env=child, stdout=sys.stderr, check=False)
+        if not found.exists():
+            raise UsageError(
+                f"{program} ended with exit code {done.returncode} and no training step; needed a "
+                "script that trains with Keras or a tf.function (its own messages are above)"
+            )
+        result = json.loads(found.read_text(encoding="utf-8"))
+    if "fault" in result:
+        raise UsageError(
+            f"the training step of {program} cannot be forecast ({result['fault']}), and has not "
+            "run; LMS_DEBUG=1 shows where"
+        )
+    text = result.pop("text")
+    print(json.dumps(result, indent=2) if options.json else text, flush=True)
+    if options.svg or options.png:
+        write_drawings(draw_forecast(result), options, environ)
+    return 0
+
+
+def _wanted(options: LaunchOptions) -> list[Any]:
+    """Return the GPUs to forecast for: names, or what is known of those of a saved topology.
+
+    Raises:
+        UsageError: If both are asked for, or there are none.
+    """
+    if options.topology is None:
+        return list(_named(DEFAULT_GPU if options.target is None else options.target))
+    if options.target is not None:
+        raise UsageError("--target and --topology both name GPUs; needed one of them")
+    machine = read_machine(options.topology)
+    found = {
+        (gpu.name or "unknown GPU", gpu.memory_bytes) for gpu in machine.gpus if gpu.memory_bytes is not None
+    }
+    if not found:
+        has = f"{len(machine.gpus)} GPUs of unknown memory" if machine.gpus else "no GPU"
+        raise UsageError(f"{options.topology} has {has}; needed one with its memory, or --target NAMES")
+    return [
+        {
+            "name": f"{name}, {nbytes / 2**20:,.0f} MiB",
+            "model": name,
+            "memory_bytes": nbytes,
+            "machine": machine.architecture,
+        }
+        for name, nbytes in sorted(found)
+    ]
+
+
+def _named(text: str) -> Collection[str]:
+    """Return the names of GPUs, each once.
+
+    Raises:
+        UsageError: If one is not known, or there is none.
+    """
+    from lms.simulate.devices import NAMES, each_of
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(
+                f"no GPU {name!r} is known{nearest(name, NAMES)}; needed some of {', '.join(NAMES)}"
+            )
+    if not names:
+        raise UsageError(f"--target names no GPU ({text!r}); needed some of {', '.join(NAMES)}")
+    return each_of(names)

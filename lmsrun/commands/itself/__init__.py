@@ -1,0 +1,1 @@
+"""Subcommands about lmsrun itself, and those that only lmsrun starts."""

@@ -1,0 +1,134 @@
+"""``lmsrun top``: follow the running jobs of this user on this host."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launch.model.errors import UsageError
+from launch.monitor.sample import JobSample, Monitor, find_jobs, job_folders
+from lmsrun.command_steps import answer_wish, read_sources, say
+from lmsrun.file_checks import check_can_be_replaced
+from lmsrun.options import LaunchOptions, parse_argv
+from lmsrun.render.live import render_block, render_screen
+from lmsrun.render.prometheus import write_metrics
+
+USAGE = "lmsrun top [options] [PID]"
+ABOUT = (
+    "Follow running jobs: their GPUs, CPUs, memory and steps. Without PID all jobs of this user on this "
+    "host, else the one that process PID, a lmsrun, has started. Shown are use of GPU and CPU, device memory "
+    "against the plan, bytes swapped, time of a step, whether threads still run where the plan put them, "
+    "and the last line of each rank that keeps its output in files (--output-dir). On a terminal a table, "
+    "elsewhere a block of plain text a period. Ctrl-C ends it."
+)
+EXAMPLES = (
+    ("lmsrun top", "all jobs, until Ctrl-C"),
+    ("lmsrun top --once", "one look, as text"),
+    ("lmsrun top -q --metrics /var/lib/node_exporter/lmsrun.prom", "for Prometheus alone"),
+)
+OPERAND = "PID"
+
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
+_SHARE = 0.01
+"""Of one core: where looking costs more, it is done less often."""
+Show = Callable[[Sequence[JobSample]], None]
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Show jobs until Ctrl-C, or until the job that was named has ended."""
+    parsed = parse_argv("top", argv)
+    if answer_wish("top", parsed):
+        return 0
+    options = read_sources(parsed, environ).options
+    pid = _parse_pid(parsed.program)
+    if options.metrics:
+        check_can_be_replaced(options.metrics, "--metrics")
+    places, monitor = job_folders(environ), Monitor()
+
+    def look() -> list[JobSample]:
+        return [monitor.look(note) for note in find_jobs(places, pid)]
+
+    is_mine = pid == os.getppid()  # started by run: the job is about to come
+    if pid is not None and not is_mine and not find_jobs(places, pid):
+        raise UsageError(
+            f"process {pid} is no running lmsrun of this user; needed one of those that lmsrun top shows"
+        )
+    if options.once:
+        look()
+        time.sleep(min(options.period, 1.0))  # rates need two looks
+        with _log(options) as show:
+            show(look())
+        return 0
+    return _follow(look, options, pid, is_mine)
+
+
+def _parse_pid(words: Sequence[str]) -> int | None:
+    if not words:
+        return None
+    if len(words) > 1 or not (words[0].isascii() and words[0].isdigit()):
+        raise UsageError(f"lmsrun top: found {' '.join(words)!r}; needed nothing, or the PID of a lmsrun")
+    return int(words[0])
+
+
+def _follow(
+    look: Callable[[], list[JobSample]], options: LaunchOptions, pid: int | None, is_mine: bool
+) -> int:
+    # Blocked and waited for: a handler that wakes a waiting thread can meet the lock that this thread holds.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    draws = sys.stdout.isatty() and not options.quiet
+    with (_screen if draws else _log)(options) as show:
+        while True:
+            before_s = time.process_time()
+            jobs = look()
+            if pid is not None and not jobs and not is_mine:
+                break
+            if is_mine and os.getppid() != pid:
+                break
+            if jobs or pid is None:
+                show(jobs)
+            pause_s = max(options.period, (time.process_time() - before_s) / _SHARE)
+            if signal.sigtimedwait(_ENDING, pause_s) is not None:
+                break
+    if options.metrics:
+        write_metrics(Path(options.metrics).resolve(), [])  # no metric outlives its job
+    return 0
+
+
+@contextmanager
+def _log(options: LaunchOptions) -> Iterator[Show]:
+    """Show blocks of plain text, or nothing."""
+    was_idle = False
+
+    def show(jobs: Sequence[JobSample]) -> None:
+        nonlocal was_idle
+        if not options.quiet and (jobs or not was_idle):
+            print(render_block(jobs, time.time()), flush=True)
+        was_idle = not jobs
+        _keep_metrics(options, jobs)
+
+    yield show
+
+
+@contextmanager
+def _screen(options: LaunchOptions) -> Iterator[Show]:
+    """Show a table that is drawn anew."""
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+
+        def show(jobs: Sequence[JobSample]) -> None:
+            live.update(render_screen(jobs, live.console.width), refresh=True)
+            _keep_metrics(options, jobs)
+
+        yield show
+
+
+def _keep_metrics(options: LaunchOptions, jobs: Sequence[JobSample]) -> None:
+    if options.metrics:
+        try:
+            write_metrics(Path(options.metrics).resolve(), jobs)
+        except OSError as error:
+            say(f"cannot write {options.metrics}: {error.strerror}")

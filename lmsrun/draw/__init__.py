@@ -1,0 +1,1 @@
+"""Draw machines and plans: values to SVG, and SVG to PNG."""

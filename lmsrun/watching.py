@@ -1,0 +1,86 @@
+"""``--live`` and ``--metrics``: ``lmsrun top`` looks at a job in a process of its own, as long as it runs."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.model.errors import UsageError
+from lmsrun.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from launch.supervise.job import JobOptions
+
+CONSOLE = "console.log"
+"""What would have been printed, in the output folder, while a table has the terminal."""
+_MAIN = Path(__file__).with_name("__main__.py")
+
+
+def check_live(options: LaunchOptions) -> None:
+    """Refuse a table that would leave no place for what the ranks print.
+
+    Raises:
+        UsageError: Saying what to add.
+    """
+    if _draws(options) and not options.output_dir:
+        raise UsageError(
+            "--live shows a table in place of the ranks' output; needed a folder for that: --output-dir DIR"
+        )
+
+
+def _draws(options: LaunchOptions) -> bool:
+    return options.live and sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextmanager
+def watched(options: LaunchOptions, supervised: "JobOptions") -> Iterator["JobOptions"]:
+    """Have a job looked at while the block runs; gives the options to run it with.
+
+    On a terminal a table takes the place of the output, which goes to files; what lmsrun itself had to say is
+    printed at the end.
+    """
+    draws = _draws(options) and supervised.output_dir is not None
+    words = tempfile.TemporaryFile(dir=supervised.output_dir) if draws else None
+    if words is not None and supervised.output_dir is not None:
+        console = supervised.output_dir / CONSOLE
+        fd = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        supervised = replace(
+            supervised,
+            stdout_fd=fd,
+            stderr_fd=fd,
+            words_fd=words.fileno(),
+            tag_output=True if supervised.tag_output is not False else None,
+        )
+    watcher = subprocess.Popen(_command(options), stdin=subprocess.DEVNULL, stdout=2)
+    try:
+        yield supervised
+    finally:
+        watcher.terminate()
+        watcher.wait()
+        if words is not None:
+            os.close(supervised.stdout_fd)
+            with words:
+                words.seek(0)
+                said = words.read().decode(errors="replace")
+            if sys.stderr is not None:
+                sys.stderr.write(said)
+                sys.stderr.flush()
+
+
+def _command(options: LaunchOptions) -> list[str]:
+    metrics = ["--metrics", os.path.abspath(options.metrics)] if options.metrics else []
+    quiet = "--no-quiet" if options.live else "--quiet"
+    return [
+        sys.executable,
+        str(_MAIN),
+        "top",
+        quiet,
+        f"--period={options.period}",
+        *metrics,
+        str(os.getpid()),
+    ]
