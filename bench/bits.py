@@ -64,7 +64,7 @@ class Jobs:
     timeout_s: float
 
     def run(self, script: str, *arguments: str, ranks: int = 1, **environ: str) -> list[Found]:
-        """The lines of JSON that a job prints, one a rank.
+        """Run a job and parse the lines of JSON that it prints, one per rank.
 
         Raises:
             JobError: If it failed, or took too long.
@@ -218,7 +218,7 @@ def _verdict(entry: Found, mode: str) -> str:
 
 
 def render(entries: Sequence[Found]) -> str:
-    """The table, in Markdown; the models of ``keras.applications`` and the random graphs are a line each."""
+    """Render the table, in Markdown; the ``keras.applications`` and the random graphs are a line each."""
     head = (
         "| TensorFlow, Keras | case | steps | `all` | tensors | peak, MiB: without, planned, measured | "
         "`budget` | tensors | `auto` under a limit | tensors |"
@@ -255,7 +255,7 @@ def _row(entry: Found) -> str:
 
 
 def _applications(entries: Sequence[Found]) -> Iterator[str]:
-    """A line a Keras: how many are the same, and which are not."""
+    """Yield a line per Keras: how many are the same, and which are not."""
     ours = [one for one in entries if one["case"].startswith(APPLICATIONS)]
     for who in sorted({(one["tensorflow"], one["keras"]) for one in ours}):
         some = [one for one in ours if (one["tensorflow"], one["keras"]) == who]
@@ -268,7 +268,7 @@ def _applications(entries: Sequence[Found]) -> Iterator[str]:
 
 
 def _random_lines(entries: Sequence[Found]) -> Iterator[str]:
-    """A line a policy."""
+    """Yield a line per policy."""
     ours = [one for one in entries if "random" in one]
     for version, policy in sorted({(one["tensorflow"], one["random"]["policy"]) for one in ours}):
         some = [

@@ -277,7 +277,7 @@ class Run:
 
 
 def only_child(pid: int) -> int:
-    """The only child of a process."""
+    """Find the only child of a process."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
 
@@ -294,7 +294,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def names(asked: argparse.Namespace) -> Iterator[str]:
-    """The names of all runs, one round of all kinds and launchers after the other."""
+    """Yield the names of all runs, one round of all kinds and launchers after the other."""
     if asked.replay:
         yield asked.replay
         return
@@ -307,7 +307,7 @@ def names(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def render(results: Sequence[Result]) -> str:
-    """A row for each kind: runs that went well of all, by launcher."""
+    """Render a row for each kind: runs that went well of all, by launcher."""
     launchers = list(dict.fromkeys(result.name.split("/")[1] for result in results))
     lines = [f"| fault | {' | '.join(launchers)} |", f"| --- |{' --- |' * len(launchers)}"]
     for kind, about in KINDS.items():
@@ -333,8 +333,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600, help="start no run after so long")
     parser.add_argument("--json")
     asked = parser.parse_args()
-    # A shell starts what it puts into the background with SIGINT ignored, and lmsrun keeps to that.
+    # A shell starts its background jobs with SIGINT ignored, nohup with SIGHUP; lmsrun keeps to that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     end, results = time.monotonic() + 60 * asked.minutes, []
     with ExitStack() as stack:
         environ: Mapping[str, str] = {}
@@ -358,7 +359,7 @@ def main() -> int:
 
 
 def _start_slurm(stack: ExitStack) -> Mapping[str, str]:
-    """A Slurm of two nodes, the tests' own."""
+    """Start a Slurm of two nodes, the tests' own."""
     sys.path.insert(0, str(ROOT / "tests" / "cluster"))
     from slurm_cluster import SlurmCluster
 

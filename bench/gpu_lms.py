@@ -197,7 +197,7 @@ class Bench:
         return found
 
     def _lasting(self, policy: str, units: int) -> tuple[int, Found]:
-        """The largest size to time: what fits for two steps at the limit need not fit for more.
+        """Find the largest size to time: what fits for two steps at the limit need not fit for more.
 
         Raises:
             CaseError: If no size fits that long.
@@ -209,7 +209,7 @@ class Bench:
         raise CaseError(f"{self.name}: nothing that fitted for two steps fits for more")
 
     def measure(self, copies: Found | None) -> Found:
-        """The largest sizes first, then times and traces.
+        """Measure the largest sizes first, then times and traces.
 
         Raises:
             CaseError: If the smallest size does not fit, or a case fails for another reason than memory.
@@ -250,7 +250,7 @@ class Bench:
         return self._units(line_meets(self.setting.limit_mb * MIB, *points))
 
     def _units(self, amount: float) -> int:
-        """The most units that are no more than the amount; at least one."""
+        """Find the most units that are no more than the amount; at least one."""
         units = 1
         while self.model.amount(units + 1) <= amount:
             units += 1
@@ -258,7 +258,7 @@ class Bench:
 
 
 def hidden_by_time(found: Found, base: Found, copies: Found | None) -> float | None:
-    """The share of the copies' time that a step does not take longer for them.
+    """Compute the share of the copies' time that a step does not take longer for them.
 
     ``(compute alone + copies alone - step) / copies alone``: compute alone is the step without LMS, scaled to
     the size; copies alone are the bytes of the plan at the rates that were measured for each way. It needs no
@@ -292,7 +292,7 @@ FOOTNOTE = (
 
 
 def render(document: Found) -> str:
-    """The document as text."""
+    """Render the document as text."""
     device = document["what"]
     lines = [f"{device}; limit {document['limit_mb']} MiB, TensorFlow {document['machine']['tensorflow']}"]
     copies = document["copies"]

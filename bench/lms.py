@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _print_other_parts(document: Document) -> None:
-    """The tables of what the other benchmarks have put into the document."""
+    """Print the tables of what the other benchmarks have put into the document."""
     import lms_edit
     import lms_sim
 
@@ -137,7 +137,7 @@ class Book:
             self.entries = read_document(path).get("results", [])
 
     def entry(self, tensorflow: str, keras: str, model: str, limit_mb: int) -> Found:
-        """The entry of these four, made if there is none."""
+        """Find the entry of these four; make it if there is none."""
         key = {"tensorflow": tensorflow, "keras": keras, "model": model, "limit_mb": limit_mb}
         for entry in self.entries:
             if key.items() <= entry.items():
@@ -188,7 +188,7 @@ class Bench:
         return self.runner.run(self.case(policy, units))
 
     def largest(self, policy: str, guess: int) -> Found:
-        """The largest batch."""
+        """Find the largest batch."""
         return largest(lambda units: self.run(policy, units), guess, self.tolerance)
 
 
@@ -200,7 +200,7 @@ def measure_memory(
     *,
     goal_only: bool = False,
 ) -> None:
-    """The largest batch without and with each policy; what moves, and the peaks."""
+    """Measure the largest batch without and with each policy; what moves, and the peaks."""
     small, more = (bench.run("all", units) for units in PROBES)
     if small is None or more is None:
         raise CaseError(f"{bench.model}: {PROBES[1]} units do not fit even with LMS; raise the limit")
@@ -233,7 +233,7 @@ def measure_memory(
 
 
 def _largest_without(bench: Bench, guess: int) -> Found:
-    """The largest batch without LMS; of no units where not even one fits."""
+    """Find the largest batch without LMS; of no units where not even one fits."""
     try:
         return bench.largest("off", guess)
     except NothingFitsError:
@@ -241,7 +241,7 @@ def _largest_without(bench: Bench, guess: int) -> Found:
 
 
 def _fresh(entry: Found, key: str, names: Iterable[str]) -> Found:
-    """What an entry holds under ``key``, without what is measured anew under these names."""
+    """Return what an entry holds under ``key``, after dropping what is measured anew under these names."""
     kept: Found = entry.setdefault(key, {})
     for name in names:
         kept.pop(name, None)
@@ -249,7 +249,7 @@ def _fresh(entry: Found, key: str, names: Iterable[str]) -> Found:
 
 
 def _tried(failed: Found, name: str, units: int, find: Callable[[], Found | None]) -> Found | None:
-    """What ``find`` gave. Where it gave nothing the reason is kept, and the next is tried all the same."""
+    """Try ``find``. Where it gives nothing the reason is kept, and the next is tried all the same."""
     try:
         found = find()
     except CaseError as error:

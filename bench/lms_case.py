@@ -12,7 +12,9 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from models import ZOOS, Model  # noqa: E402
+from peers_models import PEERS, PEERS_BY_HAND  # noqa: E402
 
+ZOOS |= {"peers": PEERS, "peers-by-hand": PEERS_BY_HAND}
 MIB = 1 << 20
 CPU, GPU = "CPU:0", "GPU:0"
 COPY_REPEATS = 5
@@ -44,6 +48,11 @@ class Case:
     copy_mb: int = 0
     """Instead of training, time copies of so many MiB."""
     recompute: str = "off"
+    state: str = "device"
+    """Where variables and the optimizer's state lie between steps."""
+    optimizer: str = "sgd"
+    peer: str = ""
+    """Another way to save memory: ``RematScope`` or ``Grappler``."""
 
 
 def main(argv: list[str]) -> int:
@@ -65,11 +74,17 @@ def train(case: Case) -> dict[str, Any]:
     else:
         import lms
 
-        lms.enable(policy=case.policy, recompute=case.recompute)
-    _claim_pool(tf, case)
+        lms.enable(
+            policy=case.policy, recompute=case.recompute, optimizer_state=case.state, variables=case.state
+        )
+    if case.policy == "off":
+        _claim_pool(tf, case)
     tf.keras.utils.set_random_seed(1)
     entry = ZOOS[case.zoo][case.model]
-    model = _compiled(tf.keras, entry, entry.input_shape(case.units))
+    if case.peer == "Grappler":
+        _recompute_in_grappler()
+    with tf.keras.RematScope(mode="full") if case.peer == "RematScope" else nullcontext():
+        model = _compiled(tf.keras, entry, entry.input_shape(case.units), case.optimizer)
     random = np.random.RandomState(0)
     with tf.device(CPU):  # what every step copies to the device need not lie there all the time as well
         images = tf.constant(random.rand(*entry.input_shape(case.units)).astype("f"))
@@ -85,6 +100,7 @@ def train(case: Case) -> dict[str, Any]:
         "keras": version("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras"),
         "steps_s": clock.steps_s,
         "peak_bytes": tf.config.experimental.get_memory_info(case.device)["peak"],
+        "digest": sha256(b"".join(value.tobytes() for value in model.get_weights())).hexdigest(),
     }
     if case.policy != "off":
         seen |= _planned(lms.report(), len(clock.steps_s))
@@ -98,7 +114,7 @@ def _fit(model: Any, data: Any, steps: int) -> None:
 
 
 def _limit_gpu(tf: Any, case: Case) -> None:
-    """A GPU gets its limit here; that of the CPU device is in the environment."""
+    """Limit a GPU's memory; the limit of the CPU device is in the environment."""
     if case.device == GPU:
         gpu, *_ = tf.config.list_physical_devices("GPU")
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=case.limit_mb)
@@ -107,14 +123,31 @@ def _limit_gpu(tf: Any, case: Case) -> None:
 
 
 def _claim_pool(tf: Any, case: Case) -> None:
-    """Make the CPU's allocator take its pool in one piece: what follows measures need, not fragments."""
+    """Make the CPU's allocator take its pool in one piece, as Large Model Support does."""
     if case.device == CPU:
         tf.zeros((int(case.limit_mb * MIB * 0.92) // 4,))
 
 
-def _compiled(keras: Any, entry: Model, shape: tuple[int, ...]) -> Any:
+def _recompute_in_grappler() -> None:
+    """Switch on all of TensorFlow's own memory optimizer, for which there is no public option."""
+    from tensorflow.core.protobuf import rewriter_config_pb2
+    from tensorflow.python.eager.context import Context
+
+    config = Context.config.fget
+
+    def with_memory_optimizer(context: Any) -> Any:
+        found = config(context)
+        rewrite = found.graph_options.rewrite_options
+        rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.HEURISTICS
+        rewrite.memory_optimizer_target_node_name_scope = "gradient_tape/"
+        return found
+
+    Context.config = property(with_memory_optimizer)
+
+
+def _compiled(keras: Any, entry: Model, shape: tuple[int, ...], optimizer: str) -> Any:
     model = entry.build(keras, shape[1:])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     return model
 
 
@@ -185,7 +218,7 @@ def _traced(tf: Any, case: Case, steps: Any) -> dict[str, Any] | None:
 
 
 def copied(write: Any, tensor: Any, device: str, name: str) -> Any:
-    """The output of an op of the current graph that copies ``tensor`` as a transport writes it."""
+    """Copy ``tensor`` by an op of the current graph, as a transport writes it; return the op's output."""
     import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 

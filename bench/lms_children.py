@@ -57,7 +57,7 @@ class Runner:
     timeout_s: float = 900.0
 
     def environ(self, case: Case) -> dict[str, str]:
-        """The environment of a case; the CPU device gets its limit here."""
+        """Build the environment of a case; the CPU device gets its limit here."""
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ["TF_USE_LEGACY_KERAS"] = "1" if self.legacy_keras else "0"
         if case.device == CPU:
@@ -66,11 +66,11 @@ class Runner:
         return environ
 
     def argv(self, case: Case) -> list[str]:
-        """The command of a case."""
+        """Build the command of a case."""
         return [self.python, str(SCRIPT), json.dumps(asdict(case))]
 
     def run(self, case: Case) -> Found | None:
-        """What the case found; ``None`` when it ran out of memory, which may end a process by a signal.
+        """Run a case; ``None`` when it ran out of memory, which may end a process by a signal.
 
         Raises:
             CaseError: If it failed for another reason, or took too long.
@@ -189,7 +189,7 @@ class Paced:
 
 
 def told(case: Case) -> str:
-    """A case in a few words."""
+    """Describe a case in a few words."""
     if case.copy_mb:
         return f"copies of {case.copy_mb} MiB"
     return f"{case.model} {case.policy} {case.units}"
@@ -216,7 +216,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def largest(attempt: Attempt, guess: int, tolerance: float = 0.06) -> Found:
-    """What the largest number of units that works gave, to within ``tolerance`` (or one unit).
+    """Find the largest number of units that works, to within ``tolerance`` (or one unit); return its result.
 
     From ``guess`` the search takes one small step, up or down; where that is not enough, twice as large ones.
 

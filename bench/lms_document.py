@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 def read_document(path: Path) -> Document:
-    """The document in ``path``, an empty one where there is none yet.
+    """Read the document in ``path``, an empty one where there is none yet.
 
     Raises:
         SystemExit: If it is a document of something else.

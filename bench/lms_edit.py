@@ -67,7 +67,7 @@ def merged(earlier: Iterable[dict[str, Any]], results: list[dict[str, Any]]) -> 
 
 
 def text(results: list[dict[str, Any]]) -> str:
-    """The table of these cases, and how the time grows with the ops."""
+    """Render the table of these cases, and how the time grows with the ops."""
     lines = [render(results)]
     for version in dict.fromkeys(one["tensorflow"] for one in results):
         growth = growths(one for one in results if one["tensorflow"] == version)
@@ -175,7 +175,7 @@ def run(make: Callable[[], Any]) -> float:
 
 
 def keras_step(tf: Any, name: str) -> Callable[[], Any]:
-    """What ``fit`` traces: a Keras model's own training step, with an open batch dimension."""
+    """Build what ``fit`` traces: a Keras model's own training step, with an open batch dimension."""
     shape = MODELS[name].input_shape(BATCH)
     model = MODELS[name].build(tf.keras, shape[1:])
     model.compile(
@@ -190,7 +190,7 @@ def keras_step(tf: Any, name: str) -> Callable[[], Any]:
 
 
 def deep_step(tf: Any, blocks: int) -> Callable[[], Any]:
-    """A residual network of so many blocks in a loop of one's own."""
+    """Build a residual network of so many blocks in a loop of one's own."""
     filters = 4
     weights = [
         [
@@ -266,7 +266,7 @@ HEADINGS = (
 
 
 def render(results: Iterable[dict[str, Any]]) -> str:
-    """The results as a table; passes in milliseconds."""
+    """Render the results as a table; passes in milliseconds."""
     rows = [HEADINGS, *(_row(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(

@@ -41,14 +41,14 @@ class Net:
         self.input = Value(tensor, shape)
 
     def conv(self, x: Value, filters: int, kernel: int, stride: int = 1) -> Value:
-        """A convolution without bias and with padding, in as many dimensions as the input has."""
+        """Convolve a value without bias and with padding, in as many dimensions as it has."""
         shape = (x.shape[0], *(-(-size // stride) for size in x.shape[1:-1]), filters)
         weights = prod([kernel] * (len(shape) - 2)) * x.shape[-1] * filters
         flops = 2.0 * prod(shape[:-1]) * weights
         return self._linear(f"Conv{len(shape) - 2}D", x, shape, weights, flops)
 
     def up_conv(self, x: Value, filters: int, stride: int = 2) -> Value:
-        """A transposed convolution whose kernel is its stride."""
+        """Convolve a value transposed; the kernel is as large as the stride."""
         shape = (x.shape[0], *(size * stride for size in x.shape[1:-1]), filters)
         weights = prod([stride] * (len(shape) - 2)) * x.shape[-1] * filters
         return self._linear(
@@ -56,7 +56,7 @@ class Net:
         )
 
     def dense(self, x: Value, units: int) -> Value:
-        """A matrix product."""
+        """Multiply a value by a matrix."""
         weights = x.shape[-1] * units
         return self._linear("MatMul", x, (x.shape[0], units), weights, 2.0 * x.shape[0] * weights)
 
@@ -74,7 +74,7 @@ class Net:
         return y
 
     def relu(self, x: Value) -> Value:
-        """A rectifier, in place where it can be; its gradient reads the output."""
+        """Rectify a value, in place where it can be; the gradient reads the output."""
         name = self._name("relu")
         y = self._value(name, "Relu", [x.tensor], x.shape)
 
@@ -85,7 +85,7 @@ class Net:
         return y
 
     def add(self, x: Value, y: Value) -> Value:
-        """A sum; its gradient passes through."""
+        """Add two values; the gradient passes through."""
         z = self._value(self._name("add"), "AddV2", [x.tensor, y.tensor], x.shape)
 
         def backward() -> None:
@@ -97,7 +97,7 @@ class Net:
         return z
 
     def concat(self, x: Value, y: Value) -> Value:
-        """Joins the channels; its gradient is cut into two slices."""
+        """Join the channels of two values; the gradient is cut into two slices."""
         name = self._name("concat")
         z = self._value(name, "ConcatV2", [x.tensor, y.tensor], (*x.shape[:-1], x.shape[-1] + y.shape[-1]))
 
@@ -122,14 +122,14 @@ class Net:
         return y
 
     def mean(self, x: Value) -> Value:
-        """The mean over all positions."""
+        """Take the mean over all positions."""
         name = self._name("mean")
         y = self._value(name, "Mean", [x.tensor], (x.shape[0], x.shape[-1]))
         self._backward.append(lambda: self._gradient(x, name, "Tile", [self._sum(y)]))
         return y
 
     def train(self, y: Value) -> Graph:
-        """Closes the net with a loss and adds the backward pass."""
+        """Close the net with a loss and add the backward pass."""
         name = self._name("loss")
         loss, gradient = self.build.add(
             name, "SoftmaxCrossEntropyWithLogits", inputs=[y.tensor], outputs=[y.shape[0] * FP32, y.nbytes]
@@ -189,7 +189,7 @@ class Net:
             x.gradients.append(made.tensor)
 
     def _sum(self, y: Value) -> int:
-        """The gradient of a value: the sum of those that arrived."""
+        """Sum the gradients of a value that have arrived."""
         if len(y.gradients) > 1:
             name = self._name("gradients/addn")
             y.gradients = [self._value(name, "AddN", y.gradients, y.shape).tensor]
@@ -201,7 +201,7 @@ class Net:
 
 
 def resnet(blocks: tuple[int, ...], batch: int, size: int = 224) -> Graph:
-    """A ResNet with bottlenecks: ``blocks`` (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) is ResNet-152."""
+    """Build a ResNet with bottlenecks: ``blocks`` (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) is ResNet-152."""
     net = Net(batch, size, size, 3)
     x = net.pool(net.relu(net.norm(net.conv(net.input, 64, 7, 2))))
     for stage, count in enumerate(blocks):
@@ -219,7 +219,7 @@ def _bottleneck(net: Net, x: Value, filters: int, stride: int, project: bool) ->
 
 
 def unet3d(batch: int, size: int, filters: int = 32, depth: int = 4) -> Graph:
-    """A 3D U-Net on cubes with four channels, two convolutions a level."""
+    """Build a 3D U-Net on cubes with four channels, two convolutions per level."""
     net = Net(batch, size, size, size, 4)
     x, skips = net.input, []
     for level in range(depth):
@@ -240,7 +240,7 @@ def _double(net: Net, x: Value, filters: int) -> Value:
 
 
 def chain_of_blocks(blocks: int, nbytes: int = 2**20) -> Graph:
-    """A deep residual net of small tensors, for tests of scale: about 25 ops a block."""
+    """Build a deep residual net of small tensors, for tests of scale: about 25 ops per block."""
     net = Net(1, nbytes // FP32 // 16, 16)
     x = net.relu(net.conv(net.input, 16, 1))
     for _ in range(blocks):

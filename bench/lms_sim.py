@@ -89,7 +89,7 @@ def lower_bound(case: Case, budget_bytes: int, costs: Costs) -> float:
 
 
 def grid_points(case: Case, costs: Costs) -> list[GridPoint]:
-    """The whole threshold grid: distances, grouping, lead, with and without waiting for the copies out."""
+    """List the whole threshold grid: distances, grouping, lead, with and without waiting for copies out."""
     levels = topological_levels(case.graph)
     return [
         point
@@ -107,7 +107,7 @@ def grid_points(case: Case, costs: Costs) -> list[GridPoint]:
 
 
 def rows(models: Sequence[str], links: Sequence[str], device: Costs) -> list[Row]:
-    """The whole table."""
+    """Compute the whole table."""
     table = []
     for model in models:
         graph = MODELS[model]()
@@ -161,7 +161,7 @@ def _row(
 
 
 def render(table: Sequence[Row]) -> str:
-    """The table as text."""
+    """Render the table as text."""
     head = f"{'model':22}{'link GB/s':14}{'memory':8}"
     head += "".join(f"{name:>8}" for name in ("bound", "budget", "/bound", "hybrid", "grid", "all"))
     lines = [head + f"{'GiB moved':>11}{'all GiB':>9}{'plan ms':>9}"]
@@ -218,7 +218,7 @@ def main() -> int:
 
 
 def text(simulated: Document) -> str:
-    """The table of this part of the document, and the goals that were missed."""
+    """Render the table of this part of the document, and the goals that were missed."""
     table = [Row(**row) for row in simulated["rows"]]
     head = f"simulated, op times from a roofline of {simulated['device']}; slowdown against no swapping, "
     return "\n".join([f"{head}- does not fit", render(table), *(misses(table) or ["all goals met"])])

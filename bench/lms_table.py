@@ -30,7 +30,7 @@ HEADINGS = (
 
 
 def render(entries: Iterable[Found]) -> str:
-    """The results as a table."""
+    """Render the results as a table."""
     return table([HEADINGS, *(_row(entry) for entry in entries)])
 
 
@@ -61,7 +61,7 @@ def _cell(value: Any, text: Any) -> str:
 
 
 def ratio_text(found: Found) -> str:
-    """A ratio of times with its spread."""
+    """Write a ratio of times with its spread."""
     if "error" in found:
         return "failed"
     return f"{found['ratio']:.2f} ({found['lowest']:.2f}-{found['highest']:.2f})"
@@ -77,14 +77,14 @@ def peak_error(found: Found) -> float:
 
 
 def multiple(entry: Found) -> float | None:
-    """The largest batch with LMS that was tried over the largest without."""
+    """Divide the largest batch with LMS that was tried by the largest without; None where one is missing."""
     units = [found["units"] for found in entry.get("with", {}).values()]
     without = entry.get("without", {}).get("units")
     return max(units) / without if units and without else None
 
 
 def misses(entries: Iterable[Found]) -> list[str]:
-    """The goals that were missed, one line each."""
+    """List the goals that were missed, one line each."""
     found = []
     for entry in entries:
         where = f"TensorFlow {entry['tensorflow']}, Keras {entry['keras']}, {entry['model']}"

@@ -69,7 +69,7 @@ class Overlap:
 
 
 def read_space(directory: str) -> Any:
-    """The newest trace below a log directory, as the profiler's own message.
+    """Read the newest trace below a log directory, as the profiler's own message.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -83,7 +83,7 @@ def read_space(directory: str) -> Any:
 
 
 def overlap_of(space: Any) -> Overlap:
-    """Copies and compute of a trace; of its GPU, or else of the host's ops."""
+    """Find the copies and the compute of a trace: of its GPU, or else of the host's ops."""
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU:")]
     if gpus:
         return _overlap("GPU", [found for plane in gpus for found in _gpu_activities(plane)])
@@ -115,7 +115,7 @@ def _span(line: Any, event: Any) -> Span:
 
 
 def _nbytes(plane: Any, event: Any) -> int:
-    """What a copy's detail, such as ``kind_src:device kind_dst:pinned size:4096 dest:0 async:1``, says."""
+    """Read the size in a copy's detail, such as ``kind_src:device kind_dst:pinned size:4096 dest:0``."""
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "memcpy_details":
             text = stat.str_value or plane.stat_metadata[stat.ref_value].name
@@ -140,7 +140,7 @@ def _overlap(source: str, found: Sequence[Activity]) -> Overlap:
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same time in spans that are apart, in order."""
+    """Merge spans that overlap: the same time in spans that are apart, in order."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -151,7 +151,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """The time that is in both; each is merged."""
+    """Intersect two lists of merged spans: the time that is in both."""
     result: list[Span] = []
     left = right = 0
     while left < len(some) and right < len(others):

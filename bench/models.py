@@ -86,13 +86,13 @@ def _googlenet(keras: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _context(keras: Any, x: Any, filters: int) -> Any:
-    """A residual context module: two convolutions with dropout between them, and the input added."""
+    """Add a residual context module: two convolutions with dropout between them, and the input added."""
     y = keras.layers.Dropout(0.3, seed=1)(_conv(keras, x, filters, 3, dims=3))
     return keras.layers.Add()([x, _conv(keras, y, filters, 3, dims=3)])
 
 
 def _unet3d(keras: Any, shape: tuple[int, ...], depth: int, pooled: bool) -> Any:
-    """The residual 3D U-Net of Isensee et al. 2017, with context modules and deep supervision.
+    """Build the residual 3D U-Net of Isensee et al. 2017, with context modules and deep supervision.
 
     With ``pooled`` it ends in one row of logits an image, else in logits for each voxel.
     """
@@ -125,7 +125,7 @@ def _unet3d_full(keras: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _unet3d_plain(keras: Any, shape: tuple[int, ...]) -> Any:
-    """The 3D U-Net of Çiçek et al. 2016 at half its width, with two convolutions a level."""
+    """Build the 3D U-Net of Çiçek et al. 2016 at half its width, with two convolutions per level."""
     layers = keras.layers
     inputs = x = layers.Input(shape)
     skips = []
@@ -145,7 +145,7 @@ GROWTH = 12
 
 
 def _densenet(keras: Any, shape: tuple[int, ...]) -> Any:
-    """A DenseNet-BC (Huang et al. 2017): three blocks of eight layers, each reads all before it."""
+    """Build a DenseNet-BC (Huang et al. 2017): three blocks of eight layers, each reads all before it."""
     layers = keras.layers
 
     def conv(x: Any, filters: int, size: int) -> Any:

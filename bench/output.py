@@ -32,7 +32,7 @@ _LIMIT_S = 600
 
 
 def launchers(ranks: int) -> dict[str, list[str]]:
-    """The command of each launcher that is here, but for the program."""
+    """Build the command of each launcher that is here, but for the program."""
     entry = [sys.executable, str(ROOT / "lmsrun" / "__main__.py"), "-np", str(ranks), "--oversubscribe"]
     found = {"lmsrun": [*entry, "--no-lms"], "lmsrun, no tags": [*entry, "--no-lms", "--no-tag-output"]}
     mpirun = shutil.which("mpirun")
@@ -63,7 +63,7 @@ def measure(argv: list[str], ranks: int, megabytes: int) -> tuple[float, str]:
 
 
 def find_fault(output: bytes, ranks: int, megabytes: int) -> str:
-    """What is wrong with the lines that came, or nothing."""
+    """Find what is wrong with the lines that came; empty when nothing is."""
     due = dict.fromkeys(range(ranks), 0)
     whole = 0
     for rank, line in _numbers(output):

@@ -32,7 +32,7 @@ _LIMIT_S = 120
 
 
 def launchers(ranks: int, script: str) -> dict[str, list[str]]:
-    """The command of each launcher that is here; ``python`` is the script alone."""
+    """Build the command of each launcher that is here; ``python`` is the script alone."""
     tools = Path(sys.executable).parent
     found = {
         "python": [sys.executable, script],
@@ -79,7 +79,7 @@ def measure(argv: list[str], ranks: int) -> float:
 
 
 def run(ranks: int, repeat: int) -> dict[str, list[float]]:
-    """Times of every launcher, interleaved; one round before is not counted."""
+    """Time every launcher, interleaved; one round before is not counted."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "first_line.py"
         script.write_text(SCRIPT)
@@ -109,7 +109,7 @@ def summarise(times: Mapping[str, list[float]]) -> dict[str, object]:
 
 
 def render(times: Mapping[str, list[float]], result: Mapping[str, object]) -> str:
-    """The result as a table."""
+    """Render the result as a table."""
     medians, overheads = result["median_s"], result["overhead_s"]
     assert isinstance(medians, dict) and isinstance(overheads, dict)
     lines = [f"{'':12}{'median s':>10}{'min s':>10}{'max s':>10}{'overhead s':>12}{'lmsrun = 1':>12}"]
