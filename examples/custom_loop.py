@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
@@ -70,7 +70,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def start_horovod() -> tuple[int, int]:
-    """This process's rank and the number of ranks; without a launcher 0 of 1."""
+    """Start Horovod; return this process's rank and the number of ranks, without a launcher 0 of 1."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return 0, 1
     hvd = importlib.import_module("horovod.tensorflow")
@@ -79,7 +79,7 @@ def start_horovod() -> tuple[int, int]:
 
 
 def digits(image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The 1,797 scans, enlarged, and their labels, in a fixed shuffled order."""
+    """Load the 1,797 scans, enlarged, and their labels, in a fixed shuffled order."""
     scans = load_digits()
     order = np.random.default_rng(1).permutation(len(scans.target))
     images = tf.image.resize(scans.images[order, :, :, None] / 16, (image_size, image_size))
@@ -87,7 +87,7 @@ def digits(image_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build_model(image_size: int, filters: int, blocks: int) -> keras.Model:
-    """A small residual network."""
+    """Build a small residual network."""
     inputs = keras.Input((image_size, image_size, 1))
     x = keras.layers.Conv2D(filters, 3, padding="same")(inputs)
     for _ in range(blocks):

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
@@ -105,7 +105,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def start_horovod() -> tuple[int, int, int]:
-    """This process's rank, its number on its host and how many ranks there are; alone 0, 0 and 1."""
+    """Start Horovod; return the rank, its number on its host and the number of ranks: alone 0, 0 and 1."""
     if int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1) < 2:
         return 0, 0, 1
     hvd = importlib.import_module("horovod.tensorflow")
@@ -123,7 +123,7 @@ def use_layout(channels_last: bool) -> None:
 
 
 def build_model(name: str, image_size: int, distributed: bool) -> tf.keras.Model:
-    """The model with fresh weights; with several ranks its optimizer averages the gradients."""
+    """Build the model with fresh weights; with several ranks its optimizer averages the gradients."""
     first = tf.keras.backend.image_data_format() == "channels_first"
     shape = (3, image_size, image_size) if first else (image_size, image_size, 3)
     make = getattr(tf.keras.applications, MODELS[name])
@@ -148,7 +148,7 @@ def random_batches(batch_size: int, shape: tuple[int, ...]) -> Iterator[tuple[np
 
 
 def callbacks(options: argparse.Namespace, local_rank: int, size: int) -> list[object]:
-    """What the flags ask for; each rank writes files of its own, named as IBM's ManyModel did."""
+    """Make the callbacks that the flags ask for; each rank has its own files, named as in IBM's ManyModel."""
     found: list[object] = []
     if size > 1:
         from lms.hvd import BroadcastVariables, MetricAverage

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
@@ -76,7 +76,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def start_horovod() -> tuple[int, int]:
-    """This process's rank and the number of ranks; without a launcher 0 of 1."""
+    """Start Horovod; return this process's rank and the number of ranks, without a launcher 0 of 1."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return 0, 1
     hvd = importlib.import_module("horovod.tensorflow")
@@ -85,7 +85,7 @@ def start_horovod() -> tuple[int, int]:
 
 
 def digits(image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The 1,797 scans, each pixel repeated until they are large enough, in a fixed shuffled order."""
+    """Load the 1,797 scans in a fixed shuffled order, each pixel repeated until they are large enough."""
     scans = load_digits()
     order = np.random.default_rng(1).permutation(len(scans.target))
     nearest = np.arange(image_size) * 8 // image_size

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} given; needed at least 1")
@@ -93,7 +93,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def start_horovod() -> tuple[int, int]:
-    """This process's rank and the number of ranks; without a launcher 0 of 1."""
+    """Start Horovod; return this process's rank and the number of ranks, without a launcher 0 of 1."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return 0, 1
     hvd = importlib.import_module("horovod.tensorflow")
@@ -111,7 +111,7 @@ def takes(size: int) -> tuple[np.ndarray, np.ndarray]:
 def noisy_batches(
     cube: np.ndarray, batch_size: int, noise: float, rng: np.random.Generator, flip: bool = True
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The take with noise, each volume mirrored at random, and where the brain is in it."""
+    """Yield the take with noise, each volume mirrored at random, and where the brain is in it."""
     while True:
         chosen = [
             np.flip(cube, np.flatnonzero(rng.integers(0, 2, 3))) if flip else cube for _ in range(batch_size)
@@ -153,7 +153,7 @@ def compile_model(model: keras.Model, learning_rate: float, distributed: bool) -
 
 
 def callbacks(options: argparse.Namespace, rank: int, size: int) -> list[object]:
-    """What keeps ranks together, and the statistics of rank 0."""
+    """Make the callbacks that keep ranks together, and the statistics of rank 0."""
     found: list[object] = []
     if size > 1:
         hvd = importlib.import_module("lms.hvd")
@@ -167,7 +167,7 @@ def callbacks(options: argparse.Namespace, rank: int, size: int) -> list[object]
 
 
 def dice(found: np.ndarray, wanted: np.ndarray) -> float:
-    """The overlap of two sets of voxels: 1 when they are the same, 0 when they have none in common."""
+    """Measure the overlap of two sets of voxels: 1 when they are the same, 0 without any in common."""
     return float(2 * np.sum(found & wanted) / (np.sum(found) + np.sum(wanted)))
 
 

@@ -1,4 +1,4 @@
-"""Install what only the tests of clusters and containers need: Slurm, sshd, podman, newer MPIs, and the like.
+"""Install what only some tests need: Slurm, sshd, podman, newer MPIs, shells, compilers, a browser ...
 
 Daemons have no business on a person's machine, so this installs as root in CI, or when ``CLUSTER_TOOLS=1``
 asks for it; elsewhere it says what is missing, and the tests that need it skip. It never fails a build. Open
@@ -27,7 +27,18 @@ PACKAGES = {
     "runc": "runc",
     "netavark": "/usr/lib/podman/netavark",
     "iptables": "iptables",  # what netavark calls
+    "iproute2": "ip",  # hosts in network namespaces
     "hwloc-nox": "hwloc-calc",  # reads machines beside us
+    "zsh": "zsh",
+    "fish": "fish",
+    "mandoc": "mandoc",
+    "chromium": "chromium",  # opens reports
+    "chromium-driver": "chromedriver",
+    "gcc-aarch64-linux-gnu": "aarch64-linux-gnu-gcc",  # wheels of other architectures
+    "libc6-dev-arm64-cross": "/usr/aarch64-linux-gnu/lib/libc.so.6",
+    "gcc-powerpc64le-linux-gnu": "powerpc64le-linux-gnu-gcc",
+    "libc6-dev-ppc64el-cross": "/usr/powerpc64le-linux-gnu/lib/libc.so.6",
+    "librsvg2-bin": "rsvg-convert",
 }
 """Debian package -> the program that shows it is there."""
 MPI_FOLDER = ROOT / ".venv-mpi"
@@ -36,13 +47,13 @@ MPIS = {"openmpi": "bin/mpirun", "mpich": "bin/mpirun", "impi-rt": "bin/mpiexec.
 
 
 def missing_tools(path: str) -> list[str]:
-    """The packages whose program is not in ``path``; daemons live in sbin, which it may leave out."""
+    """List the packages whose program is not in ``path``; daemons live in sbin, which it may leave out."""
     where = os.pathsep.join([path, "/usr/sbin", "/sbin"])
     return [package for package, program in PACKAGES.items() if shutil.which(program, path=where) is None]
 
 
 def missing_mpis() -> list[str]:
-    """The Python packages of MPIs whose launcher is not in its folder."""
+    """List the Python packages of MPIs whose launcher is not in its folder."""
     return [package for package, program in MPIS.items() if not (MPI_FOLDER / package / program).is_file()]
 
 

@@ -37,6 +37,7 @@ DECIDES_LAYERS = (
     "docker/Dockerfile.cpu",
     "pyproject.toml",
     "lmsrun/wheels/build_horovod.py",
+    "lms/version.py",
 )
 """A change in one of these makes the large layers anew; the store with the old ones is removed."""
 NEEDED_BYTES = 20 << 30
@@ -71,25 +72,25 @@ class Store:
     driver: str
 
     def options(self) -> list[str]:
-        """What buildah and podman are told to use this store."""
+        """List the options that make buildah and podman use this store."""
         mark = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]
         words = ["--root", str(self.folder), "--runroot", f"/run/lmsrun-containers-{mark}"]
         return [*words, "--storage-driver", self.driver]
 
     def podman(self) -> list[str]:
-        """The start of every podman command; neither systemd nor a daemon is asked for anything."""
+        """Build the start of every podman command; neither systemd nor a daemon is asked for anything."""
         words = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
         networks = ["--network-config-dir", str(self.folder.parent / "networks")]
         return ["podman", *self.options(), *words, *networks]
 
     def podman_run(self) -> list[str]:
-        """The start of ``podman run``; its default limits, a million, need CAP_SYS_RESOURCE."""
+        """Build the start of ``podman run``; its default limits, a million, need CAP_SYS_RESOURCE."""
         limits = [word for name in ("nofile", "nproc") for word in ("--ulimit", f"{name}=4096:4096")]
         return [*self.podman(), "run", "--no-healthcheck", *limits]
 
 
 def missing_tools() -> list[str]:
-    """The programs that are not here."""
+    """List the programs that are not here."""
     return [name for name in TOOLS if shutil.which(name) is None]
 
 
@@ -116,7 +117,7 @@ def parse_source(targets: str, suite: str) -> Source:
 
 
 def read_source() -> Source:
-    """This machine's own release, from where apt gets it."""
+    """Read this machine's own release, and where apt gets it from."""
     argv = [
         "apt-get",
         "indextargets",
@@ -129,7 +130,7 @@ def read_source() -> Source:
 
 
 def pip_configuration(listed: str) -> str:
-    """What a build needs of ``pip config list``: indexes and proxy, without paths of this machine."""
+    """Convert ``pip config list`` to what a build needs: indexes and proxy, without paths of this machine."""
     lines = ["[global]", f"cert = {CERTIFICATES}"]
     settings: dict[str, str] = {}
     for name, value in re.findall(r"^[^.\n]+\.\.?([a-z-]+)='(.*)'$", listed, re.MULTILINE):
@@ -140,19 +141,19 @@ def pip_configuration(listed: str) -> str:
 
 
 def read_pip_configuration() -> str:
-    """This interpreter's pip, as a ``pip.conf`` for the build."""
+    """Read this interpreter's pip configuration, as a ``pip.conf`` for the build."""
     argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     return pip_configuration(subprocess.run(argv, capture_output=True, text=True, check=False).stdout)
 
 
 def find_certificates(environ: Mapping[str, str]) -> Path | None:
-    """The bundle of certificates that this machine's programs trust."""
+    """Find the bundle of certificates that this machine's programs trust."""
     places = [environ.get(name) for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")]
     return next((Path(place) for place in [*places, CERTIFICATES] if place and Path(place).is_file()), None)
 
 
 def make_base(cache: Path, source: Source, log: Path) -> Path:
-    """The base system as a tar file, made once."""
+    """Make the base system as a tar file, once."""
     archive = cache / f"base-{source.suite}-{platform.machine()}.tar"
     if archive.exists():
         return archive
@@ -187,7 +188,7 @@ def storage_driver(folder: Path) -> str:
 
 
 def open_store(cache: Path, base: Path) -> Store:
-    """The store of these layers; one of other layers that nobody uses is removed."""
+    """Open the store of these layers; remove any of other layers that nobody uses."""
     digest = hashlib.sha256(str(base.stat().st_mtime_ns).encode())
     for name in DECIDES_LAYERS:
         digest.update((ROOT / name).read_bytes() + b"\0")
@@ -211,7 +212,7 @@ def remove_store(folder: Path) -> None:
 
 
 def import_base(store: Store, archive: Path, log: Path) -> str:
-    """The base as an image of the store; imported once, for the layers above hang on its id."""
+    """Import the base as an image of the store; once, for the layers above hang on its id."""
     image = f"{BASE_IMAGE}:{archive.stem.removeprefix('base-')}"
     if subprocess.run([*store.podman(), "image", "exists", image], check=False).returncode:
         run_logged(
@@ -251,7 +252,7 @@ def show_step(line: str) -> None:
 
 
 def prepare(environ: Mapping[str, str]) -> tuple[Store, str, Path]:
-    """Base and store.
+    """Prepare base and store.
 
     Returns:
         The store, the name of the base image in it, and the log.

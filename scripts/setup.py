@@ -21,7 +21,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - said before an import that an ol
 from build_horovod import BuildError, locked, run_logged
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "gpu,mpi,plot,examples,dev"
+EXTRAS = "gpu,mpi,plot,examples,dev,docs,packages"
 INPUTS = ("pyproject.toml", "scripts/setup.py", "lmsrun/wheels/build_horovod.py", "lms/optimizer/plugin.c")
 STAMP = ".lmsrun-setup"
 
@@ -55,7 +55,7 @@ def is_present(sign: str) -> bool:
 
 
 def missing_packages() -> list[Package]:
-    """What the system lacks, the ``venv`` module of a Debian Python among it."""
+    """List what the system lacks, the ``venv`` module of a Debian Python among it."""
     found = [package for package in SYSTEM_PACKAGES if not is_present(package[1])]
     if importlib.util.find_spec("ensurepip") is None:
         name = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
@@ -67,7 +67,7 @@ def install_packages(missing: list[Package], log: Path, may_install: bool) -> No
     """Install with apt; where we may not, say what to ask for, and go on when it is not essential."""
     names = [name for name, _, _ in missing]
     if may_install:
-        say(f"installing {' '.join(names)} with apt")
+        say(f"installing {' '.join(names)} with apt (a minute or two)")
         environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run_logged(["apt-get", "update", "-qq"], environ, log, lambda line: None)
         argv = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]
@@ -89,7 +89,7 @@ def tensorflow_requirements(version: str, has_gpu: bool) -> list[str]:
 
 
 def fingerprint(venv: Path, requirements: list[str]) -> str:
-    """Changes when anything that decides the environment's content does."""
+    """Hash everything that decides the environment's content."""
     digest = hashlib.sha256()
     for item in (str(ROOT), str(venv), sys.version, *requirements):
         digest.update(item.encode() + b"\0")
@@ -131,6 +131,16 @@ def fill(venv: Path, requirements: list[str], log: Path) -> None:
         raise SetupError("Horovod could not be built, see above. Try: make setup again when that is mended")
 
 
+def link_manual(venv: Path) -> None:
+    """Put the man pages, which an editable installation lacks, where ``man`` looks for those of ``bin``."""
+    folder = venv / "share" / "man" / "man1"
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in (ROOT / "docs" / "man").glob("*.1"):
+        link = folder / page.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(page)
+
+
 def say(text: str) -> None:
     """One line of progress."""
     print(f"setup: {text}", flush=True)
@@ -154,6 +164,7 @@ def main() -> int:
             if missing := missing_packages():
                 install_packages(missing, log, os.geteuid() == 0 and bool(shutil.which("apt-get")))
             fill(venv, requirements, log)
+            link_manual(venv)
             (venv / STAMP).write_text(mark)
     except (SetupError, BuildError) as error:
         print(f"setup: {error}", file=sys.stderr)

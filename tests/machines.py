@@ -4,6 +4,7 @@
 To vary one: ``machine(replace(SPECS["dgx"], allowed_cpus="0-15"))``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -271,6 +272,52 @@ def _gh200() -> MachineSpec:
     )
 
 
+def kfd_files(
+    gpus: Sequence[tuple[str, int]], parts: int = 1, memory_bytes: int = 192 * GIB
+) -> dict[str, str]:
+    """What AMD's compute driver shows of two packages and GPUs, each an address and the kernel's unique id.
+
+    As ``kfd_topology.c`` of Linux 6.10 writes it: the number of a part in bits 28 to 31 of ``location_id``,
+    the memory dealt to the parts. The names of the lines are those of an MI300X's node.
+    """
+    at = "sys/devices/virtual/kfd/kfd/topology/nodes"
+    files = {f"{at}/{node}/properties": "cpu_cores_count 96\nsimd_count 0\nlocation_id 0" for node in (0, 1)}
+    nodes = [(address, unique, part) for address, unique in gpus for part in range(parts)]
+    for number, (address, unique, part) in enumerate(nodes, 2):
+        domain, bus, rest = address.split(":")
+        device, _, function = rest.partition(".")
+        location = part << 28 | int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
+        files[f"{at}/{number}/properties"] = (
+            f"cpu_cores_count 0\nsimd_count {1216 // parts}\nmem_banks_count 1\ngfx_target_version 90402\n"
+            f"vendor_id 4098\ndevice_id 29857\nlocation_id {location}\ndomain {int(domain, 16)}\n"
+            f"drm_render_minor {126 + number}\nunique_id {unique}\nnum_xcc {8 // parts}"
+        )
+        files[f"{at}/{number}/mem_banks/0/properties"] = (
+            f"heap_type 1\nsize_in_bytes {memory_bytes // parts}\nflags 0\nwidth 8192\nmem_clk_max 1300"
+        )
+    return files
+
+
+MI300X = (("05", 0), ("26", 0), ("46", 0), ("65", 0), ("85", 1), ("a6", 1), ("c6", 1), ("e5", 1))
+"""Bus and NUMA node of the eight GPUs of a server, as rocm-smi prints them."""
+
+
+def _mi300x(parts: int) -> MachineSpec:
+    """A server with eight MI300X in mode SPX (1 part), DPX (2) or CPX (8)."""
+    gpus = tuple(
+        GpuSpec(f"0000:{bus}:00.0", node, vendor="0x1002", device="0x74a1", pci_class="0x120000")
+        for bus, node in MI300X
+    )
+    ids = [(gpu.address, 0x5AB0F8C2D1E30000 + number) for number, gpu in enumerate(gpus)]
+    names = {f"sys/bus/pci/devices/{address}/unique_id": f"{unique:016x}" for address, unique in ids}
+    return MachineSpec(
+        nodes=(NodeSpec(0, "0-95", 0, 1152 * GIB), NodeSpec(1, "96-191", 1, 1152 * GIB)),
+        gpus=gpus,
+        threads=1,
+        extra={**names, **kfd_files(ids, parts)},
+    )
+
+
 def _ac922() -> MachineSpec:
     """A 4-GPU AC922: CPU nodes 0 and 8, SMT4, GPU memory as nodes 252-255."""
     return MachineSpec(
@@ -303,6 +350,9 @@ SPECS: dict[str, MachineSpec] = {
     "dgx": _dgx(),
     "gh200": _gh200(),
     "ac922": _ac922(),
+    "mi300x": _mi300x(1),
+    "mi300x-dpx": _mi300x(2),
+    "mi300x-cpx": _mi300x(8),
     "single": MachineSpec(nodes=(NodeSpec(0, "0-7", 0, 32 * GIB),), threads=2, siblings_last=True),
     "single-gpu-unknown": MachineSpec(
         nodes=(NodeSpec(0, "0-7", 0, 32 * GIB),),

@@ -33,23 +33,56 @@ def test_alone_without_horovod_and_below_the_stated_accuracy() -> None:
     assert done.stderr.rstrip().endswith("is below --min-accuracy 1.01")
 
 
-def test_two_ranks_reach_the_stated_accuracy_with_equal_weights(tmp_path: Path) -> None:
+def test_the_demo_runs_out_of_memory_and_then_learns() -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed here (scripts/setup.py builds it)")
-    lmsrun = [sys.executable, str(ROOT / "lmsrun" / "__main__.py"), "run", "-np", "2", "--oversubscribe"]
     done = subprocess.run(
-        [*lmsrun, "--no-tag-output", "--output-dir", str(tmp_path), str(DIGITS)],
-        env=ENVIRON,
+        [sys.executable, str(ROOT / "scripts" / "demo.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=400,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    last = re.search(r"^test accuracy (0\.\d+|1\.0+), .* 2 ranks hold the same weights$", done.stdout, re.M)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr[-4000:]
+    assert re.search(r"^  out of memory: .* \(exit code \d+, \d+ s\)$", done.stdout, re.M), done.stdout
+    swapped = r"^  Large Model Support: \d+ tensors swapped, .* peak is ([\d.]+) MiB instead of ([\d.]+)$"
+    peaks = re.search(swapped, done.stdout, re.M)
+    assert peaks is not None and float(peaks[1]) < 20 < float(peaks[2]), done.stdout
+    last = re.search(r"^  test accuracy (0\.\d+|1\.0+), .* 2 ranks hold the same weights$", done.stdout, re.M)
     assert last is not None, done.stdout
     assert float(last[1]) >= 0.95
-    ranks = json.loads((tmp_path / "latest" / "receipts.json").read_text())["ranks"]
+    assert len(done.stdout.splitlines()) < 20, done.stdout
+    pages = {
+        name: (ROOT / "out" / "demo" / f"{name}.html").read_text() for name in ("with-lms", "without-lms")
+    }
+    assert "Fits: " in pages["with-lms"] and "The job ended well." in pages["with-lms"]
+    assert '<div class="verdict bad" role="status"><p>The job failed with code ' in pages["without-lms"]
+    latest = ROOT / "out" / "demo" / "with-lms" / "latest"
+    ranks = json.loads((latest / "receipts.json").read_text())["ranks"]
     assert [(rank["rank"], rank["lms"], rank["stages"]) for rank in ranks] == [
         (0, "graph", ["start", "framework", "init"]),
         (1, "graph", ["start", "framework", "init"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("x ran out of memory trying to allocate 2.81MiB (rounded to 1)requested by op a/b/C\n", "2.81 MiB"),
+        ("RESOURCE_EXHAUSTED: OOM when allocating tensor\n", "an allocation failed"),
+        ("ImportError: no horovod\n", None),
+    ],
+)
+def test_the_demo_believes_no_other_failure(
+    log: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import demo
+
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    (tmp_path / "rank-1.stderr").write_text(log)
+    if said is None:
+        with pytest.raises(demo.DemoError, match="not for lack of memory"):
+            demo.what_was_lacking(tmp_path)
+    else:
+        assert demo.what_was_lacking(tmp_path).startswith(said)

@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import lms
-import lmsrun
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -29,11 +29,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_wheel(folder: Path, **environ: str) -> Path:
     """The wheel of a copy of the sources, so that no build folder is left in the checkout."""
-    source, out = folder / "source", folder / "out"
+    return wheel_of(copy_sources(folder), folder, **environ)
+
+
+def copy_sources(folder: Path) -> Path:
+    source = folder / "source"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "docs" / "man", source / "docs" / "man")
+    return source
+
+
+def wheel_of(source: Path, folder: Path, **environ: str) -> Path:
+    out = folder / "out"
     run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(out), str(source)], **environ)
     (built,) = out.glob("*.whl")
     return built
@@ -58,10 +68,11 @@ def run(argv: list[str], cwd: Path | None = None, **more: str) -> str:
     return done.stdout
 
 
-def test_every_package_tells_the_version_of_the_project() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project]")[2]
-    (version,) = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
-    assert (lms.__version__, lmsrun.__version__) == (version, version)
+def test_the_version_stands_in_one_place(wheel: Path) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", lms.__version__)
+    assert wheel.name.split("-")[1] == lms.__version__
+    for path in (ROOT / "pyproject.toml", ROOT / "lms" / "__init__.py", ROOT / "lmsrun" / "__init__.py"):
+        assert f'"{lms.__version__}"' not in path.read_text(encoding="utf-8")
 
 
 def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
@@ -73,11 +84,10 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
         if path.suffix in {".py", ".c", ".cc", ".h"} and "__pycache__" not in path.parts
     }
     assert wanted <= held, sorted(wanted - held)
-    assert {name.split("/")[0] for name in held} <= {
-        *PACKAGES,
-        IBMS,
-        f"{wheel.name.split('-')[0]}-0.1.0.dist-info",
-    }
+    ours = f"{wheel.name.split('-')[0]}-{lms.__version__}"
+    assert {name.split("/")[0] for name in held} <= {*PACKAGES, IBMS, f"{ours}.dist-info", f"{ours}.data"}
+    pages = {f"{ours}.data/data/share/man/man1/{path.name}" for path in (ROOT / "docs" / "man").iterdir()}
+    assert pages and {name for name in held if name.startswith(f"{ours}.data/")} == pages
 
 
 def test_the_plugin_is_in_the_wheel_for_every_python(wheel: Path) -> None:
@@ -88,9 +98,14 @@ def test_the_plugin_is_in_the_wheel_for_every_python(wheel: Path) -> None:
     assert "-cp310-abi3-" in wheel.name
 
 
-def test_without_a_compiler_there_is_a_wheel_without_the_plugin(tmp_path: Path) -> None:
-    held = zipfile.ZipFile(build_wheel(tmp_path, CC="/no/compiler")).namelist()
-    assert PLUGIN not in held and "lms/optimizer/plugin.c" in held
+def test_without_a_compiler_the_sdist_gives_a_wheel_without_the_plugin(wheel: Path, tmp_path: Path) -> None:
+    build = "from setuptools import build_meta; print(build_meta.build_sdist('.'))"
+    source = copy_sources(tmp_path)
+    name = run([sys.executable, "-c", build], cwd=source).splitlines()[-1]
+    assert name == f"lmsrun-{lms.__version__}.tar.gz"
+    held = set(zipfile.ZipFile(wheel_of(source / name, tmp_path, CC="/no/compiler")).namelist())
+    whole = {one for one in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in one}
+    assert whole - held == {PLUGIN} & whole
 
 
 @pytest.mark.tensorflow
@@ -107,6 +122,16 @@ def test_a_clean_environment_can_plan_without_tensorflow(wheel: Path, tmp_path: 
     run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")])
     python = tmp_path / "venv" / "bin" / "python"
     run([*PIP, "--python", str(python), "install", str(wheel)])
+    before = time.monotonic()
+    checked = subprocess.run(
+        [tmp_path / "venv" / "bin" / "lmsrun", "check"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode in (0, 1) and "Horovod" in checked.stdout, checked.stderr
+    assert time.monotonic() - before < 10
     shutil.copy(ROOT / "examples" / "ac922.json", tmp_path)
     (tmp_path / "train.py").write_text("")
     lmsrun = str(tmp_path / "venv" / "bin" / "lmsrun")
@@ -117,6 +142,13 @@ def test_a_clean_environment_can_plan_without_tensorflow(wheel: Path, tmp_path: 
     (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
     assert "rank 0" in run([lmsrun, "run", "-np", "1", "--receipt-timeout", "5", "train.py"], tmp_path)
     run([str(python), "-c", "import importlib.util as i; assert not i.find_spec('tensorflow')"])
+
+
+@pytest.mark.parametrize("tool", [("uvx", "--from"), ("pipx", "run", "--spec")], ids=lambda tool: tool[0])
+def test_a_tool_runs_it_without_an_environment(wheel: Path, tmp_path: Path, tool: tuple[str, ...]) -> None:
+    folders = {"UV_CACHE_DIR": str(tmp_path / "uv"), "PIPX_HOME": str(tmp_path / "pipx")}
+    command = [str(Path(sys.executable).with_name(tool[0])), *tool[1:], str(wheel), "lmsrun", "--version"]
+    assert run(command, tmp_path, **folders).strip() == f"lmsrun {lms.__version__}"
 
 
 def test_python_that_is_promised_can_read_the_code() -> None:

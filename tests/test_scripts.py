@@ -300,3 +300,22 @@ def test_the_build_s_pip_gets_indexes_and_no_paths_of_this_machine(image_script:
         "extra-index-url = https://extra.example/simple\n"
         "index-url = https://me:hush@pypi.example/simple\n"
     )
+
+
+@pytest.mark.usefixtures("scripts")
+def test_each_test_runs_in_one_of_the_two_processes() -> None:
+    from run_tests import shards
+
+    tests = SCRIPTS.parent / "tests"
+    first, second = ([Path(path) for path in shard] for shard in shards(tests))
+    for path in tests.rglob("test_*.py"):
+        homes = [home for home in (*first, *second) if path == home or home in path.parents]
+        assert len(homes) == 1, path
+    assert all(home.exists() for home in (*first, *second))
+
+
+def test_tests_that_are_named_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one():\n    assert 0\n")
+    argv = [sys.executable, str(SCRIPTS / "run_tests.py"), str(tmp_path), "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and "1 failed" in done.stdout

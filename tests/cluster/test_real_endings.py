@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cluster_run import clean_environ, lmsrun, needs, processes_with
 from jobs import wait_until
-from slurm_cluster import PROGRAMS, SlurmCluster
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 
@@ -22,15 +22,6 @@ LAUNCHERS = {
     "horovodrun": ("--launcher", "horovodrun"),
     "srun": ("--launcher", "srun"),
 }
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    needs(*PROGRAMS)
-    if os.geteuid() != 0:
-        pytest.skip("slurmd starts tasks of other users: it needs root")
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -125,7 +116,8 @@ def test_nothing_survives_when_lmsrun_is_killed(
     front = int((tmp_path / "pid").read_text())
     guard = only_child(front)
     for pid in (front, only_child(guard)):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the guard, which sees the first go, was quicker with the other
+            os.kill(pid, signal.SIGKILL)
     job.communicate(timeout=60)
     wait_until(lambda: has_ended(guard), "the guard is gone", 30)
     assert_nothing_left(tmp_path)

@@ -58,12 +58,12 @@ def test_no_value_stands_on_a_command_line(launcher: str, tmp_path: Path) -> Non
 
 def test_what_horovodrun_would_write_to_ssh_is_told(tmp_path: Path) -> None:
     options("horovodrun")
-    argv = lmsrun(
-        "plan", "--launcher", "horovodrun", "-H", "a:1,b:1", "-x", f"MY_TOKEN={GIVEN}", "--", "true"
-    )
-    done = run(argv, tmp_path)
-    assert "horovodrun writes the values of MY_TOKEN into ssh's command line" in " ".join(done.stdout.split())
-    assert GIVEN not in done.stdout + done.stderr
+    words = ("plan", "--launcher", "horovodrun", "-H", "a:1,b:1", "-x", f"MY_TOKEN={GIVEN}")
+    for elastic in ((), ("-np", "2", "--min-np", "1")):
+        done = run(lmsrun(*words, *elastic, "--", "true"), tmp_path)
+        told = "horovodrun writes the values of MY_TOKEN into ssh's command line"
+        assert (told in " ".join(done.stdout.split())) is bool(elastic)
+        assert GIVEN not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("how", [(), ("-v",), ("--json",)])

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,24 +18,14 @@ from cluster_run import (
     clean_environ,
     digest_of,
     lmsrun,
-    needs,
     processes_with,
     read_ranks,
     run,
 )
 from hostile import ARGUMENTS, VALUES
-from slurm_cluster import PROGRAMS, SlurmCluster
+from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    needs(*PROGRAMS)
-    if os.geteuid() != 0:
-        pytest.skip("slurmd starts tasks of other users: it needs root")
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 def salloc(
@@ -88,6 +77,15 @@ def test_the_first_to_fail_is_named(slurm: SlurmCluster, tmp_path: Path, how: st
     rank, node = ("3", "n2") if how == "exit:3:7" else ("0", "n1")
     assert f"lmsrun: rank {rank} on {node} (no GPU) " in done.stderr
     assert time.monotonic() - started < 30
+    assert processes_with(str(SHOW_RANK)) == []
+
+
+def test_a_rank_that_stands_still_on_another_host_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:
+    options = ("--stall-timeout", "6", "--stall-kill", "--grace-period", "3")
+    argv = ("run", *options, "--", str(SHOW_RANK), str(tmp_path), "kill:1:19")
+    done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=1", *argv)
+    assert done.returncode == 124, done.stderr
+    assert " s: rank 1 is stopped (SIGSTOP); ended by --stall-kill" in done.stderr
     assert processes_with(str(SHOW_RANK)) == []
 
 

@@ -69,6 +69,60 @@ def test_a_pulled_cable_ends_the_job_on_both_sides(hosts: SshHosts, tmp_path: Pa
         hosts.wait_until_reachable()
 
 
+LOOK_AND_SAVE = """
+import glob, os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["HOROVOD_RANK"]
+def save(*_):
+    time.sleep(6)
+    (folder / f"saved-{rank}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+secrets = [os.environ[name].encode() for name in ("MY_TOKEN", "LMSRUN_CONTROL_KEY")]
+seen = []
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        line = open(path, "rb").read()
+    except OSError:
+        continue
+    seen += [line for secret in secrets if secret in line]
+(folder / f"found-{rank}").write_text(f"{os.environ['MY_TOKEN']} {len(seen)}")
+time.sleep(100)
+"""
+
+
+@pytest.mark.tensorflow
+def test_horovodrun_shows_no_value_and_its_ranks_have_their_grace(hosts: SshHosts, tmp_path: Path) -> None:
+    """Horovod itself writes the environment into ssh's command line, and gives ranks five seconds."""
+    pytest.importorskip("horovod")
+    (tmp_path / "look.py").write_text(LOOK_AND_SAVE)
+    held = set(Path("/tmp").glob("lmsrun-files-*"))
+    given = ("-x", "MY_TOKEN", "--launcher", "horovodrun", "--framework", "horovod", "--grace-period", "20")
+    argv = lmsrun("run", *given, *BOTH, "--no-lms", "--", "look.py", str(tmp_path))
+    job = subprocess.Popen(
+        hosts.wrap("hosta", argv),
+        cwd=tmp_path,
+        env={**clean_environ(), "MY_TOKEN": f"s3cret-{tmp_path.name}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while len(list(tmp_path.glob("found-*"))) < 2 and time.monotonic() < end and job.poll() is None:
+            time.sleep(0.1)
+        job.terminate()
+        output, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    found = {path.name: path.read_text() for path in tmp_path.glob("found-*")}
+    assert found == dict.fromkeys(("found-0", "found-1"), f"s3cret-{tmp_path.name} 0"), output
+    assert job.returncode == 0, output
+    assert len(list(tmp_path.glob("saved-*"))) == 2, output
+    assert "horovodrun writes the values" not in output
+    assert set(Path("/tmp").glob("lmsrun-files-*")) <= held, "nothing is left on either host"
+
+
 @pytest.mark.tensorflow
 def test_gloo_over_ssh_trains(hosts: SshHosts, tmp_path: Path) -> None:
     pytest.importorskip("horovod")

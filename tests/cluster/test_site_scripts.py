@@ -7,12 +7,11 @@ for ``apptainer exec`` starts the container's command as it is.
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import LMSRUN, needs, run
-from slurm_cluster import PROGRAMS, SlurmCluster
+from cluster_run import LMSRUN, run
+from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cluster]
 
@@ -27,15 +26,6 @@ if "FAIL_AS" in os.environ:
         raise SystemExit(int(os.environ["FAIL_AS"]))
     time.sleep(600)  # Until Slurm ends it, with SIGTERM: 143.
 """
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    needs(*PROGRAMS)
-    if os.geteuid() != 0:
-        pytest.skip("slurmd starts tasks of other users: it needs root")
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 @pytest.fixture
