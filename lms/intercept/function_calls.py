@@ -209,8 +209,9 @@ class Watch:
             function._jit_compile = None
             self._compiled.add(function)
             if self._observer.xla_dropped(function):
-                outermost = self._local.call
-                self._segmented.update({function, function if outermost is None else outermost.function})
+                self._segmented.add(function)
+        if self._local.call is not None and function in self._segmented:
+            self._segmented.add(self._local.call.function)
 
 
 def is_compiled_layer(function: Any) -> bool:

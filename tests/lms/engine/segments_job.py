@@ -11,7 +11,7 @@ os.environ |= {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": "900",
 }
-way, policy, budget_mib, refused = sys.argv[1:5]
+way, policy, budget_mib, case = sys.argv[1:5]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
@@ -39,6 +39,14 @@ def step_of(weights: list[Any]) -> Any:
     return train
 
 
+def calls(train: Any) -> list[Any]:
+    """Four calls of the step: its own, or those of two functions around it."""
+    if case != "callers":
+        return [train] * 4
+    first, second = tf.function(lambda rows: train(rows)), tf.function(lambda rows: 2.0 * train(rows))
+    return [first, first, second, second]
+
+
 def main() -> None:
     """Train for four steps."""
     texts = []
@@ -46,7 +54,7 @@ def main() -> None:
         warnings.simplefilter("always")
         if way != "whole":
             given = {"budget_bytes": int(float(budget_mib) * 2**20)} if budget_mib != "-" else {}
-            given |= {"recompute": "auto"} if refused == "recompute" else {}
+            given |= {"recompute": "auto"} if case == "recompute" else {}
             lms.enable(policy=policy, xla=way, **given)
         draw = np.random.default_rng(5)
         scale = WIDTH**-0.5
@@ -55,7 +63,8 @@ def main() -> None:
         ]
         rows = tf.constant(draw.normal(0, 1, (ROWS, WIDTH)).astype(np.float32))
         train = step_of(weights)
-        losses = [float(train(rows)) for _ in range(4)]
+        resident = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        losses = [float(train(rows)) for train in calls(train)]
         texts = [str(one.message) for one in caught if issubclass(one.category, LMSWarning)]
     report = lms.report()
     edited = [one for one in report.graphs if one.segments or one.edited]
@@ -65,8 +74,10 @@ def main() -> None:
                 "losses": losses,
                 "bits": [weight.numpy().tobytes().hex()[:64] for weight in weights],
                 "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+                "resident": resident,
                 "planned": report.planned_peak_bytes if way != "whole" else None,
                 "segments": sum(one.segments for one in edited),
+                "steps": len([one for one in edited if one.segments]),
                 "swapped": sum(one.tensors for one in edited),
                 "executed": sum(one.executed or 0 for one in edited),
                 "first_run": [one.first_run_s for one in edited],

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.tensorflow
 MIB = 1 << 20
 
 
-def job(way: str, policy: str = "all", budget: str = "-", refused: str = "-") -> dict[str, Any]:
-    return run_job("segments_job.py", way, policy, budget, refused)
+def job(way: str, policy: str = "all", budget: str = "-", case: str = "-") -> dict[str, Any]:
+    return run_job("segments_job.py", way, policy, budget, case)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,11 @@ def test_a_step_that_fits_is_compiled_without_swaps() -> None:
 def test_a_budget_holds_with_segments() -> None:
     made = job("auto", "budget", "16")
     assert made["segments"] and made["swapped"]
+    assert made["peak"] - made["resident"] <= 16 * MIB
+
+
+def test_each_caller_of_a_compiled_function_runs_segments() -> None:
+    assert job("auto", "all", case="callers")["steps"] == 2
 
 
 def test_what_cannot_be_combined_is_one_line_and_runs_without_xla() -> None:
