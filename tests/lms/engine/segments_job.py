@@ -6,12 +6,12 @@ import sys
 import warnings
 from typing import Any
 
+way, policy, budget_mib, case, limit_mib = sys.argv[1:6]
 os.environ |= {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "900",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": limit_mib,
 }
-way, policy, budget_mib, case = sys.argv[1:5]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
