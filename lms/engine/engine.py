@@ -11,7 +11,6 @@ from tensorflow.core.framework import graph_pb2
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
-from lms.device.host_variables import HostVariables, require_host_variables
 from lms.device.memory_pool import PoolClaim
 from lms.engine.books import Books
 from lms.engine.editing import Editing
@@ -33,6 +32,8 @@ from lms.report.document import build_document
 from lms.report.stats import Report
 from lms.transports.base import Transport
 from lms.transports.choose import choose_transport, require_store
+from lms.variables.host_values import HostValues, host_values
+from lms.variables.on_host import HostVariables, require_host_variables
 
 logger = logging.getLogger("lms")
 
@@ -50,7 +51,7 @@ class Engine:
 
     def __init__(self, config: LMSConfig, environ: Mapping[str, str]) -> None:
         require_store(config)
-        require_host_variables(config)
+        require_host_variables(config, environ)
         self.config, self._environ = config, environ
         self.state = Lifecycle.PAUSED
         self.guest: Guest | None = None
@@ -60,11 +61,12 @@ class Engine:
         self.options = OptimizerOptions(config.arithmetic_optimization)
         self.pool = PoolClaim(environ)
         self.fusion = FusionBuffer(environ, self.pool.leaves_growing, late=tensorflow_is_initialised())
-        self.host = HostVariables(config, self.transport)
+        self.host = HostVariables(config, self._host_values)
         self.steps = Steps(self, environ)
         self._devices: tuple[Device, ...] = ()
         self._assumed_limit: int | None = None
         self._transport: Transport | None = None
+        self._values: HostValues | None = None
         self._profiles: Profiles | None = None
         self._warned: set[str] = set()
         self._editing = Editing(self, environ)
@@ -91,6 +93,12 @@ class Engine:
             if self._transport.note:
                 self.warn(self._transport.note)
         return self._transport
+
+    def _host_values(self) -> HostValues:
+        """Return the way to have variables in host memory; choose it when it is first needed."""
+        if self._values is None:
+            self._values = host_values(self.transport(), self._environ)
+        return self._values
 
     @property
     def active_transport(self) -> Transport | None:

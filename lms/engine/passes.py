@@ -13,11 +13,8 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.config import LMSConfig
 from lms.device.horovod_fusion_buffer import FusionBuffer
-from lms.device.host_variables import HostVariables
 from lms.device.link_speed import costs_of_device
 from lms.device.memory_pool import PoolClaim, SmallPool
-from lms.device.variable_handles import value_shape, value_type, variable_handles
-from lms.device.variable_memory import give_own_memory
 from lms.engine.work import Residents, Work
 from lms.ir.name_filters import select
 from lms.optimizer.grappler_item import GrapplerItem, Output
@@ -36,6 +33,9 @@ from lms.rewriter.streaming import stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
 from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
+from lms.variables.handles import value_shape, value_type, variable_handles
+from lms.variables.memory import give_own_memory
+from lms.variables.on_host import HostVariables
 
 
 class Pass(Protocol):
@@ -188,7 +188,6 @@ class Streaming:
     def apply(self, work: Work) -> Work:
         """Edit a copy of the graph, and read it again."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        self._host.require_store()
         item, config = work.task.request.item, work.task.config
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(work.graph_def)
@@ -199,6 +198,7 @@ class Streaming:
             table,
             work.outputs,
             self._transport(),
+            self._host.values(),
             variables_known(table, work.task.inputs),
             work.place.holds,
             self._host.wants,

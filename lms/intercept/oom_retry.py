@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from lms.config import LMSConfig
-from lms.device.host_variables import HostVariables
-from lms.device.variable_handles import value_type, variable_handles
 from lms.intercept.function_calls import Call
 from lms.intercept.side_effects import cannot_be_undone, runs_python
 from lms.reader.node_table import NodeTable
+from lms.variables.handles import value_type, variable_handles
+from lms.variables.on_host import HostVariables
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
@@ -107,8 +107,9 @@ class Rescue:
         for handle, value in attempt.values.values():
             before = tf.constant(value, value_type(handle))
             if self._host.holds(handle):
-                before = self._host.hold(handle, before)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=before)
+                self._host.put(handle, before)
+            else:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=before)
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         call.feed.rewind()
         before, self.config = self.config, self._left.pop(0)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 
-from lms.device.host_variables import HostVariables
+from lms.variables.on_host import HostVariables
 
 
 class _Making(threading.local):
@@ -39,7 +39,9 @@ class VariableValues:
         watch, make = self, self._make
 
         def assign_variable_op(resource: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            return watch._assign(resource, watch._placed(resource, value), *args, **kwargs)
+            if watch._is_kept(resource):
+                return watch._host.put(resource, tf.convert_to_tensor(value))
+            return watch._assign(resource, value, *args, **kwargs)
 
         def init_from_args(variable: Any, **given: Any) -> None:
             before, watch._making.trainable = watch._making.trainable, given.get("trainable") is not False
@@ -58,13 +60,11 @@ class VariableValues:
             resource_variable_ops.ResourceVariable._init_from_args = self._make
             self._assign = self._make = None
 
-    def _placed(self, handle: Any, value: Any) -> Any:
-        """Return the value in host memory where that is its place, else as it is."""
+    def _is_kept(self, handle: Any) -> bool:
+        """Tell whether a value that eager code gives to a variable belongs in host memory."""
         if not tf.executing_eagerly() or not hasattr(handle, "numpy"):
-            return value
+            return False
         trainable = self._making.trainable
-        if self._host.holds(handle) or (
+        return self._host.holds(handle) or (
             trainable is not None and self._host.wants_new(handle, trainable=trainable)
-        ):
-            return self._host.hold(handle, tf.convert_to_tensor(value))
-        return value
+        )

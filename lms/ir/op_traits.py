@@ -77,8 +77,8 @@ KEPT_FOR_GRADIENT = {"MaxPool": PLACES, "MaxPool3D": PLACES}
 """What oneDNN's kernels keep beside the one output that the op has for TensorFlow."""
 
 OUTSIDE_TYPES = frozenset(
-    """Arg Const HostConst Placeholder ReadVariableOp Variable VariableV2 VarHandleOp VarIsInitializedOp
-    _Arg _DeviceArg _HostConst _ReadVariablesOp _VarHandlesOp""".split()
+    """Arg Const HostConst LmsGetHostValue Placeholder ReadVariableOp Variable VariableV2 VarHandleOp
+    VarIsInitializedOp _Arg _DeviceArg _HostConst _ReadVariablesOp _VarHandlesOp""".split()
 )
 """Outputs that live outside the step's own memory: variables, constants and arguments."""
 

@@ -19,6 +19,7 @@ from lms.errors import BuildError
 SOURCES = Path(__file__).resolve().parent.parent / "ops"
 HOST_STORE = SOURCES / "host_store.cc"
 ALLOCATOR_STATS = SOURCES / "allocator_stats.cc"
+HOST_VALUES = SOURCES / "host_values.cc"
 
 BUILD_TIMEOUT_S = 900.0
 """A compiler that still runs then hangs: the store takes 2 s of one core, the statistics 9 s."""
@@ -169,7 +170,7 @@ def _compile(
     try:
         done = run(argv, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
         if done.returncode != 0:
-            line = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
+            line = next((line for line in done.stderr.splitlines() if "error: " in line), done.stderr[-200:])
             raise BuildError(f"{Path(compiler).name} could not compile {source.name}: {line.strip()}")
         os.chmod(unfinished, 0o700)
         os.replace(unfinished, library)

@@ -1,10 +1,10 @@
 """Stream variables: their values lie in host memory between steps, and come to the device for their uses.
 
-The variable itself stays where it is; what moves is the buffer that it holds. Before the ops that update it
-a copy of the value comes to the device and is assigned to the variable; behind them a copy goes to the host
-and is assigned in its turn. So between steps whoever reads the variable reads host memory, and within a step
-the kernels are those that run without: same device, same bits. What the forward and the backward pass read
-are copies of their own, each for its pass.
+The variable itself stays where it is; what moves is the buffer that it holds
+(:mod:`lms.variables.host_values`). Before the ops that update it a copy of the value comes to the device and
+is assigned to the variable; behind them a copy goes to the host and is assigned in its turn. So between steps
+whoever reads the variable reads host memory, and within a step the kernels are those that run without: same
+device, same bits. What the forward and the backward pass read are copies of their own, each for its pass.
 
 Optimizers read and update a variable late, when its gradient is there: copies for that wait for the gradient,
 and for the copies out of the variables two gradients before. Copies for the passes wait for the op that reads
@@ -34,10 +34,10 @@ from lms.reader.node_table import MERGES, ROOT, TURNS, NodeTable
 from lms.reader.step_reader import MARK_ATTR, RESULTS, size_of
 from lms.rewriter.writer import MARK
 from lms.transports.base import Transport
+from lms.variables.host_values import ASSIGN, READ, HostValues, write_variable_op
 
 RESOURCE = tf.resource.as_datatype_enum
 HANDLES = frozenset({"_Arg", "VarHandleOp"})
-READ = "ReadVariableOp"
 READ_IN_PLACE = frozenset({"ResourceGather", "VarIsInitializedOp"})
 """Ops that read a variable where it lies, in host memory too."""
 VALUE = "value"
@@ -98,6 +98,7 @@ def stream_variables(
     table: NodeTable,
     outputs: Sequence[Sequence[Output]],
     transport: Transport,
+    values: HostValues,
     known: Mapping[str, Output],
     holds: Callable[[str], bool],
     wants: Callable[[bool], bool],
@@ -112,6 +113,7 @@ def stream_variables(
         table: The same as a table.
         outputs: Type and shape of the outputs of each node.
         transport: How values come and go.
+        values: How variables have them in host memory.
         known: Type and shape of the variables, by the names of their handles' nodes.
         holds: Whether a node with this device name runs on the device that is planned.
         wants: Whether variables stream that only updates read (True), and those that others read (False).
@@ -124,7 +126,7 @@ def stream_variables(
     stay = dict(found.stay.most_common())
     if not chosen:
         return Streamed(stay=stay)
-    edit = _Edit(graph_def, table, transport, ahead)
+    edit = _Edit(graph_def, table, transport, values, ahead)
     for variable in chosen:
         edit.stream(variable)
     edit.tie(found.anchor(chosen))
@@ -301,9 +303,11 @@ class _Finder:
 class _Edit:
     """Adds the nodes that let variables stream, and sorts the graph's nodes."""
 
-    def __init__(self, graph_def: Any, table: NodeTable, transport: Transport, ahead: int) -> None:
-        self._graph_def, self._table, self._transport = graph_def, table, transport
-        self._ahead = ahead
+    def __init__(
+        self, graph_def: Any, table: NodeTable, transport: Transport, values: HostValues, ahead: int
+    ) -> None:
+        self._graph_def, self._table = graph_def, table
+        self._transport, self._values, self._ahead = transport, values, ahead
         self._nodes = {node.name: node for node in table.nodes}
         self.added: dict[str, Any] = {}
         self.outputs: dict[str, Sequence[Output]] = {}
@@ -321,7 +325,9 @@ class _Edit:
         handle = table.names[variable.handle]
         user = next(iter((*variable.early, *variable.late, *variable.updates)))
         device, base = table.nodes[user].device, f"{handle}/{MARK}"
-        value = self._read(f"{base}/value", handle, variable.value, device, VALUE)
+        value = self._add(f"{base}/value", VALUE)
+        self._values.write_read(self.added[value], handle, variable.value.dtype, device)
+        self.outputs[value] = [variable.value]
         readers = [one for read in variable.early for one in table.readers[read]]
         passes: dict[bool, list[tuple[int, int]]] = {}
         for reader, slot in readers:
@@ -339,18 +345,22 @@ class _Edit:
         table = self._table
         back = self._copy_in(f"{base}/back", value, variable, device)
         self._wait(back, (table.names[gate] for gate in variable.gates))
-        enter = self._assign(f"{base}/enter", handle, back, variable, device, STREAM_ENTER)
+        dtype = variable.value.dtype
+        enter = self._add(f"{base}/enter", STREAM_ENTER)
+        write_variable_op(self.added[enter], ASSIGN, [handle, back], dtype, device)
         users = [table.names[one] for one in (*variable.updates, *variable.late)]
         for user in users:
             self._wait(user, [enter])
-        last = self._read(f"{base}/last", handle, variable.value, device, STREAM_LAST)
+        last = self._add(f"{base}/last", STREAM_LAST)
+        write_variable_op(self.added[last], READ, [handle], dtype, device)
         self._wait(last, users)
         out = self._add(f"{base}/out", STREAM_OUT)
-        self._transport.write_swap_out(self.added[out], last, variable.value.dtype, device)
-        self.outputs[out] = [variable.value]
+        self._transport.write_swap_out(self.added[out], last, dtype, device)
+        self.outputs |= {last: [variable.value], out: [variable.value]}
         self.bytes_out += variable.nbytes
         self.copies_out += 1
-        leave = self._assign(f"{base}/leave", handle, out, variable, device, STREAM_LEAVE)
+        leave = self._add(f"{base}/leave", STREAM_LEAVE)
+        self._values.write_assign(self.added[leave], handle, out, dtype, device)
         gates = tuple(variable.gates)
         stay = self._stays.setdefault(gates, _Stay([table.names[gate] for gate in gates]))
         stay.backs.append(back)
@@ -365,29 +375,11 @@ class _Edit:
         self.bytes_in += variable.nbytes
         return name
 
-    def _read(self, name: str, handle: str, value: Output, device: str, purpose: str) -> str:
-        node = self.added[self._add(name, purpose)]
-        node.op, node.device = READ, device
-        node.input.append(handle)
-        node.attr["dtype"].type = value.dtype
-        self.outputs[name] = [value]
-        return name
-
-    def _assign(
-        self, name: str, handle: str, value: str, variable: _Variable, device: str, purpose: str
-    ) -> str:
-        node = self.added[self._add(name, purpose)]
-        node.op, node.device = "AssignVariableOp", device
-        node.input.extend([handle, value])
-        node.attr["dtype"].type = variable.value.dtype
-        node.attr["validate_shape"].b = False
-        self.outputs[name] = []
-        return name
-
     def _add(self, name: str, purpose: str) -> str:
         node = self._graph_def.node.add(name=name)
         node.attr[MARK_ATTR].s = purpose.encode()
         self.added[name] = self._nodes[name] = node
+        self.outputs[name] = []
         return name
 
     def _wait(self, name: str, waits: Iterable[str]) -> None:

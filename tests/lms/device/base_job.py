@@ -16,7 +16,7 @@ import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
 from lms.device import variable_memory  # noqa: E402
-from lms.device.variable_memory import address_of, give_own_memory  # noqa: E402
+from lms.variables.memory import address_of, give_own_memory  # noqa: E402
 
 KIB = 1 << 10
 SIZE, LAYERS = 256, 10

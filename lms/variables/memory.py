@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.device.variable_handles import static_bytes, value_shape, value_type, variable_handles
+from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 
 WORTH_BYTES = 4 << 10
 """Smaller values may share a buffer: that they are looked at takes longer than they take room."""

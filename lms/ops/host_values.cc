@@ -1,0 +1,135 @@
+// Two ops that let a variable of a GPU have its value in pinned host memory.
+//
+// LmsSetHostValue makes a tensor of host memory the variable's value, without a copy where that memory is pinned.
+// LmsGetHostValue returns the value there, again without a copy, or copies it from the device. The variable itself stays
+// the device's: TensorFlow's own ops read it through the driver, which maps pinned memory into the GPU's addresses, and
+// an assignment gives it device memory again.
+//
+// TensorFlow's C API has no door to a variable's buffer, so this takes the C++ headers. It is a library of its own,
+// compiled when variables are to lie in host memory: no other training waits for it.
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor_description.pb.h"
+
+namespace lmsrun {
+
+using tensorflow::AllocatorAttributes;
+using tensorflow::AsyncOpKernel;
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::Var;
+
+AllocatorAttributes Pinned() {
+  AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  return attributes;
+}
+
+// Tensors tell which allocator made them by its name.
+bool IsPinned(const Tensor& tensor, OpKernelContext* context) {
+  tensorflow::TensorDescription description;
+  tensor.FillDescription(&description);
+  return description.allocation_description().allocator_name() == context->device()->GetAllocator(Pinned())->Name();
+}
+
+class SetHostValueOp : public OpKernel {
+ public:
+  explicit SetHostValueOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tensor value = context->input(1);
+    if (!IsPinned(value, context)) {
+      Tensor pinned;
+      OP_REQUIRES_OK(context, context->allocate_temp(dtype_, value.shape(), &pinned, Pinned()));
+      auto to = pinned.tensor_data(), from = value.tensor_data();
+      std::memcpy(const_cast<char*>(to.data()), from.data(), from.size());
+      value = std::move(pinned);
+    }
+    tensorflow::core::RefCountPtr<Var> variable;
+    const auto& handle = tensorflow::HandleFromInput(context, 0);
+    OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<Var>(context, handle, &variable, [this](Var** made) {
+                     *made = new Var(dtype_);
+                     return absl::OkStatus();
+                   }));
+    tensorflow::mutex_lock lock(*variable->mu());
+    *variable->tensor() = std::move(value);
+    variable->is_initialized = true;
+  }
+
+ private:
+  DataType dtype_;
+};
+
+class GetHostValueOp : public AsyncOpKernel {
+ public:
+  explicit GetHostValueOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    tensorflow::core::RefCountPtr<Var> variable;
+    const auto& handle = tensorflow::HandleFromInput(context, 0);
+    auto found = tensorflow::LookupResource(context, handle, &variable);
+    OP_REQUIRES_ASYNC(context, found.ok() && variable->is_initialized,
+                      tensorflow::errors::FailedPrecondition("the variable ", handle.name(), " has no value yet"), done);
+    Tensor value;
+    {
+      tensorflow::tf_shared_lock lock(*variable->mu());
+      value = *variable->tensor();
+    }
+    OP_REQUIRES_ASYNC(context, value.dtype() == dtype_,
+                      tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type"), done);
+    if (IsPinned(value, context) || value.NumElements() == 0) {
+      context->set_output(0, value);
+      done();
+      return;
+    }
+    Tensor* copy = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, value.shape(), &copy, Pinned()), done);
+    auto* device = static_cast<tensorflow::Device*>(context->device());
+    context->op_device_context()->CopyDeviceTensorToCPU(&value, "LmsGetHostValue", device, copy,
+                                                        [context, done, value](const absl::Status& status) {
+                                                          context->SetStatus(status);
+                                                          done();
+                                                        });
+  }
+
+ private:
+  DataType dtype_;
+};
+
+REGISTER_OP("LmsSetHostValue")
+    .Input("resource: resource")
+    .Input("value: dtype")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+REGISTER_OP("LmsGetHostValue")
+    .Input("resource: resource")
+    .Output("value: dtype")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
+REGISTER_KERNEL_BUILDER(
+    Name("LmsSetHostValue").Device(tensorflow::DEVICE_GPU).HostMemory("resource").HostMemory("value"), SetHostValueOp);
+REGISTER_KERNEL_BUILDER(
+    Name("LmsGetHostValue").Device(tensorflow::DEVICE_GPU).HostMemory("resource").HostMemory("value"), GetHostValueOp);
+
+}  // namespace lmsrun

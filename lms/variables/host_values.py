@@ -1,0 +1,165 @@
+"""Give variables values in host memory, and take them from there: for each kind of device its own way.
+
+Whoever reads such a variable between steps (a checkpoint, ``save``, ``get_weights``, Horovod's broadcast)
+reads host memory; nothing else of the variable differs.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from lms.errors import BuildError, PlaceError
+from lms.native.build import HOST_VALUES
+from lms.native.library import load_library
+from lms.transports.base import Transport
+from lms.transports.device import DeviceTransport
+from lms.transports.host import HostTransport
+from lms.variables.handles import value_type
+from lms.variables.memory import address_of
+
+ASSIGN, READ = "AssignVariableOp", "ReadVariableOp"
+
+
+class HostValues(Protocol):
+    """One way to keep values of variables in host memory."""
+
+    def takes(self, handle: Any) -> bool:
+        """Tell whether a variable is of the device whose values are kept."""
+
+    def put(self, handle: Any, value: Any) -> None:
+        """Copy a value to host memory and make that the variable's."""
+
+    def send(self, handle: Any) -> bool:
+        """Move a variable's value to host memory; tell whether it was copied.
+
+        Raises:
+            FailedPreconditionError: If the variable has no value yet.
+        """
+
+    def fetch(self, handle: Any) -> None:
+        """Move a variable's value to the device."""
+
+    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, read a value in host memory."""
+
+    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, give a variable a value in host memory."""
+
+
+class StoreValues:
+    """Keeps the values of the CPU device's variables in the store of the host transport.
+
+    Such a variable may hold a buffer that is not of the device's allocator.
+    """
+
+    def __init__(self, store: HostTransport) -> None:
+        self._store = store
+
+    def takes(self, handle: Any) -> bool:
+        """Tell whether a variable is the CPU device's."""
+        return _device_type(handle) == "CPU"
+
+    def put(self, handle: Any, value: Any) -> None:
+        """Copy a value to the store and make that the variable's."""
+        tf.raw_ops.AssignVariableOp(resource=handle, value=self._store.hold(value))
+
+    def send(self, handle: Any) -> bool:
+        """Move a variable's value to the store; tell whether it was copied."""
+        value = _read(handle)
+        if self._store.holds(address_of(value)):
+            return False
+        self.put(handle, value)
+        return True
+
+    def fetch(self, handle: Any) -> None:
+        """Move a variable's value to the device's memory."""
+        tf.raw_ops.AssignVariableOp(resource=handle, value=self._store.fetch(_read(handle)))
+
+    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
+        """Make ``node`` TensorFlow's own read."""
+        write_variable_op(node, READ, [handle], dtype, device)
+
+    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node`` TensorFlow's own assignment."""
+        write_variable_op(node, ASSIGN, [handle, value], dtype, device)
+
+
+class PinnedValues:
+    """Keeps the values of GPUs' variables in TensorFlow's pinned host memory.
+
+    TensorFlow has no op that gives a variable of a GPU a value there, so these are ours
+    (``ops/host_values.cc``).
+
+    Args:
+        environ: Where the cache of built ops is looked up.
+
+    Raises:
+        PlaceError: If the ops cannot be compiled or loaded.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        try:
+            self._ops = load_library(HOST_VALUES, environ).ops
+        except BuildError as error:
+            raise PlaceError(f"variables of a GPU cannot lie on the host: {error}") from error
+
+    def takes(self, handle: Any) -> bool:
+        """Tell whether a variable is a GPU's."""
+        return _device_type(handle) == "GPU"
+
+    def put(self, handle: Any, value: Any) -> None:
+        """Copy a value to pinned memory and make that the variable's."""
+        with tf.device(handle.device):
+            self._ops.lms_set_host_value(resource=handle, value=value)
+
+    def send(self, handle: Any) -> bool:
+        """Move a variable's value to pinned memory; whether it lay there is not told."""
+        with tf.device(handle.device):
+            value = self._ops.lms_get_host_value(resource=handle, dtype=value_type(handle))
+        self.put(handle, value)
+        return True
+
+    def fetch(self, handle: Any) -> None:
+        """Move a variable's value to the device's memory."""
+        with tf.device(handle.device):
+            value = self._ops.lms_get_host_value(resource=handle, dtype=value_type(handle))
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
+        """Make ``node`` the op that reads pinned memory without a copy."""
+        write_variable_op(node, "LmsGetHostValue", [handle], dtype, device)
+
+    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node`` the op that gives a variable pinned memory without a copy."""
+        write_variable_op(node, "LmsSetHostValue", [handle, value], dtype, device)
+
+
+def host_values(transport: Transport, environ: Mapping[str, str]) -> HostValues:
+    """Return the way that goes with a transport.
+
+    Raises:
+        PlaceError: If there is none, or its ops cannot be built.
+    """
+    if isinstance(transport, HostTransport):
+        return StoreValues(transport)
+    if isinstance(transport, DeviceTransport):
+        return PinnedValues(environ)
+    raise PlaceError(f"variables cannot lie on the host: {transport.note or transport.name}")
+
+
+def write_variable_op(node: Any, op_type: str, inputs: list[str], dtype: int, device: str) -> None:
+    """Make ``node``, which has no inputs yet, an op on a variable."""
+    node.op, node.device = op_type, device
+    node.input.extend(inputs)
+    node.attr["dtype"].type = dtype
+    if op_type == ASSIGN:
+        node.attr["validate_shape"].b = False
+
+
+def _read(handle: Any) -> Any:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
+
+
+def _device_type(handle: Any) -> str:
+    return str(tf.DeviceSpec.from_string(handle.device).device_type)
