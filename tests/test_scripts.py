@@ -8,7 +8,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +226,26 @@ def test_the_stamp_changes_with_what_it_stands_for(setup_script: ModuleType, tmp
     assert first == setup_script.fingerprint(tmp_path, ["tensorflow==2.21.*"])
     assert first != setup_script.fingerprint(tmp_path, ["tensorflow==2.15.*"])
     assert first != setup_script.fingerprint(tmp_path / "other", ["tensorflow==2.21.*"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_another"),
+    [
+        ("version", "3.99.99 (main, Jan  1 2099, 00:00:00) [GCC 99.1.0]", False),
+        ("implementation", SimpleNamespace(cache_tag="cpython-399"), True),
+    ],
+)
+def test_the_stamp_outlives_an_upgrade_of_the_same_python(
+    setup_script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: object,
+    is_another: bool,
+) -> None:
+    first = setup_script.fingerprint(tmp_path, [])
+    monkeypatch.setattr(sys, name, value)
+    assert (setup_script.fingerprint(tmp_path, []) != first) is is_another
 
 
 def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
