@@ -320,6 +320,8 @@ class Parsed:
     program: tuple[str, ...] = ()
     wish: Literal["", "help", "version"] = ""
     """What the user asked for instead of a run."""
+    behind: tuple[str, ...] = ()
+    """Options behind the program, each as it was typed, that look as if they were meant for lmsrun."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +337,8 @@ class Request:
     warnings: tuple[str, ...] = ()
     from_files: frozenset[str] = frozenset()
     """Fields whose values stand in a file."""
+    behind: tuple[str, ...] = ()
+    """Options behind the program, each as it was typed, that look as if they were meant for lmsrun."""
 
 
 def load_command(name: str) -> Any:
@@ -378,6 +382,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         lms_table,
         warnings,
         in_files - from_env.keys() - parsed.spelled.keys(),
+        parsed.behind,
     )
 
 
@@ -409,9 +414,11 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     rest = list(argv)
+    is_marked = False
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
+            is_marked = True
             break
         if word == MODULE and command in ("run", "fit"):
             if not rest:
@@ -441,7 +448,38 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
         elif values.get(field, value) != value:
             raise UsageError(f"{flag} contradicts {spelled[field]} before it; give one of them")
         values[field], spelled[field] = value, flag
-    return Parsed(values, spelled, tuple(rest))
+    behind = () if is_marked else find_behind(rest, spellings)
+    return Parsed(values, spelled, tuple(rest), behind=behind)
+
+
+def find_behind(program: Sequence[str], spellings: Mapping[str, tuple[str, bool]]) -> tuple[str, ...]:
+    """Find the words behind a program that look like options of lmsrun; they go to the program all the same.
+
+    Scripts have options of their own, such as ``--output-dir``, ``--config`` or ``--gpus``. So only those
+    count that hardly any script has: not for output; with a dash inside the name, declared words as values,
+    or one dash before several letters; and with a value that the option can have.
+    """
+    words = list(program[1:])
+    found = []
+    while words and words[0] != "--":
+        flag, equals, text = words.pop(0).partition("=")
+        if flag not in spellings:
+            continue
+        declared = OPTIONS[spellings[flag][0]]
+        name = flag.removeprefix("--")
+        is_distinct = declared.words or "-" in name.strip("-") or (name == flag and len(name) > 2)
+        if declared.group == OUTPUT or not is_distinct:
+            continue
+        if declared.is_switch:
+            found += [] if equals else [flag]
+            continue
+        value = text if equals else words[0] if words else ""
+        try:
+            parse_option(declared, value, flag)
+        except UsageError:
+            continue
+        found.append(f"{flag}={value}" if equals else f"{flag} {value}")
+    return tuple(found)
 
 
 def _hint(flag: str, spellings: Mapping[str, Any]) -> str:

@@ -298,3 +298,28 @@ def test_the_gpus_that_fit_names_are_those_of_the_table() -> None:
     from lms.simulate.devices import GPUS
 
     assert f": {', '.join(GPUS)} (default " in OPTIONS["target"].help
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("train.py -np 4", ("-np 4",)),
+        ("train.py --num-proc=4 --epochs 3", ("--num-proc=4",)),
+        ("train.py --no-avoid-busy --grace-period 4", ("--no-avoid-busy", "--grace-period 4")),
+        ("-m pkg.train --launcher mpirun", ("--launcher mpirun",)),
+        ("train.py -n 4 -x A", ()),  # one letter is any script's
+        ("train.py --output-dir o --verbose --config c --json --dry-run", ()),  # so is output
+        ("train.py --gpus 0 --hosts a,b --strict --python p", ()),  # and a single word with any value
+        ("train.py -np", ()),
+        ("train.py -np four --launcher pytorch --no-avoid-busy=1", ()),  # no value of ours
+        ("train.py --np 4 --mem-polic bind", ()),
+        ("train.py -- -np 4", ()),
+        ("-- train.py -np 4", ()),
+    ],
+)
+def test_options_behind_the_program_that_hardly_any_script_has_are_noticed(
+    words: str, found: tuple[str, ...]
+) -> None:
+    parsed = parse_argv("run", ["--numa", "auto", *words.split()])
+    assert parsed.behind == found
+    assert parsed.values == {"numa": "auto"} and parsed.program == tuple(words.removeprefix("-- ").split())
