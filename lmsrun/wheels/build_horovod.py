@@ -45,6 +45,9 @@ MINIMUM_CMAKE = (3, 13)
 PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
+INSTALL_TENSORFLOW = "pip install 'tensorflow>=2.15,<2.22' 'tf-keras>=2.15,<2.22'"
+"""As ``lms.errors.pip_install`` says it, which is not here where this file runs by path."""
+
 BUILD_REQUIREMENTS = ("setuptools>=77,<80", "wheel", "packaging")
 RUN_REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
@@ -77,7 +80,7 @@ class Toolchain:
             (
                 self.tensorflow,
                 "TensorFlow",
-                "pip install 'lmsrun[tensorflow]' (its headers are compiled against)",
+                f"{INSTALL_TENSORFLOW} (its headers are compiled against)",
             ),
             (self.cxx, "a C++17 compiler (g++)", "apt-get install g++"),
             (self.make, "make", "apt-get install make"),

@@ -180,7 +180,7 @@ def test_a_png_needs_a_painter(
     monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
     assert main(["topo", "--png", str(tmp_path / "a.png")], {"PATH": ""}) == 2
     assert (
-        "install librsvg2-bin or chromium, or pip install 'lmsrun[png]', or take --svg"
+        "install librsvg2-bin or chromium, or pip install 'cairosvg>=2.7', or take --svg"
         in capsys.readouterr().err
     )
 
