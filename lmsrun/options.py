@@ -129,7 +129,7 @@ class LaunchOptions(ClusterSettings):
     jobs_dir: str = option(
         "/tmp",  # noqa: S108 - launch.system.job_board says how this is safe
         "jobs-dir",
-        "folder in which the running jobs of this machine find each other",
+        "folder in whose lmsrun-jobs the running jobs of this machine find each other",
         JOB,
         metavar="DIR",
         commands=("run", "check"),
