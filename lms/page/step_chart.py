@@ -144,7 +144,6 @@ def draw_step(step: Mapping[str, Any], key: str, *, alone: bool = False) -> str:
     if alone:
         _draw_legend(canvas, y + 30)
         height = y + 56
-        canvas.parts.insert(0, tag("rect", x=0.0, y=0.0, width=WIDTH, height=height, class_="lm-page"))
     style = STYLE if alone else ""
     return canvas.document(WIDTH, height, "Memory over the step", told, key=key, style=style)
 

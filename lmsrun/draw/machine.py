@@ -94,7 +94,6 @@ class _Drawing:
             y = self._row(machine.packages[row : row + self._columns], y)
         y = self._elsewhere(y)
         y = self._footer(y)
-        self._canvas.parts.insert(0, _background(self._width, y))
         return canvas.document(
             self._width, y, title or name, describe(machine, self._marks), key=key, style=style
         )
@@ -417,12 +416,6 @@ class _Drawing:
 
 
 _SIGNS = {"planned": "", "verified": " ✓", "differs": " ✗", "unknown": " ?"}
-
-
-def _background(width: float, height: float) -> str:
-    canvas = Canvas()
-    canvas.box(0, 0, width, height, "lm-page", round_=0)
-    return canvas.parts[0]
 
 
 def describe(machine: Machine, marks: Sequence[Mark]) -> str:
