@@ -28,6 +28,7 @@ EXAMPLES = (
     ("lmsrun fit --topology node.json train.py", "on the GPUs of a machine that `lmsrun topo` has saved"),
     ("lmsrun fit --svg memory.svg train.py", "memory over a step with the largest batch of each mode"),
 )
+OPERAND = "PROGRAM"
 DEFAULT_GPU = "A100-80"
 
 
