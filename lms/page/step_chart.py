@@ -160,9 +160,8 @@ def _draw_side(
     canvas: Canvas, side: _Side, y: float, base: float, limit: float | None, top: float, whole_s: float
 ) -> None:
     inner = WIDTH - LEFT - RIGHT
-    canvas.text(
-        LEFT, y + 12, fitted(f"{side.title}: peak {size(base + side.peak)}", inner), "lm-text lm-bold"
-    )
+    title = f"{side.title}: peak {size(base + side.peak)}, where the upright dashes are"
+    canvas.text(LEFT, y + 12, fitted(title, inner), "lm-text lm-bold")
     y += 18
     for tick in byte_ticks(top):
         at = y + SIDE_HEIGHT * (1 - tick / top)

@@ -390,8 +390,10 @@ class _Drawing:
             samples.append(("lm-badline", "not as planned"))
         if any(not core.cpus & self._machine.allowed.cpus for core in self._machine.cores):
             samples.append(("lm-off", self._closed))
-        if any(mark.state == "verified" for mark in self._marks):
+        if any(mark.gpu and mark.state == "verified" for mark in self._marks):
             samples.append(("", "✓ read back from the kernel as planned"))
+        elif self._marks and all(mark.state == "verified" for mark in self._marks):
+            samples.append(("", "all of it was read back from the kernel as planned"))
         if any(cell.planned[MOST_NAMED:] for cell in map(self._of_core, self._machine.cores)):
             samples.append(("", "+2: two more ranks on the same core"))
         left = MARGIN

@@ -180,7 +180,9 @@ def _machine(record: Record) -> list[Panel]:
         return [Panel("machine", "The machine and its ranks", f"<p>{UNKNOWN}: there is no plan to draw.</p>")]
     marks = with_receipts(record.marks, record.receipts)
     svg = draw_plan(marks, record.machines, key="machine-drawing", style=False)
-    note = "Colours tell ranks apart; ✓ was read back from the kernel as planned, ✗ is elsewhere."
+    note = "Colours tell ranks apart."
+    if any(mark.gpu for mark in marks):
+        note = "Colours tell ranks apart; ✓ was read back from the kernel as planned, ✗ is elsewhere."
     if len(hosts) > MOST_HOSTS:
         note += f" {len(hosts) - MOST_HOSTS} more hosts are not drawn."
     return [Panel("machine", "The machine and its ranks", scrolled("The machine", svg), note)]
@@ -226,7 +228,9 @@ def _ranks(record: Record) -> Panel:
     if slowest is not None:
         fastest = min(timed.values())
         note += f"Rank {slowest} is the slowest: {timed[slowest] / fastest:.2f} times the fastest."
-    html = render_table("Ranks side by side", heads, rows, numeric=(8, 9, 10, 11), tight=(3, 4))
+    html = render_table(
+        "Where each rank ran, and what it needed", heads, rows, numeric=(8, 9, 10, 11), tight=(3, 4)
+    )
     return Panel("ranks", "Ranks side by side", html, note)
 
 

@@ -1,4 +1,4 @@
-"""A drawing that is a file of its own has a background: a dark viewer's own may be black, as its text is."""
+"""Drawings in files of their own: a dark viewer may be black as their text is, so they have a ground."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -19,7 +19,13 @@ from lmsrun.draw.plan import draw_plan
 SVG = "{http://www.w3.org/2000/svg}"
 REPORT = Path(__file__).resolve().parents[2] / "golden" / "lms-report.json"
 MARK = Mark(0, "a", frozenset({0}), frozenset({0}), "bind", None)
-MODE: dict[str, Any] = {"mode": "off", "largest_batch": 32, "curve": [[0.0, 1 << 30], [0.5, 8 << 30]]}
+CURVE = [[0.0, 1 << 30], [0.5, 8 << 30]]
+MODE: dict[str, Any] = {
+    "mode": "off",
+    "largest_batch": 32,
+    "is_more": False,
+    "curve": CURVE,
+}
 FORECAST = {"step": "train", "gpus": [{"gpu": "L4", "memory_bytes": 16 << 30, "modes": [MODE] * 4}]}
 
 
@@ -56,3 +62,12 @@ def test_a_drawing_of_its_own_is_painted_on_a_sheet_as_large_as_it_is(draw: Call
     assert painted[0] is sheets[0]
     x, y, width, height = (float(sheets[0].attrib[name]) for name in ("x", "y", "width", "height"))
     assert [x, y, width, height] == [float(number) for number in drawing.attrib["viewBox"].split()]
+
+
+def test_a_forecast_says_what_its_lines_are_and_cuts_nothing_off() -> None:
+    more = {**MODE, "mode": "mixed precision", "largest_batch": 1 << 20, "is_more": True}
+    drawing = draw_forecast(
+        {"step": "train", "gpus": [{"gpu": "L4", "memory_bytes": 16 << 30, "modes": [more]}]}
+    )
+    assert "mixed precision, batch &gt; 1,048,576<" in drawing and "…" not in drawing
+    assert "what the GPU has" in drawing and "memory in use, over the time of a step" in drawing
