@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.ending.device_memory import explain_lack_of_memory
 from launch.model.idset import format_ids
 from launch.model.text import count_of
 from launch.receipts.judge import RankReceipt
@@ -22,9 +23,6 @@ MOST_ROWS = 256
 MOST_DRAWN = 3
 """The ranks whose steps are drawn; of those with the same plan the slowest one stands for all."""
 UNKNOWN = "unknown"
-OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating")
-OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
-"""In the messages of memory that lacks on the host, not on the device."""
 RUNS = (
     "What Large Model Support did is not known yet: each rank writes its report when it ends. lmsrun top "
     "shows a job that runs."
@@ -146,13 +144,9 @@ def _last_lines(record: Record) -> list[str]:
 
 
 def _lack_of_memory(record: Record) -> list[str]:
-    """Say that a device ran out of memory, if the last lines do, and what to try without LMS."""
-    lines = [line for line in _last_lines(record) if not any(word in line for word in OF_THE_HOST)]
-    if not any(word in line for line in lines for word in OUT_OF_MEMORY):
-        return []
-    is_off = any(receipt.lms == "off" for receipt in record.receipts)
-    remedy = " Large Model Support was off: try it with --lms." if is_off else ""
-    return [f"The device ran out of memory.{remedy}"]
+    """Say that a device ran out of memory, if the last lines do, and what to try."""
+    said = explain_lack_of_memory(_last_lines(record), {receipt.lms for receipt in record.receipts})
+    return [f"{said[0].upper()}{said[1:]}."] if said else []
 
 
 def _failure(record: Record) -> list[Panel]:
