@@ -10,7 +10,8 @@ from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.system.program_path import find_program
 from lms.config import nearest
-from lmsrun.options import COMMANDS, LaunchOptions, Request
+from lmsrun.options import COMMANDS, LaunchOptions
+from lmsrun.sources.request import Request
 
 
 def check_named_files(request: Request, environ: Mapping[str, str]) -> None:

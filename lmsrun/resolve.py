@@ -20,7 +20,8 @@ from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
 from lms.config import doubtful_variables
 from lmsrun.file_checks import check_named_files, check_program, check_timeline, doubt_program
-from lmsrun.options import LaunchOptions, Request
+from lmsrun.options import LaunchOptions
+from lmsrun.sources.request import Request
 
 if TYPE_CHECKING:
     from launch.cluster.hosts import HostShare

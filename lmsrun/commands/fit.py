@@ -16,7 +16,8 @@ from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, write_drawings
 from lmsrun.draw.forecast import draw_forecast
 from lmsrun.file_checks import check_can_be_written, refuse_same_file
-from lmsrun.options import LaunchOptions, parse_argv
+from lmsrun.options import LaunchOptions
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun fit [--target GPUS | --topology SRC] [--json] [--svg FILE] [--] PROGRAM [ARGS]"
 ABOUT = (

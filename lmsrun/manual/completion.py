@@ -1,7 +1,7 @@
 """Scripts by which bash, zsh and fish complete a command line of lmsrun, made from the pages.
 
 A script holds all words: to complete one, a shell starts nothing. The words up to the program are read as
-``lmsrun.options`` reads them: options may take values, the first other word is the program or ``ddlrun``.
+``lmsrun.sources`` reads them: options may take values, the first other word is the program or ``ddlrun``.
 """
 
 import shlex

@@ -11,7 +11,9 @@ from launch.model.errors import UsageError
 from launch.model.settings import parse_size
 from lms.config import LMSConfig, doubtful_variables
 from lmsrun.help_text import render_commands, render_help, render_reference, render_settings
-from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
+from lmsrun.options import OPTIONS
+from lmsrun.sources.command_line import parse_argv, render_argv
+from lmsrun.sources.request import Request, read_request
 
 
 def read(argv: str, environ: dict[str, str] | None = None, folder: Path = Path("/nonexistent")) -> Request:

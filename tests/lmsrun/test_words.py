@@ -14,7 +14,7 @@ from lms import __version__
 from lmsrun.cli import main
 from lmsrun.help_text import render_help
 from lmsrun.manual.pages import SUBCOMMANDS
-from lmsrun.options import parse_argv
+from lmsrun.sources.command_line import parse_argv
 
 FAILING = """
 import os, pathlib, sys, time
