@@ -56,10 +56,12 @@ def build_targets() -> dict[str, Target]:
     from launch.model.busy import parse_busy
     from launch.model.errors import LmsrunError
     from launch.model.idset import parse_ids, parse_mask
+    from launch.model.settings import read_environ
     from launch.preflight.report import AnswerReader, parse_answer
     from launch.rank import identity
     from launch.rank.shim import parse_expectation
-    from lmsrun import options
+    from lmsrun.options import LaunchOptions
+    from lmsrun.sources import command_line, tables, variables
     from lmsrun.sources.files import read_file
 
     nowhere = Path("/nonexistent")
@@ -107,16 +109,16 @@ def build_targets() -> dict[str, Target]:
 
         def read() -> None:
             file = read_file(path, path.name)
-            options.parse_table({key: file.table[key] for key in file.table if key != "lms"}, file.name)
+            tables.parse_table({key: file.table[key] for key in file.table if key != "lms"}, file.name)
 
         each(read)
 
     def arguments(data: bytes) -> None:
         each(
-            lambda: options.parse_argv("run", words(data)),
-            lambda: options.parse_argv("topo", words(data)),
-            lambda: options.check_variables(environ(data)),
-            lambda: options.read_environ(options.LaunchOptions, environ(data)),
+            lambda: command_line.parse_argv("run", words(data)),
+            lambda: command_line.parse_argv("topo", words(data)),
+            lambda: variables.check_variables(environ(data)),
+            lambda: read_environ(LaunchOptions, environ(data)),
         )
 
     def xml(data: bytes) -> None:

@@ -1,4 +1,18 @@
-"""Errors of Large Model Support that a user can act on."""
+"""Errors of Large Model Support that a user can act on, and what to install against some of them."""
+
+import shlex
+
+REQUIREMENTS = {
+    "tensorflow": ("tensorflow>=2.15,<2.22", "tf-keras>=2.15,<2.22"),
+    "plot": ("matplotlib>=3.7",),
+    "png": ("cairosvg>=2.7",),
+}
+"""What an extra of pyproject.toml brings, for texts: no index may have lmsrun itself, and so its extras."""
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs what an extra brings, wherever lmsrun itself came from."""
+    return f"pip install {shlex.join(REQUIREMENTS[extra])}"
 
 
 class LMSError(RuntimeError):

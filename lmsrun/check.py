@@ -28,6 +28,7 @@ from launch.preflight.answer import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.preflight.occupancy import read_gpu_uses
 from launch.system.job_board import JobBoard, board_folders
 from launch.system.own_host_name import REMEDY, resolve_name
+from lms.errors import pip_install
 from lmsrun.render.topology import format_size
 
 SCHEMA = "lmsrun.check/1"
@@ -255,7 +256,7 @@ def _check_tensorflow(around: Around) -> Finding:
     version, folder = _tensorflow_version(around), around.folder("tensorflow")
     if version is None or folder is None:
         detail = f"not found in {sys.executable}; programs without it still run"
-        return Finding("TensorFlow", "missing", detail, "pip install 'lmsrun[tensorflow]'")
+        return Finding("TensorFlow", "missing", detail, pip_install("tensorflow"))
     details = [version, _tensorflow_build(folder)]
     native = "set_lms_enabled" in _text(folder / "python" / "framework" / "config.py")
     if native:
@@ -263,9 +264,7 @@ def _check_tensorflow(around: Around) -> Finding:
     low, high = TENSORFLOW_RANGE
     if not native and not low <= _numbers(version)[:2] < high:
         tested = f"LMS is tested with {'.'.join(map(str, low))} up to, not with, {'.'.join(map(str, high))}"
-        return Finding(
-            "TensorFlow", "warn", ", ".join([*details, tested]), "pip install 'lmsrun[tensorflow]'"
-        )
+        return Finding("TensorFlow", "warn", ", ".join([*details, tested]), pip_install("tensorflow"))
     return Finding("TensorFlow", "ok", ", ".join(details))
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.model.text import printable
-from lmsrun.options import OPTIONS, LaunchOptions, Parsed, Request, read_request
+from lmsrun.options import OPTIONS, LaunchOptions
+from lmsrun.sources.command_line import Parsed
+from lmsrun.sources.request import Request, read_request
 
 
 def say(text: str) -> None:

@@ -10,7 +10,8 @@ from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.system.program_path import find_program
 from lms.config import nearest
-from lmsrun.options import COMMANDS, LaunchOptions, Request
+from lmsrun.options import COMMANDS, LaunchOptions
+from lmsrun.sources.request import Request
 
 
 def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
@@ -44,7 +45,7 @@ def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
 
 
 def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequence[str] = ()) -> None:
-    """Check what options have written: no file twice, none that the command reads, and only files.
+    """Check what options have written: no file twice, none that the command reads, only files, and as named.
 
     Args:
         options: The user's.
@@ -65,6 +66,12 @@ def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequ
             continue
         if path == "-":
             raise UsageError(f"--{name} - is no file; needed the name of one")
+        ending = os.path.splitext(path)[1].lower().removeprefix(".")
+        if {name, ending} == {"svg", "png"}:
+            raise UsageError(
+                f"--{name} {path} would be {name.upper()} in a file named .{ending}; "
+                f"needed --{ending} {path}, or a name that ends in .{name}"
+            )
         if of := read.get(os.path.realpath(path)):
             raise UsageError(f"--{name} {path} is {of}; needed another file")
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):

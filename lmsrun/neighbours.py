@@ -27,8 +27,8 @@ def open_board(job: ResolvedJob) -> Iterator[JobBoard]:
         asked = job.options.jobs_dir
         if is_real and not board.is_there and asked != LaunchOptions.jobs_dir:
             raise UsageError(
-                f"--jobs-dir {asked}: running jobs cannot be written down there; needed a folder in which "
-                "folders can be made"
+                f"--jobs-dir {asked}: running jobs cannot be written down in {asked}/{FOLDER}; "
+                "needed a folder in which folders can be made"
             )
         yield board
     finally:

@@ -3,22 +3,25 @@
 Only what a job on this host needs is imported at once: the time to the first rank is a promise.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from launch.discover import read_machine
 from launch.installed.binding_tools import assume_tools, choose_tools
-from launch.installed.framework import FrameworkChoice, choose_framework
+from launch.installed.framework import FrameworkChoice, choose_framework, read_script
 from launch.model.cluster_settings import find_unread, has_allocation
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
+from launch.model.plan import MODULE
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
 from lms.config import doubtful_variables
 from lmsrun.file_checks import check_named_files, check_program, check_timeline, doubt_program
-from lmsrun.options import LaunchOptions, Request
+from lmsrun.options import LaunchOptions
+from lmsrun.sources.request import Request
 
 if TYPE_CHECKING:
     from launch.cluster.hosts import HostShare
@@ -114,6 +117,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     warnings = (
         *unread,
         *unset,
+        *_doubt_behind(request),
         *doubtful_variables({*environ, *given}),
         *framework.warnings,
         *untold,
@@ -131,6 +135,27 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         may_ask,
         framework=framework,
     )
+
+
+def _doubt_behind(request: Request) -> tuple[str, ...]:
+    """Warn of options for lmsrun behind the program, unless the script names them as its own."""
+    if not request.behind:
+        return ()
+    script = read_script(request.program)
+    found = [typed for typed in request.behind if script and not _names(script, re.split("[ =]", typed)[0])]
+    if not found:
+        return ()
+    program = " ".join(request.program[: 2 if request.program[0] == MODULE else 1])
+    stand, go, them = ("stands", "goes", "it") if len(found) == 1 else ("stand", "go", "them")
+    said = f"{', '.join(found)} {stand} behind {program} and {go} to it"
+    return (f"{said}; for lmsrun put {them} in front",)
+
+
+def _names(script: bytes, flag: str) -> bool:
+    """Whether a script names an option: as it is typed, or as the name that option parsers make of it."""
+    name = re.escape(flag.lstrip("-")).replace("\\-", "[-_]")
+    own = rf"\b{name}\b" if flag.startswith("--") else rf"[\"']{re.escape(flag)}[\"']"
+    return re.search(own.encode(), script) is not None
 
 
 def _said_of_mpirun(request: Request) -> str:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -89,9 +90,14 @@ def tensorflow_requirements(version: str, has_gpu: bool) -> list[str]:
 
 
 def fingerprint(venv: Path, requirements: list[str]) -> str:
-    """Hash everything that decides the environment's content."""
+    """Hash everything that decides the environment's content.
+
+    Of the interpreter that is what packages are made for, such as cpython-311: not its patch level nor its
+    date of build, which a system upgrade changes.
+    """
     digest = hashlib.sha256()
-    for item in (str(ROOT), str(venv), sys.version, *requirements):
+    abi = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
+    for item in (str(ROOT), str(venv), abi, *requirements):
         digest.update(item.encode() + b"\0")
     for name in INPUTS:
         digest.update((ROOT / name).read_bytes() + b"\0")

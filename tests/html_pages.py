@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\x1b[31m\u2028]]>-->"
 
 

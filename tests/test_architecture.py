@@ -106,13 +106,13 @@ LMSRUN = {
     "commands": {
         *("check", "cluster_run", "command_steps", "file_checks", "help_text", "options", "place"),
         *("preflight", "draw", "manual", "neighbours", "render", "report", "resolve"),
-        *("watching", "wheels"),
+        *("sources", "watching", "wheels"),
     },
     "report": {"command_steps", "draw", "render", "resolve"},
     "draw": {"render"},
     "manual": {"help_text", "options"},
     "render": set(),
-    "sources": set(),
+    "sources": {"options"},
     "wheels": set(),
 }
 

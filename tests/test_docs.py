@@ -19,7 +19,10 @@ import pytest
 from launch.model.errors import UsageError
 from lms.config import LMSConfig, doubtful_variables
 from lmsrun.cli import main
-from lmsrun.options import COMMANDS, check_variables, parse_argv, parse_table
+from lmsrun.options import COMMANDS
+from lmsrun.sources.command_line import parse_argv
+from lmsrun.sources.tables import parse_table
+from lmsrun.sources.variables import check_variables
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

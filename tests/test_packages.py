@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 import lms
+from lms.errors import REQUIREMENTS, pip_install
+from lmsrun.wheels import build_horovod
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "recipes"
@@ -65,6 +68,23 @@ def test_spack_package() -> None:
     for name, low in NEEDED.items():
         assert needs["py-" + name.removeprefix("py-")] == f"{low}:"
     assert needs["python"] == PROJECT["requires-python"].removeprefix(">=") + ":"
+
+
+@pytest.mark.parametrize("extra", REQUIREMENTS)
+def test_remedies_name_what_an_extra_brings(extra: str) -> None:
+    """In whole: no index may have lmsrun, so that ``pip install 'lmsrun[...]'`` would find nothing."""
+    words = shlex.split(pip_install(extra))
+    assert words == ["pip", "install", *PROJECT["optional-dependencies"][extra]]
+
+
+def test_no_text_of_the_program_asks_an_index_for_lmsrun() -> None:
+    files = [
+        path for room in ("lmsrun", "launch", "lms", "docs") for path in (ROOT / room).rglob("*.[pm][yd]")
+    ]
+    assert len(files) > 200
+    found = [path for path in files if re.search(r"pip install '?lmsrun\b", path.read_text(encoding="utf-8"))]
+    assert found == []
+    assert pip_install("tensorflow") == build_horovod.INSTALL_TENSORFLOW
 
 
 def test_apptainer_definition() -> None:

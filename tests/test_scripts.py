@@ -8,7 +8,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,12 +69,28 @@ def test_the_time_is_told_before_horovod_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def build(tools: object, work: Path, log: Path, jobs: int, environ: object) -> Path:
-        assert "building takes about 2 min with 4 compilers" in capsys.readouterr().out
+        assert "building with 4 compilers at a time takes about " in capsys.readouterr().out
         raise horovod_script.BuildError("stop here")
 
     monkeypatch.setattr(horovod_script, "build_wheel", build)
     with pytest.raises(horovod_script.BuildError, match="stop here"):
         horovod_script.obtain_wheel(toolchain(horovod_script), tmp_path, 4, {})
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cpus", "load", "said"),
+    [
+        (2, 2, 0.0, "about 3 min on idle CPUs"),
+        (4, 4, 0.0, "about 2 min on idle CPUs"),
+        (8, 2, 0.0, "about 3 min on idle CPUs"),  # more compilers than CPUs are no faster
+        (2, 16, 3.0, "about 3 min on idle CPUs"),  # there is room beside the load
+        (2, 2, 6.04, "about 11 min at the load of 6.0 (3 min on idle CPUs)"),
+    ],
+)
+def test_the_time_that_is_told_heeds_the_load(
+    horovod_script: ModuleType, jobs: int, cpus: int, load: float, said: str
+) -> None:
+    assert horovod_script.describe_time(jobs, horovod_script.Host(cpus, load)) == said
 
 
 @pytest.fixture
@@ -226,6 +242,26 @@ def test_the_stamp_changes_with_what_it_stands_for(setup_script: ModuleType, tmp
     assert first == setup_script.fingerprint(tmp_path, ["tensorflow==2.21.*"])
     assert first != setup_script.fingerprint(tmp_path, ["tensorflow==2.15.*"])
     assert first != setup_script.fingerprint(tmp_path / "other", ["tensorflow==2.21.*"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_another"),
+    [
+        ("version", "3.99.99 (main, Jan  1 2099, 00:00:00) [GCC 99.1.0]", False),
+        ("implementation", SimpleNamespace(cache_tag="cpython-399"), True),
+    ],
+)
+def test_the_stamp_outlives_an_upgrade_of_the_same_python(
+    setup_script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: object,
+    is_another: bool,
+) -> None:
+    first = setup_script.fingerprint(tmp_path, [])
+    monkeypatch.setattr(sys, name, value)
+    assert (setup_script.fingerprint(tmp_path, []) != first) is is_another
 
 
 def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:

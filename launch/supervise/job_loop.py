@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
 from launch.channel.events import Ended, Ending, Joined, Lost
+from launch.ending.device_memory import explain_lack_of_memory
 from launch.ending.job_end import JobEnd, Verdict
 from launch.ending.stall import StallWatch, name_culprits
 from launch.model.idset import format_ids
@@ -394,7 +395,7 @@ class JobLoop:
                 named = self._culprits or name_culprits(told.keys(), told, set())
                 culprits = f"; {named}" if named else ""
                 early, log = self._say_left_early(verdict.rank), self._name_log(verdict.rank)
-                self._note(verdict.line + early + culprits + log)
+                self._note(verdict.line + early + culprits + self._say_lack_of_memory(verdict.rank) + log)
             last = self._last_lines_of(verdict.rank)
             return Outcome(verdict.exit_code, self._end.statuses, verdict.line, verdict.rank, last)
         if self._end.signalled is not None:
@@ -429,6 +430,12 @@ class JobLoop:
         is_last = all(other.passed <= own.passed for other in self._streams if other.console is own.console)
         if not is_last and (lines := read_last_lines(own.last)):
             self._note("\n  ".join([f"the last lines of rank {failed} on stderr:", *lines]))
+
+    def _say_lack_of_memory(self, failed: int | None) -> str:
+        """Say what to try where the rank that failed wrote last that its device's memory ran out."""
+        lms = {receipt.lms for receipt in self._receipts.receipts if failed in (None, receipt.rank)}
+        said = explain_lack_of_memory(self._last_lines_of(failed), lms)
+        return f"; {said}" if said else ""
 
     def _name_log(self, failed: int | None) -> str:
         """Name the files that hold what the rank that failed wrote, if there are any."""

@@ -44,6 +44,11 @@ class ReceiptDisplay:
         """When to look next (``time.monotonic``); None: there is nothing to come."""
         return self._next_look if self._watching else None
 
+    @property
+    def receipts(self) -> tuple[RankReceipt, ...]:
+        """What is known of each rank, in the plan's order."""
+        return self._watch.receipts
+
     def look(self, statuses: Mapping[int, int], late: bool) -> str | None:
         """Show the table, when there is something to show.
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lms.errors import pip_install
 from lms.optimizer.errors import PluginError
 
 DEVICE_TYPES = ("CPU", "GPU")
@@ -156,7 +157,7 @@ class TensorFlow:
         if found is None:
             raise PluginError(
                 f"{symbol} is in none of the {len(self._libraries)} loaded libraries of TensorFlow; needed "
-                "TensorFlow 2.15 to 2.21 as its wheels have it. Try: pip install tensorflow"
+                f"TensorFlow 2.15 to 2.21 as its wheels have it. Try: {pip_install('tensorflow')}"
             )
         found.restype, found.argtypes = result, arguments
         return found

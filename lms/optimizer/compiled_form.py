@@ -59,7 +59,7 @@ class CompiledForm:
             raise PluginError(f"{path} cannot be loaded ({error})") from error
         if version != VERSION:
             raise PluginError(
-                f"{path} has version {version}; needed {VERSION}. Try: pip install lmsrun again"
+                f"{path} has version {version}; needed {VERSION}. Try: pip install . in lmsrun's sources"
             )
         self._declare()
         functions = (calls.set_status, calls.get_code, calls.output_count, calls.outputs)

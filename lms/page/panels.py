@@ -1,11 +1,11 @@
 """The panels of what Large Model Support did in one process, from the document that the process wrote."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lms.page.reading import duration, items, number, size, table, text, whole
 from lms.page.shell import Panel, render_table, scrolled
-from lms.page.small_charts import draw_policies, draw_pool, draw_steps
+from lms.page.small_charts import POOL_KEYS, draw_policies, draw_pool, draw_steps
 from lms.page.step_chart import FATES, OUTSIDE, Tensor, count_left_out, draw_step, read_tensors
 from lms.page.svg import safe, tag
 
@@ -25,6 +25,7 @@ BEFORE_ON_HOST = (
 )
 SLOWER = "Time of the step as planned by that without changes, both from a model of the device and its link."
 MOVED = "Counted by what makes the copies, since the process began."
+BUDGETS = "A budget is a share of what the step's tensors take without swapping."
 LIMIT = "What the allocator of the device may give out."
 UNKNOWN = "unknown"
 
@@ -78,7 +79,7 @@ def _timeline(step: Mapping[str, Any], index: int, key: str, ending: str, first:
         '<div class="scroll wide">'
         f'<div class="chart" data-step="{index}" tabindex="0" role="group" aria-label="{label}">'
         f"{draw_step(step, name)}</div></div>"
-        f'<ul class="keys static" aria-label="Colours">{_legend()}</ul>'
+        f'<ul class="keys static" aria-label="Colours">{_legend(FATES.values())}</ul>'
         '<p class="said note js" hidden aria-live="polite"></p>'
     )
     left_out = count_left_out(step)
@@ -96,13 +97,18 @@ def _timeline(step: Mapping[str, Any], index: int, key: str, ending: str, first:
     return Panel(name, f"The step over time{ending}", html, note)
 
 
-def _legend() -> str:
-    return "".join(f"<li>{_swatch(class_)}{safe(meaning)}</li>" for class_, meaning in FATES.values())
+def _legend(keys: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<li>{_swatch(class_)}{safe(meaning)}</li>" for class_, meaning in keys)
 
 
 def _swatch(class_: str) -> str:
     box = tag("rect", x=0.5, y=0.5, width=10.0, height=10.0, class_=class_)
     return f'<svg class="swatch" viewBox="0 0 11 11" aria-hidden="true">{box}</svg>'
+
+
+def _breakable(told: str) -> str:
+    """Let names of ops end a line behind their slashes, and not in the middle of a word."""
+    return safe(told).replace("/", "/<wbr>")
 
 
 def _at_peak(step: Mapping[str, Any], tensors: Sequence[Tensor], key: str, ending: str) -> Panel:
@@ -115,12 +121,12 @@ def _at_peak(step: Mapping[str, Any], tensors: Sequence[Tensor], key: str, endin
         [
             safe(one.name.rpartition("/")[2]),
             safe(one.op),
-            safe(one.layer or "-"),
+            _breakable(one.layer or "-"),
             safe(one.shape or UNKNOWN),
             size(one.nbytes),
             f"{one.nbytes / total:.1%}" if total else "-",
             f"{_swatch(FATES[one.fate][0])}{safe(one.fate)}",
-            safe(one.why or UNKNOWN),
+            _breakable(one.why or UNKNOWN),
         ]
         for one in live
     ]
@@ -164,7 +170,7 @@ def _pool(step: Mapping[str, Any], tensors: Sequence[Tensor], key: str, ending: 
     asked, found = number(pool.get("asked")), number(pool.get("size"))
     if asked and found and found > asked * 1.05:
         note += f" The region had to grow beyond the {size(asked)} that are there."
-    legend = f'<ul class="keys" aria-label="Colours">{_legend()}</ul>'
+    legend = f'<ul class="keys" aria-label="Colours">{_legend(POOL_KEYS)}</ul>'
     html = scrolled("The allocator's pool", drawn) + legend if drawn else f"<p>{UNKNOWN}</p>"
     return Panel(f"{key}pool", f"The allocator's pool{ending}", html, note)
 
@@ -193,7 +199,7 @@ def _steps(document: Mapping[str, Any], key: str, ending: str) -> Panel:
 def _policies(step: Mapping[str, Any], key: str, ending: str) -> Panel:
     drawn = draw_policies(step, f"{key}policies")
     left = text(table(step.get("policies")).get("left_out"))
-    note = f"{SIMULATED} Left and low is better." + (f" Left out: {left}." if left else "")
+    note = f"{SIMULATED} Left and low is better. {BUDGETS}" + (f" Left out: {left}." if left else "")
     rows = []
     for row in items(table(step.get("policies")).get("points"), 64):
         cells = [*items(row, 4), None, None, None, None][:4]

@@ -10,6 +10,14 @@ from lms.page.svg import Canvas, fitted, safe, tag, text_width
 WIDTH, LEFT, RIGHT = 1100.0, 74.0, 16.0
 INNER = WIDTH - LEFT - RIGHT
 ROWS, ROW_HEIGHT = 8, 26.0
+OF_NO_TENSOR = ("lm-k7", "a variable, or what keeps small buffers apart")
+POOL_KEYS = (
+    *(FATES[fate] for fate in ("kept", "recomputed", "swapped", "scratch")),
+    OF_NO_TENSOR,
+    ("lm-hole", "free"),
+)
+"""What a chunk of the pool may be, with its colour and its name."""
+TIME_AXIS = "time of a step"
 
 
 def draw_pool(pool: Mapping[str, Any], tensors: Sequence[Tensor], key: str) -> str:
@@ -39,8 +47,8 @@ def draw_pool(pool: Mapping[str, Any], tensors: Sequence[Tensor], key: str) -> s
 
 
 def _draw_chunk(canvas: Canvas, offset: float, nbytes: float, tensor: Tensor | None, per_row: float) -> None:
-    class_ = FATES[tensor.fate][0] if tensor else "lm-k7"
-    name = tensor.name if tensor else "a variable, or what keeps small buffers apart"
+    class_ = FATES[tensor.fate][0] if tensor else OF_NO_TENSOR[0]
+    name = tensor.name if tensor else OF_NO_TENSOR[1]
     tip = f"{name}, {size(nbytes)} at {size(offset)}" + (f", {tensor.fate}" if tensor else "")
     end = offset + nbytes
     while offset < end:
@@ -162,6 +170,8 @@ def draw_policies(step: Mapping[str, Any], key: str) -> str:
         for _, nbytes, seconds, _ in found
         for x in [LEFT + nbytes / most * INNER]
     ]
+    canvas.text(LEFT + 4, top + 10, TIME_AXIS, "lm-dim lm-small")
+    taken.append((LEFT, LEFT + 4 + text_width(TIME_AXIS, 11), top + 10))
     for name, nbytes, seconds, is_here in sorted(found, key=lambda one: not one[3]):
         x, y = LEFT + nbytes / most * INNER, top + height * (1 - seconds / longest)
         class_ = "lm-peakdot" if is_here else "lm-t0"

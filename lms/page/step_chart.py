@@ -144,7 +144,6 @@ def draw_step(step: Mapping[str, Any], key: str, *, alone: bool = False) -> str:
     if alone:
         _draw_legend(canvas, y + 30)
         height = y + 56
-        canvas.parts.insert(0, tag("rect", x=0.0, y=0.0, width=WIDTH, height=height, class_="lm-page"))
     style = STYLE if alone else ""
     return canvas.document(WIDTH, height, "Memory over the step", told, key=key, style=style)
 
@@ -161,9 +160,8 @@ def _draw_side(
     canvas: Canvas, side: _Side, y: float, base: float, limit: float | None, top: float, whole_s: float
 ) -> None:
     inner = WIDTH - LEFT - RIGHT
-    canvas.text(
-        LEFT, y + 12, fitted(f"{side.title}: peak {size(base + side.peak)}", inner), "lm-text lm-bold"
-    )
+    title = f"{side.title}: peak {size(base + side.peak)}, where the upright dashes are"
+    canvas.text(LEFT, y + 12, fitted(title, inner), "lm-text lm-bold")
     y += 18
     for tick in byte_ticks(top):
         at = y + SIDE_HEIGHT * (1 - tick / top)

@@ -104,10 +104,13 @@ class Canvas:
             title: Its name, for a screen reader.
             description: What can be seen, for one.
             key: Begins the ids, so that several drawings may stand on one page.
-            style: CSS that travels with the drawing.
+            style: CSS that travels with the drawing, to where nothing is known of the page behind it. So a
+                background goes along.
         """
         head = tag("title", safe(title), id=f"{key}-title") + tag("desc", safe(description), id=f"{key}-desc")
-        body = head + (f"<style>{style}</style>" if style else "") + "\n" + "\n".join(self.parts) + "\n"
+        sheet = tag("rect", x=0.0, y=0.0, width=float(width), height=float(height), class_="lm-page")
+        own = f"<style>{style}</style>\n{sheet}" if style else ""
+        body = head + own + "\n" + "\n".join(self.parts) + "\n"
         return tag(
             "svg",
             body,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lms.errors import LMSError, PlaceError
+from lms.errors import LMSError, PlaceError, pip_install
 from lms.ir.liveness import Timeline
 from lms.report.stats import GraphStats, Planned, Report, counted
 from lms.user_paths import require_file
@@ -243,7 +243,7 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise LMSError("lms.plot needs matplotlib; install it with: pip install 'lmsrun[plot]'") from error
+        raise LMSError(f"lms.plot needs matplotlib; try {pip_install('plot')}") from error
     before, after = planned.before(), planned.after()
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes, legend = figure.subplots(1, 2, width_ratios=(3, 1.15))

@@ -6,7 +6,9 @@ from pathlib import Path
 from launch.model.errors import UsageError
 from lmsrun.check import Finding, read_around, report
 from lmsrun.command_steps import answer_wish, describe_origin, refuse_program
-from lmsrun.options import OPTIONS, LaunchOptions, Parsed, parse_argv, read_request
+from lmsrun.options import OPTIONS, LaunchOptions
+from lmsrun.sources.command_line import Parsed, parse_argv
+from lmsrun.sources.request import read_request
 
 USAGE = "lmsrun check [--json]"
 ABOUT = "Say what is here and what is missing for a run; exit 1 when one could not work."

@@ -6,7 +6,7 @@ from launch.backends.ddlrun import describe_flags, parse_ddlrun
 from lmsrun.command_steps import say
 from lmsrun.commands.run import obey
 from lmsrun.manual.pages import Flag, Value
-from lmsrun.options import parse_argv
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun [options] ddlrun [ddlrun's options] PROGRAM [ARGS]\n       lmsrun plan [options] ddlrun ..."
 ABOUT = (

@@ -16,7 +16,8 @@ from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, write_drawings
 from lmsrun.draw.forecast import draw_forecast
 from lmsrun.file_checks import check_can_be_written, refuse_same_file
-from lmsrun.options import LaunchOptions, parse_argv
+from lmsrun.options import LaunchOptions
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun fit [--target GPUS | --topology SRC] [--json] [--svg FILE] [--] PROGRAM [ARGS]"
 ABOUT = (
@@ -28,6 +29,7 @@ EXAMPLES = (
     ("lmsrun fit --topology node.json train.py", "on the GPUs of a machine that `lmsrun topo` has saved"),
     ("lmsrun fit --svg memory.svg train.py", "memory over a step with the largest batch of each mode"),
 )
+OPERAND = "PROGRAM"
 DEFAULT_GPU = "A100-80"
 
 

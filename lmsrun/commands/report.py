@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from lmsrun.command_steps import answer_wish
-from lmsrun.options import parse_argv
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun report [--out FILE] RUN-FOLDER"
 ABOUT = (

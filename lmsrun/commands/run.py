@@ -17,8 +17,11 @@ from launch.model.errors import PlanError, UsageError
 from launch.model.rank_variables import ATTEMPT
 from lmsrun.command_steps import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
-from lmsrun.options import LaunchOptions, Parsed, Request, leave_outer_job, parse_argv
+from lmsrun.options import LaunchOptions
 from lmsrun.resolve import ResolvedJob, resolve_job
+from lmsrun.sources.command_line import Parsed, parse_argv
+from lmsrun.sources.request import Request
+from lmsrun.sources.variables import leave_outer_job
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -185,7 +188,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     from launch.discover import read_machine
     from launch.plan_host.rank_env import parse_forward
     from lmsrun.cluster_run import plan_script
-    from lmsrun.options import render_argv
+    from lmsrun.sources.command_line import render_argv
 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}

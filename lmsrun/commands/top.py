@@ -12,9 +12,10 @@ from launch.model.errors import UsageError
 from launch.monitor.sample import JobSample, Monitor, find_jobs, job_folders
 from lmsrun.command_steps import answer_wish, read_sources, say
 from lmsrun.file_checks import check_can_be_replaced
-from lmsrun.options import LaunchOptions, parse_argv
+from lmsrun.options import LaunchOptions
 from lmsrun.render.live import render_block, render_screen
 from lmsrun.render.prometheus import write_metrics
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun top [options] [PID]"
 ABOUT = (

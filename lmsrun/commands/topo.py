@@ -9,9 +9,9 @@ from launch.discover.saved import to_json
 from launch.model.errors import UsageError
 from lmsrun.command_steps import answer_wish, read_sources, refuse_program, say, write_drawings
 from lmsrun.file_checks import refuse_same_file
-from lmsrun.options import parse_argv
 from lmsrun.render.plan import render_json
 from lmsrun.render.topology import render_tree
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun topo [options]"
 ABOUT = "Show this machine, or a saved one: packages, NUMA nodes, cores, GPUs."

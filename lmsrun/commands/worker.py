@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.model.rank_variables import ENVIRONMENT
-from lmsrun.options import check_variables
+from lmsrun.sources.variables import check_variables
 
 USAGE = "lmsrun worker -- PROGRAM ARGS"
 ABOUT = (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.system.program_path import find_program
+from lms.errors import pip_install
 from lmsrun.draw.plan import drawing_size
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -22,7 +23,7 @@ _QUIET = (
 )
 MISSING = (
     "cannot make a PNG: there is no program that paints SVG; install librsvg2-bin or chromium, or "
-    "pip install 'lmsrun[png]', or take --svg"
+    f"{pip_install('png')}, or take --svg"
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lms.page.palette import STYLE
 from lms.page.reading import byte_ticks, duration, size
-from lms.page.svg import Canvas, fitted, tag
+from lms.page.svg import Canvas, fitted, tag, text_width
 
 WIDTH, LEFT, GAP = 1000.0, 70.0, 70.0
 HEIGHT, ROW = 120.0, 190.0
@@ -25,9 +25,20 @@ def draw_forecast(found: Mapping[str, Any]) -> str:
                 canvas, one, gpu["memory_bytes"], LEFT + column * (width + GAP), y + 26 + row * ROW, width
             )
         y += 26 + ROW * -(-len(gpu["modes"]) // COLUMNS) + 10
+    y = _draw_legend(canvas, y)
     told = f"Memory over a step of {found['step']}, for {len(found['gpus'])} GPUs"
     title = "Memory over a step, forecast"
     return canvas.document(WIDTH, y, title, told, key="forecast", style=STYLE)
+
+
+def _draw_legend(canvas: Canvas, y: float) -> float:
+    left = LEFT
+    meanings = (("lm-l1", "memory in use, over the time of a step"), ("lm-limit", "what the GPU has"))
+    for class_, meaning in meanings:
+        canvas.parts.append(tag("line", x1=left, x2=left + 24, y1=y, y2=y, class_=f"lm-line {class_}"))
+        canvas.text(left + 30, y + 4, meaning, "lm-dim lm-small")
+        left += text_width(meaning, 11) + 54
+    return y + 20
 
 
 def _draw_mode(
@@ -35,7 +46,8 @@ def _draw_mode(
 ) -> None:
     batch = one["largest_batch"]
     curve: Sequence[Sequence[float]] = one["curve"]
-    what = f"batch {batch:,}" if batch else "the traced batch"
+    more = "> " if one["is_more"] else ""
+    what = f"batch {more}{batch:,}" if batch else "the traced batch"
     canvas.text(x, y + 12, fitted(f"{one['mode']}, {what}", width), "lm-text")
     y += 20
     top = max([limit, *(nbytes for _, nbytes in curve)]) * 1.05

@@ -94,7 +94,6 @@ class _Drawing:
             y = self._row(machine.packages[row : row + self._columns], y)
         y = self._elsewhere(y)
         y = self._footer(y)
-        self._canvas.parts.insert(0, _background(self._width, y))
         return canvas.document(
             self._width, y, title or name, describe(machine, self._marks), key=key, style=style
         )
@@ -391,8 +390,10 @@ class _Drawing:
             samples.append(("lm-badline", "not as planned"))
         if any(not core.cpus & self._machine.allowed.cpus for core in self._machine.cores):
             samples.append(("lm-off", self._closed))
-        if any(mark.state == "verified" for mark in self._marks):
+        if any(mark.gpu and mark.state == "verified" for mark in self._marks):
             samples.append(("", "✓ read back from the kernel as planned"))
+        elif self._marks and all(mark.state == "verified" for mark in self._marks):
+            samples.append(("", "all of it was read back from the kernel as planned"))
         if any(cell.planned[MOST_NAMED:] for cell in map(self._of_core, self._machine.cores)):
             samples.append(("", "+2: two more ranks on the same core"))
         left = MARGIN
@@ -417,12 +418,6 @@ class _Drawing:
 
 
 _SIGNS = {"planned": "", "verified": " ✓", "differs": " ✗", "unknown": " ?"}
-
-
-def _background(width: float, height: float) -> str:
-    canvas = Canvas()
-    canvas.box(0, 0, width, height, "lm-page", round_=0)
-    return canvas.parts[0]
 
 
 def describe(machine: Machine, marks: Sequence[Mark]) -> str:

@@ -63,7 +63,6 @@ def _stacked(drawings: Sequence[str], ranks: int, hosts: int, key: str, style: s
         canvas.add([drawn.replace("<svg ", f'<svg y="{y:.0f}" ', 1)])
         y += height
     if hosts > len(drawings):
-        canvas.box(0, y, width, 34, "lm-page", round_=0)
         canvas.text(16, y + 20, f"{count_of(hosts - len(drawings), 'more host')} not drawn.", "lm-dim")
         y += 34
     title = f"{count_of(ranks, 'rank')} on {count_of(hosts, 'host')}"

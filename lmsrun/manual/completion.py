@@ -1,7 +1,7 @@
 """Scripts by which bash, zsh and fish complete a command line of lmsrun, made from the pages.
 
 A script holds all words: to complete one, a shell starts nothing. The words up to the program are read as
-``lmsrun.options`` reads them: options may take values, the first other word is the program or ``ddlrun``.
+``lmsrun.sources`` reads them: options may take values, the first other word is the program or ``ddlrun``.
 """
 
 import shlex
@@ -11,10 +11,9 @@ from launch.model.plan import MODULE
 from lmsrun.manual.pages import SUBCOMMANDS, Flag, Page, Value, read_page
 
 _EVERYWHERE = (Flag(("-h", "--help"), None, "print the help of this subcommand"),)
-_OF_RUN = (
-    Flag((MODULE,), None, "run a module of Python; all that follows belongs to it"),
-    Flag(("-V", "--version"), None, "print the version of lmsrun"),
-)
+_WITH_MODULE = ("run", "plan", "fit")
+_MODULE = Flag((MODULE,), None, "run a module of Python; all that follows belongs to it")
+_VERSION = Flag(("-V", "--version"), None, "print the version of lmsrun")
 
 
 def render_completion(shell: str) -> str:
@@ -23,7 +22,9 @@ def render_completion(shell: str) -> str:
 
 
 def _flags(page: Page) -> tuple[Flag, ...]:
-    return (*page.flags, *(_OF_RUN if page.name in ("run", "plan") else ()), *_EVERYWHERE)
+    module = (_MODULE,) if page.name in _WITH_MODULE else ()
+    version = (_VERSION,) if page.name in ("run", "plan") else ()
+    return (*page.flags, *module, *version, *_EVERYWHERE)
 
 
 def _spellings(flag: Flag) -> tuple[str, ...]:
@@ -74,6 +75,7 @@ _lmsrun_offer() {  # complete $cur with words, and with what is of a kind
 
 _lmsrun() {
     local cur=${COMP_WORDS[COMP_CWORD]} command=run at=1 value word options valued words kind
+    local IFS=$' \\t\\n'  # the user's own would not split words
     COMPREPLY=()
     case ${COMP_WORDS[1]} in
     @names@) ((COMP_CWORD > 1)) && command=${COMP_WORDS[1]} at=2 ;;
@@ -95,7 +97,7 @@ _lmsrun() {
         elif [[ $word == ddlrun && $command == @running@ ]]; then
             command=ddlrun
             _lmsrun_words ddlrun
-        elif [[ $word != -* || $word == -- || ($word == @module@ && $command == @running@) ]]; then
+        elif [[ $word != -* || $word == -- || ($word == @module@ && $command == @programs@) ]]; then
             _lmsrun_offer "" files  # of the program, whatever it is
             return
         fi
@@ -138,6 +140,7 @@ def _render_bash(pages: list[Page]) -> str:
         all=" ".join(SUBCOMMANDS),
         module=MODULE,
         running="@(run|plan)",
+        programs=f"@({'|'.join(_WITH_MODULE)})",
     )
 
 
@@ -248,7 +251,7 @@ function __lmsrun_at -d 'Whether the options, or what follows them, of these sub
             set command ddlrun
         else if not string match -q -- '-*' $word; or test $word = --
             return 1
-        else if test $word = @module@; and contains -- $command run plan
+        else if test $word = @module@; and contains -- $command @programs@
             return 1
         end
     end
@@ -261,6 +264,9 @@ end
 
 @lines@
 """
+
+
+_FISH_FOLDERS = "(__fish_complete_directories (commandline -ct))"
 
 
 def _render_fish(pages: list[Page]) -> str:
@@ -289,11 +295,18 @@ def _render_fish(pages: list[Page]) -> str:
             )
     for page in pages:
         where = f"complete -c lmsrun -n '__lmsrun_at {page.name}'"
-        if page.operand is None or page.operand.words:
-            words = f" -a '{' '.join(page.operand.words)}'" if page.operand else ""
-            lines.append(f"{where} -f{words}")
+        words, kind = _words_and_kind(page.operand)
+        if kind == "folders":
+            words = _FISH_FOLDERS
+        if kind in ("folders", "text"):
+            lines.append(f"{where} -f" + (f" -a '{words}'" if words else ""))
     return _fill(
-        _FISH, names=" ".join(SUBCOMMANDS), valued=" ".join(valued), module=MODULE, lines="\n".join(lines)
+        _FISH,
+        names=" ".join(SUBCOMMANDS),
+        valued=" ".join(valued),
+        module=MODULE,
+        programs=" ".join(_WITH_MODULE),
+        lines="\n".join(lines),
     )
 
 
@@ -312,7 +325,7 @@ def _fish_value(value: Value | None) -> str:
     if value.words:
         return f" -x -a '{' '.join(value.words)}'"
     offered = {
-        "folders": " -x -a '(__fish_complete_directories (commandline -ct))'",
+        "folders": f" -x -a '{_FISH_FOLDERS}'",
         "variables": " -x -a '(set -xn)'",
         "text": " -x",
     }

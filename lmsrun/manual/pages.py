@@ -16,7 +16,7 @@ _PLAN_FIELDS = frozenset(declared_options(PlanSettings))
 Kind = Literal["files", "folders", "variables", "program", "text"]
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("FILE", "PATH", "SRC"), "files"),
-    **dict.fromkeys(("DIR", "FOLDER"), "folders"),
+    **dict.fromkeys(("DIR", "RUN-FOLDER"), "folders"),
     "NAME[=VALUE]": "variables",
     "PROGRAM": "program",
 }

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.ending.device_memory import explain_lack_of_memory
 from launch.model.idset import format_ids
 from launch.model.text import count_of
 from launch.receipts.judge import RankReceipt
@@ -22,9 +23,6 @@ MOST_ROWS = 256
 MOST_DRAWN = 3
 """The ranks whose steps are drawn; of those with the same plan the slowest one stands for all."""
 UNKNOWN = "unknown"
-OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating")
-OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
-"""In the messages of memory that lacks on the host, not on the device."""
 RUNS = (
     "What Large Model Support did is not known yet: each rank writes its report when it ends. lmsrun top "
     "shows a job that runs."
@@ -146,13 +144,9 @@ def _last_lines(record: Record) -> list[str]:
 
 
 def _lack_of_memory(record: Record) -> list[str]:
-    """Say that a device ran out of memory, if the last lines do, and what to try without LMS."""
-    lines = [line for line in _last_lines(record) if not any(word in line for word in OF_THE_HOST)]
-    if not any(word in line for line in lines for word in OUT_OF_MEMORY):
-        return []
-    is_off = any(receipt.lms == "off" for receipt in record.receipts)
-    remedy = " Large Model Support was off: try it with --lms." if is_off else ""
-    return [f"The device ran out of memory.{remedy}"]
+    """Say that a device ran out of memory, if the last lines do, and what to try."""
+    said = explain_lack_of_memory(_last_lines(record), {receipt.lms for receipt in record.receipts})
+    return [f"{said[0].upper()}{said[1:]}."] if said else []
 
 
 def _failure(record: Record) -> list[Panel]:
@@ -180,7 +174,9 @@ def _machine(record: Record) -> list[Panel]:
         return [Panel("machine", "The machine and its ranks", f"<p>{UNKNOWN}: there is no plan to draw.</p>")]
     marks = with_receipts(record.marks, record.receipts)
     svg = draw_plan(marks, record.machines, key="machine-drawing", style=False)
-    note = "Colours tell ranks apart; ✓ was read back from the kernel as planned, ✗ is elsewhere."
+    note = "Colours tell ranks apart."
+    if any(mark.gpu for mark in marks):
+        note = "Colours tell ranks apart; ✓ was read back from the kernel as planned, ✗ is elsewhere."
     if len(hosts) > MOST_HOSTS:
         note += f" {len(hosts) - MOST_HOSTS} more hosts are not drawn."
     return [Panel("machine", "The machine and its ranks", scrolled("The machine", svg), note)]
@@ -226,7 +222,9 @@ def _ranks(record: Record) -> Panel:
     if slowest is not None:
         fastest = min(timed.values())
         note += f"Rank {slowest} is the slowest: {timed[slowest] / fastest:.2f} times the fastest."
-    html = render_table("Ranks side by side", heads, rows, numeric=(8, 9, 10, 11), tight=(3, 4))
+    html = render_table(
+        "Where each rank ran, and what it needed", heads, rows, numeric=(8, 9, 10, 11), tight=(3, 4)
+    )
     return Panel("ranks", "Ranks side by side", html, note)
 
 

@@ -1,1 +1,1 @@
-"""Where options come from, beside the command line and the environment."""
+"""Where options come from: the command line, the environment, TOML files; and all of these together."""

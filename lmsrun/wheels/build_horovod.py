@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -43,6 +44,9 @@ XLA_GUARD = "#if TENSORFLOW_VERSION >= 2006000000"
 MINIMUM_CMAKE = (3, 13)
 PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+INSTALL_TENSORFLOW = "pip install 'tensorflow>=2.15,<2.22' 'tf-keras>=2.15,<2.22'"
+"""As ``lms.errors.pip_install`` says it, which is not here where this file runs by path."""
 
 BUILD_REQUIREMENTS = ("setuptools>=77,<80", "wheel", "packaging")
 RUN_REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
@@ -76,7 +80,7 @@ class Toolchain:
             (
                 self.tensorflow,
                 "TensorFlow",
-                "pip install 'lmsrun[tensorflow]' (its headers are compiled against)",
+                f"{INSTALL_TENSORFLOW} (its headers are compiled against)",
             ),
             (self.cxx, "a C++17 compiler (g++)", "apt-get install g++"),
             (self.make, "make", "apt-get install make"),
@@ -337,17 +341,45 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def estimate_minutes(jobs: int) -> int:
-    """How long compiling takes with so many compilers at a time."""
-    return -(-(CPU_SECONDS // jobs + OTHER_SECONDS) // 60)
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What of this machine decides how long compiling takes."""
+
+    cpus: int
+    """All of its CPUs, which share its load."""
+    load: float
+    """How many processes want a CPU, over the last minute."""
+
+
+def read_host() -> Host:
+    """Count the CPUs, and read the load; 0 where the system does not tell it."""
+    cpus = os.cpu_count() or 1
+    try:
+        return Host(cpus, os.getloadavg()[0])
+    except OSError:
+        return Host(cpus, 0.0)
+
+
+def estimate_minutes(jobs: int, host: Host) -> int:
+    """How long compiling takes with so many compilers at a time, which share the CPUs with the load."""
+    compiling = jobs * min(1.0, host.cpus / (jobs + host.load))
+    return math.ceil((CPU_SECONDS / compiling + OTHER_SECONDS) / 60)
+
+
+def describe_time(jobs: int, host: Host) -> str:
+    """Say how long compiling takes, as far as that can be known beforehand."""
+    now, idle = estimate_minutes(jobs, host), estimate_minutes(jobs, Host(host.cpus, 0.0))
+    if now == idle:
+        return f"about {idle} min on idle CPUs"
+    return f"about {now} min at the load of {host.load:.1f} ({idle} min on idle CPUs)"
 
 
 def describe_worth() -> str:
     """Say in one line what Horovod brings and what it costs, for those who do not have it."""
-    jobs = len(os.sched_getaffinity(0))
+    takes = describe_time(len(os.sched_getaffinity(0)), read_host())
     return (
         "Horovod would bring Keras's fit over several ranks and elastic jobs; `lmsrun build-horovod` builds "
-        f"it, once, in about {estimate_minutes(jobs)} min; MultiWorkerMirroredStrategy trains without it"
+        f"it, once, in {takes}; MultiWorkerMirroredStrategy trains without it"
     )
 
 
@@ -368,7 +400,7 @@ def obtain_wheel(tools: Toolchain, cache: Path, jobs: int, environ: Mapping[str,
                 "horovod: no mpicxx found, building with Gloo only; apt-get install libopenmpi-dev adds MPI"
             )
         print(
-            f"horovod: building takes about {estimate_minutes(jobs)} min with {jobs} compilers at a time; "
+            f"horovod: building with {jobs} compilers at a time takes {describe_time(jobs, read_host())}; "
             f"then it is kept in {cache}"
         )
         started = time.monotonic()

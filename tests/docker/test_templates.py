@@ -12,7 +12,7 @@ import pytest
 import strict_yaml
 import yaml
 
-from lmsrun.options import parse_argv
+from lmsrun.sources.command_line import parse_argv
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "docker" / "templates"

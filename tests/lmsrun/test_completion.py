@@ -24,7 +24,7 @@ source {script}
 lmsrun() {{ printf 'GOT%s' ''; printf ' <%s>' "$@"; printf ' END\\n'; }}
 """
 ZSH_BEFORE = "autoload -Uz compinit; compinit -u -D; unsetopt beep prompt_cr prompt_sp"
-TAB = b"\t"
+TAB, KILL_LINE = b"\t", b"\x15"
 
 CASES = [
     ("topo", ["topo"]),
@@ -48,6 +48,10 @@ CASES = [
     ("-np 2 ddlrun --acc", ["-np", "2", "ddlrun", "--accelerators"]),
     ("fit --target GH", ["fit", "--target", "GH200"]),
     ("fit --target he", ["fit", "--target", "here"]),
+    ("fit tra", ["fit", "train.py"]),
+    ("fit -m pkg --ta", ["fit", "-m", "pkg", "--ta"]),
+    ("report fol", ["report", "folder"]),
+    ("top fol", ["top", "fol"]),
     ("build-horovod --ch", ["build-horovod", "--check"]),
 ]
 """What is typed, and the words it becomes: as far as all that begins so is the same."""
@@ -112,6 +116,11 @@ class Typist:
         # zsh takes the slash behind a folder away again.
         return re.findall(r"<([^>]*?)/?>", words)
 
+    def say(self, line: str) -> str:
+        """What the shell writes when it is to complete a line twice, which is then taken away."""
+        os.write(self._ours, f"lmsrun {line}".encode() + 2 * TAB + KILL_LINE + b"echo gone\r")
+        return self.wait_for(r"((?s:.*))gone\r\n(?s:.*)READY> ")
+
     def close(self) -> None:
         self._child.kill()
         self._child.wait()
@@ -124,6 +133,15 @@ def bash(folder: Path) -> Iterator[Typist]:
     typist = Typist([needs("bash"), "--noprofile", "--rcfile", str(folder / "rc"), "-i"], folder)
     yield typist
     typist.close()
+
+
+def test_bash_completes_whatever_splits_words_there(folder: Path) -> None:
+    (folder / "rc").write_text(RC.format(before="IFS=:", script=folder / "completion.bash"))
+    typist = Typist([needs("bash"), "--noprofile", "--rcfile", str(folder / "rc"), "-i"], folder)
+    try:
+        assert typist.complete("--numa st") == ["--numa", "strict"]
+    finally:
+        typist.close()
 
 
 @pytest.fixture
@@ -140,6 +158,31 @@ def test_bash_completes(bash: Typist) -> None:
 
 def test_zsh_completes(zsh: Typist) -> None:
     assert [(line, zsh.complete(line)) for line, _ in CASES] == CASES
+
+
+IMPOSSIBLE = (
+    "",
+    "zzz",
+    "--zzz",
+    "--numa zz",
+    "--numa=zz",
+    "help zz",
+    "top ",
+    "-np ",
+    "fit --target x,",
+    '"un',
+)
+COMPLAINT = re.compile(r"(?i)error|traceback|not found|unbound|usage|bad |lmsrun:")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_what_cannot_be_completed_is_answered_with_silence(
+    shell: str, request: pytest.FixtureRequest
+) -> None:
+    typist: Typist = request.getfixturevalue(shell)
+    for line in IMPOSSIBLE:
+        said = typist.say(line)
+        assert not COMPLAINT.search(said), (line, said)
 
 
 def fish_offers(folder: Path, lines: list[str]) -> list[list[str]]:

@@ -113,6 +113,26 @@ def test_a_script_that_is_there_is_taken_whatever_its_name(here: Path, capsys: C
 
 
 @pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        ("topo --svg a.png", "needed --png a.png, or a name that ends in .svg"),
+        ("topo --png a.b.SVG", "needed --svg a.b.SVG, or a name that ends in .png"),
+        ("plan -np 1 --svg a.PNG job.py", "needed --png a.PNG, or a name that ends in .svg"),
+        ("fit --png a.svg job.py", "needed --svg a.svg, or a name that ends in .png"),
+    ],
+)
+def test_a_drawing_is_not_written_under_the_name_of_another_format(
+    here: Path, capsys: Capture, argv: str, remedy: str
+) -> None:
+    (here / "job.py").touch()
+    before = sorted(here.iterdir())
+    assert main(argv.split(), {"PATH": os.defpath}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(remedy)
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
     "argv", ["topo --svg a --png ./a", "topo --png a --save a", "plan -np 1 --svg p --png p job.py"]
 )
 def test_two_options_for_one_file_write_neither(here: Path, capsys: Capture, argv: str) -> None:

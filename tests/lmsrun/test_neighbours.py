@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from jobs import LMSRUN, STUB, JobStarter
 
+from launch.system.job_board import FOLDER
+from lmsrun.options import OPTIONS, LaunchOptions
+
 pytestmark = pytest.mark.ranks
 
 
@@ -68,4 +71,11 @@ def test_a_rank_does_not_take_its_own_job_for_another(start: JobStarter) -> None
 def test_a_folder_that_was_named_and_cannot_be_had_ends_the_run(start: JobStarter) -> None:
     job = start(STUB, "ready", np=1, options=("--numa", "off", "--jobs-dir", "/proc/none"))
     assert job.finish() == 2
-    assert b"lmsrun: --jobs-dir /proc/none: running jobs cannot be written down there" in job.stderr
+    said = b"lmsrun: --jobs-dir /proc/none: running jobs cannot be written down in /proc/none/lmsrun-jobs"
+    assert said in job.stderr
+
+
+def test_texts_name_the_folder_below_the_one_that_is_given() -> None:
+    assert f"folder in whose {FOLDER} " in OPTIONS["jobs_dir"].help
+    usage = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    assert f"`{LaunchOptions.jobs_dir}/{FOLDER}`, or with `--jobs-dir DIR` in `DIR/{FOLDER}`" in usage

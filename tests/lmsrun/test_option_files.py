@@ -7,9 +7,12 @@ import pytest
 
 from launch.model.errors import UsageError
 from lmsrun.cli import main
-from lmsrun.options import OPTIONS, Request, parse_argv, parse_table, read_request
+from lmsrun.options import OPTIONS
 from lmsrun.sources import files
+from lmsrun.sources.command_line import parse_argv
 from lmsrun.sources.files import read_file
+from lmsrun.sources.request import Request, read_request
+from lmsrun.sources.tables import parse_table
 
 
 class Places:

@@ -11,7 +11,9 @@ from launch.model.errors import UsageError
 from launch.model.settings import parse_size
 from lms.config import LMSConfig, doubtful_variables
 from lmsrun.help_text import render_commands, render_help, render_reference, render_settings
-from lmsrun.options import OPTIONS, Request, parse_argv, read_request, render_argv
+from lmsrun.options import OPTIONS
+from lmsrun.sources.command_line import parse_argv, render_argv
+from lmsrun.sources.request import Request, read_request
 
 
 def read(argv: str, environ: dict[str, str] | None = None, folder: Path = Path("/nonexistent")) -> Request:
@@ -298,3 +300,28 @@ def test_the_gpus_that_fit_names_are_those_of_the_table() -> None:
     from lms.simulate.devices import GPUS
 
     assert f": {', '.join(GPUS)} (default " in OPTIONS["target"].help
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("train.py -np 4", ("-np 4",)),
+        ("train.py --num-proc=4 --epochs 3", ("--num-proc=4",)),
+        ("train.py --no-avoid-busy --grace-period 4", ("--no-avoid-busy", "--grace-period 4")),
+        ("-m pkg.train --launcher mpirun", ("--launcher mpirun",)),
+        ("train.py -n 4 -x A", ()),  # one letter is any script's
+        ("train.py --output-dir o --verbose --config c --json --dry-run", ()),  # so is output
+        ("train.py --gpus 0 --hosts a,b --strict --python p", ()),  # and a single word with any value
+        ("train.py -np", ()),
+        ("train.py -np four --launcher pytorch --no-avoid-busy=1", ()),  # no value of ours
+        ("train.py --np 4 --mem-polic bind", ()),
+        ("train.py -- -np 4", ()),
+        ("-- train.py -np 4", ()),
+    ],
+)
+def test_options_behind_the_program_that_hardly_any_script_has_are_noticed(
+    words: str, found: tuple[str, ...]
+) -> None:
+    parsed = parse_argv("run", ["--numa", "auto", *words.split()])
+    assert parsed.behind == found
+    assert parsed.values == {"numa": "auto"} and parsed.program == tuple(words.removeprefix("-- ").split())

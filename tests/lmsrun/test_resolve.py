@@ -15,10 +15,12 @@ from launch.model.plan import LaunchPlan
 from launch.plan_host.planner import HostRequest
 from lmsrun.cluster_run import plan_cluster
 from lmsrun.commands import run
-from lmsrun.options import LaunchOptions, Request, leave_outer_job
+from lmsrun.options import LaunchOptions
 from lmsrun.place import Place
 from lmsrun.report.recording import recorded
 from lmsrun.resolve import ResolvedJob, resolve_job
+from lmsrun.sources.request import Request
+from lmsrun.sources.variables import leave_outer_job
 
 PLACE = Place(LauncherChoice("mpirun", "as asked"), (Host("a"), Host("b")), False, None, {})
 JOB = ResolvedJob(LaunchOptions(), {}, PLACE, machine(SPECS["dgx"]), HostRequest(("x",), 1, 1))

@@ -349,3 +349,10 @@ def _ours(job: Job) -> set[int]:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_rank_without_device_memory_is_told_so_in_the_last_line(start: JobStarter) -> None:
+    job = start(STUB, "1:complain=OOM when allocating tensor", "1:exit=3", "0:sleep=60")
+    assert job.finish() == 3
+    assert "rank 1 on localhost" in job.last_line
+    assert job.last_line.endswith("exited with code 3; the device ran out of memory")

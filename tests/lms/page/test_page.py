@@ -44,6 +44,21 @@ def test_every_panel_is_there(document: dict[str, Any]) -> None:
     assert len(page) < 400_000
 
 
+def test_what_is_drawn_is_explained(document: dict[str, Any]) -> None:
+    told = " ".join(read(render_document(document)).texts)
+    assert told.count("where the upright dashes are") == 2
+    assert "time of a step" in told and "A budget is a share of what" in told
+    pool = render_document(document).partition('id="r0-pool"')[2].partition("</section>")[0]
+    drawn = {name for names in re.findall(r'<rect [^>]*class="([^"]+)"', pool) for name in names.split()}
+    legend = pool.partition('aria-label="Colours"')[2]
+    assert drawn - {"lm-thin"} <= set(re.findall(r'class="([^"]+)"', legend))
+
+
+def test_names_of_ops_break_behind_their_slashes(document: dict[str, Any]) -> None:
+    peak = render_document(document).partition('id="r0-peak"')[2].partition("</section>")[0]
+    assert re.search(r"<td>\w+/<wbr>\w+", peak)
+
+
 def test_each_drawing_says_what_it_shows(document: dict[str, Any]) -> None:
     reader = read(render_document(document))
     drawings = [attrs for tag, attrs in reader.started if tag == "svg" and attrs.get("role") == "img"]

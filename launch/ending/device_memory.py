@@ -1,0 +1,27 @@
+"""Whether a rank died because its device's memory ran out, by what it wrote last, and what to try."""
+
+from collections.abc import Collection, Sequence
+
+_SAID = ("ResourceExhaustedError", "OOM when allocating")
+_OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
+"""In the messages of memory that lacks on the host, not on the device."""
+_ON = ("graph", "native")
+
+
+def explain_lack_of_memory(last_lines: Sequence[str], lms: Collection[str]) -> str:
+    """Say that the device's memory ran out, with what to try; empty where the lines do not say so.
+
+    Args:
+        last_lines: What the rank wrote last.
+        lms: What the receipts say of Large Model Support; more than one where the rank is not known.
+    """
+    lines = [line for line in last_lines if not any(word in line for word in _OF_THE_HOST)]
+    if not any(word in line for line in lines for word in _SAID):
+        return ""
+    found = "the device ran out of memory"
+    if "off" in lms:
+        return f"{found}; Large Model Support is off, try it with --lms"
+    if any(state in _ON for state in lms):
+        remedy = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the largest one"
+        return f"{found} with Large Model Support on; try {remedy}"
+    return found

@@ -1,0 +1,53 @@
+"""The table of a TOML file, whose keys are the long names of options."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from launch.model.errors import UsageError
+from launch.model.settings import Option, parse_option
+from lms.config import nearest
+from lmsrun.options import BY_SHORT_FLAG, OPTIONS
+
+
+def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Parse the options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
+
+    Raises:
+        UsageError: For an unknown key (naming the nearest one) or a value that its option cannot have.
+    """
+    by_key = {declared.name: (field, declared) for field, declared in OPTIONS.items() if declared.in_file}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in by_key:
+            short = BY_SHORT_FLAG.get(name)
+            hint = f"; did you mean {short.name}?" if short else nearest(name, by_key)
+            raise UsageError(f"{source}: unknown key {key!r}{hint}")
+        field, declared = by_key[name]
+        if field in values:
+            raise UsageError(f"{source}: {name} is there twice, as {name} and as {name.replace('-', '_')}")
+        values[field] = _from_toml(declared, value, f"{source}: {key}")
+    return values
+
+
+def find_free_options(values: Mapping[str, Any]) -> list[str]:
+    """Name the options whose values are no switch, number or declared word: programs, paths, hosts ..."""
+    return sorted(
+        OPTIONS[field].name
+        for field, value in values.items()
+        if isinstance(value, (str, tuple)) and value not in OPTIONS[field].words
+    )
+
+
+def _from_toml(declared: Option, value: Any, where: str) -> Any:
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, (str, int, float)) for item in items):
+        raise UsageError(f"{where} is {type(value).__name__}; needed {declared.metavar or 'true or false'}")
+    texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    if any("\0" in text for text in texts):  # TOML can write it; a command line and a variable cannot
+        raise UsageError(f"{where} holds a NUL character; needed {declared.metavar or 'true or false'}")
+    if declared.repeats:
+        return tuple(texts)
+    if declared.is_switch and not isinstance(value, bool):
+        raise UsageError(f"{where} is {value!r}; needed true or false")
+    return parse_option(declared, ",".join(texts), where)

@@ -1,0 +1,43 @@
+"""What the last words of a job say when TensorFlow found no room on the device."""
+
+from collections.abc import Collection
+
+import pytest
+
+from launch.ending.device_memory import explain_lack_of_memory
+
+KERAS = (
+    "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
+    "OOM when allocating tensor with shape[360,8,8,32] and type float",
+    "Hint: If you want to see a list of allocated tensors when OOM happens, add report_tensor_allocations",
+)
+REMEDY = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the largest one"
+
+
+@pytest.mark.parametrize(
+    ("lms", "said"),
+    [
+        ({"off"}, "the device ran out of memory; Large Model Support is off, try it with --lms"),
+        ({"graph", "off"}, "the device ran out of memory; Large Model Support is off, try it with --lms"),
+        ({"graph"}, f"the device ran out of memory with Large Model Support on; try {REMEDY}"),
+        ({"-"}, "the device ran out of memory"),
+        ({"not active: an error"}, "the device ran out of memory"),
+        ((), "the device ran out of memory"),
+    ],
+)
+def test_the_remedy_goes_by_what_large_model_support_did(lms: Collection[str], said: str) -> None:
+    assert explain_lack_of_memory(KERAS, lms) == said
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("ValueError: no data",),
+        ("MemoryError",),
+        ("ResourceExhaustedError: LMS store: no room for 4 MiB",),
+        ("OOM when allocating tensor on host by allocator cuda_host_bfc",),
+    ],
+)
+def test_other_failures_and_memory_of_the_host_are_none_of_it(lines: tuple[str, ...]) -> None:
+    assert explain_lack_of_memory(lines, {"off"}) == ""
