@@ -25,11 +25,11 @@ from lms.planner.segments import plan_segments
 from lms.profiling.store import Profiles
 from lms.reader.node_table import ENTERS, ROOT, NodeTable
 from lms.reader.shapes import complete_shapes
-from lms.reader.step_reader import constant_bytes, most_bytes, read_step
+from lms.reader.step_reader import constant_bytes, most_bytes, read_step, size_of
 from lms.rewriter.decision import write_decision
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
-from lms.rewriter.streaming import stream_variables
+from lms.rewriter.streaming import IN_LOOP, Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
 from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
@@ -183,12 +183,16 @@ class Streaming:
 
     def requires(self, work: Work) -> bool:
         """Tell whether any variables' values lie in host memory."""
-        return self._host.is_on and work.frame == ROOT
+        return self._host.is_on and work.frame is not None
 
     def apply(self, work: Work) -> Work:
         """Edit a copy of the graph, and read it again."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         item, config = work.task.request.item, work.task.config
+        known = variables_known(work.table, work.task.inputs)
+        if work.frame != ROOT:
+            large = sum((size_of(one) or 0) >= max(1, config.min_tensor_bytes) for one in known.values())
+            return replace(work, streamed=Streamed(stay={IN_LOOP: large} if large else {}))
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(work.graph_def)
         fed = fed_nodes(item, graph_def)
@@ -199,7 +203,7 @@ class Streaming:
             work.outputs,
             self._transport(),
             self._host.values(),
-            variables_known(table, work.task.inputs),
+            known,
             work.place.holds,
             self._host.wants,
             config.min_tensor_bytes,
@@ -210,8 +214,8 @@ class Streaming:
             return replace(work, streamed=streamed)
         edited = NodeTable.of(graph_def, fed)
         require_same_pairs(work.place.kernels, table, edited)
-        known = dict(zip(table.names, work.outputs, strict=True))
-        outputs = [streamed.outputs.get(name) or known.get(name, ()) for name in edited.names]
+        before = dict(zip(table.names, work.outputs, strict=True))
+        outputs = [streamed.outputs.get(name) or before.get(name, ()) for name in edited.names]
         return replace(work, graph_def=graph_def, streamed=streamed, table=edited, outputs=outputs)
 
 

@@ -1,0 +1,64 @@
+"""Variables of a GPU that lie in pinned host memory between steps: the same bits, in less device memory."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in
+
+pytestmark = pytest.mark.tensorflow
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = str(ROOT / "tests/lms/bits/host_state_job.py")
+PARAMETERS = str(Path(__file__).with_name("parameters_job.py"))
+LIMIT_MB = 21
+
+
+def train(keras: str, *asked: str, **environ: str) -> Any:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/lms")])
+    return stand_in.run([JOB, keras, *asked], {"PYTHONPATH": path, **environ}).found
+
+
+@pytest.mark.parametrize(("keras", "names"), [("3", ("adamw", "clipped")), ("2", ("momentum", "v1_adam"))])
+def test_every_optimizer_ends_in_the_same_bits(keras: str, names: tuple[str, ...]) -> None:
+    for name, seen in train(keras, *names).items():
+        assert len({one["digest"] for one in seen.values()}) == 1, name
+        for mode in ("state", "host"):
+            assert seen[mode]["state"] and bool(seen[mode]["weights"]) == (mode == "host"), (name, mode)
+            assert seen[mode]["saved"] and seen[mode]["warnings"] == [], (name, mode)
+
+
+def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit() -> None:
+    plain = train("3", "transformer", "plain", SIMGPU_MEMORY_MB="200")["transformer"]["plain"]
+    seen = train("3", "transformer", "host", SIMGPU_MEMORY_MB=str(LIMIT_MB))["transformer"]["host"]
+    assert seen["digest"] == plain["digest"]
+    assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
+    assert seen["saved"] and seen["warnings"] == []
+    assert seen["left_bytes"] < seen["bytes"] / 20
+    assert seen["peak_bytes"] <= LIMIT_MB << 20
+
+
+@pytest.mark.parametrize("way", ["mirrored", "second", "mixed", "several"])
+def test_the_bits_are_the_same_on_two_devices_and_in_loops(way: str) -> None:
+    plain, state, host = (
+        stand_in.run([PARAMETERS, mode, way], {"SIMGPU_DEVICES": "2"}).found
+        for mode in ("plain", "state", "host")
+    )
+    assert plain["bits"] == state["bits"] == host["bits"]
+    if way in ("mirrored", "second"):
+        assert host["left"] < state["left"] < 0.7 * plain["left"]
+    else:
+        (said,) = host["warnings"]
+        assert "cannot lie on the host: used in a loop or by a function that is called" in said
+
+
+def test_other_transports_are_refused_in_one_line() -> None:
+    script = (
+        "import json, lms\n"
+        "try: lms.enable(optimizer_state='host', transport='host')\n"
+        "except Exception as error: print(json.dumps([type(error).__name__, str(error)]))"
+    )
+    name, text = stand_in.run(["-c", script], {}).found
+    assert name == "PlaceError" and "\n" not in text
+    assert text.startswith("optimizer_state is 'host' and transport is 'host'; needed 'device'")
