@@ -15,6 +15,7 @@ from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
 from lms.reader.step_reader import step_frames
+from lms.rewriter.streaming import PACES
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
@@ -170,12 +171,14 @@ class Editing:
         return works
 
     def _planned(self, work: Work) -> Work:
-        """Plan a frame; where variables stream ahead of their use and that lacks room, again without."""
+        """Plan a frame; where variables stream ahead of their use and that lacks room, again less so."""
         may_repeat = work.task.config.recompute == "auto"
         graph = work.graph_def.SerializeToString() if may_repeat else b""  # writing spoils it
         made = run_passes(self._passes.plan, work)
-        if made.streamed.nodes and _lacks_room(made):
-            other = run_passes(self._passes.plan, replace(work, ahead=1))
+        for pace in PACES[1:]:
+            if not (made.streamed.nodes and _lacks_room(made)):
+                break
+            other = run_passes(self._passes.plan, replace(work, pace=pace))
             made = min(made, other, key=_excess)
         return written(self._passes.write, made, lambda error: self._without_repeats(work, graph, error))
 

@@ -208,7 +208,7 @@ class Streaming:
             self._host.wants,
             config.min_tensor_bytes,
             item.fetches(),
-            work.ahead,
+            work.pace,
         )
         if not streamed.nodes:
             return replace(work, streamed=streamed)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -42,8 +42,27 @@ READ_IN_PLACE = frozenset({"ResourceGather", "VarIsInitializedOp"})
 """Ops that read a variable where it lies, in host memory too."""
 VALUE = "value"
 """The purpose of the node that reads a variable's value in host memory."""
-AHEAD = 2
-"""How many groups of variables are on the device at once: those in use, and the next."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far copies go ahead of the uses of variables; a *group* is some neighbours of about one size."""
+
+    passes: int
+    """The groups that lie on the device at once for the forward or the backward pass."""
+    updates: int
+    """The groups that lie on the device at once for their updates."""
+    runs_on: bool
+    """Whether the backward pass goes on while a group comes to its update."""
+
+
+PACES = (
+    Pace(2, 2, runs_on=True),
+    Pace(2, 1, runs_on=True),
+    Pace(1, 1, runs_on=True),
+    Pace(1, 1, runs_on=False),
+)
+"""From the one that hides most of the copies to the one that needs least room."""
 
 SMALL, OPEN = "smaller than min_tensor_bytes", "size is unknown"
 IN_LOOP = "used in a loop or by a function that is called"
@@ -104,7 +123,7 @@ def stream_variables(
     wants: Callable[[bool], bool],
     min_bytes: int,
     fetches: Collection[str] = (),
-    ahead: int = AHEAD,
+    pace: Pace = PACES[0],
 ) -> Streamed:
     """Edit ``graph_def`` so that variables stream; its nodes are sorted anew.
 
@@ -119,14 +138,14 @@ def stream_variables(
         wants: Whether variables stream that only updates read (True), and those that others read (False).
         min_bytes: Smaller variables stay.
         fetches: Names of the nodes that are fetched.
-        ahead: How many groups of variables are on the device at once: with 1 nothing is copied ahead.
+        pace: How far copies go ahead of the uses.
     """
     found = _Finder(table, outputs, known, holds, min_bytes, {one.partition(":")[0] for one in fetches})
     chosen = [one for one in found.variables() if wants(one.is_state)]
     stay = dict(found.stay.most_common())
     if not chosen:
         return Streamed(stay=stay)
-    edit = _Edit(graph_def, table, transport, values, ahead)
+    edit = _Edit(graph_def, table, transport, values, pace)
     for variable in chosen:
         edit.stream(variable)
     edit.tie(found.anchor(chosen))
@@ -304,16 +323,16 @@ class _Edit:
     """Adds the nodes that let variables stream, and sorts the graph's nodes."""
 
     def __init__(
-        self, graph_def: Any, table: NodeTable, transport: Transport, values: HostValues, ahead: int
+        self, graph_def: Any, table: NodeTable, transport: Transport, values: HostValues, pace: Pace
     ) -> None:
         self._graph_def, self._table = graph_def, table
-        self._transport, self._values, self._ahead = transport, values, ahead
+        self._transport, self._values, self._pace = transport, values, pace
         self._nodes = {node.name: node for node in table.nodes}
         self.added: dict[str, Any] = {}
         self.outputs: dict[str, Sequence[Output]] = {}
         self.bytes_in = self.bytes_out = self.copies_out = 0
-        self._fetches: list[tuple[str, list[str]]] = []
-        """Each copy for a pass, and the nodes that read it."""
+        self._fetches: list[tuple[str, list[str], int]] = []
+        """Each copy for a pass, the nodes that read it, and its bytes."""
         self._sorted: dict[str, int] = {}
         """The place of each node once they are sorted."""
         self._stays: dict[tuple[int, ...], _Stay] = {}
@@ -337,7 +356,8 @@ class _Edit:
             fetched = self._copy_in(f"{base}/fetch_{number}", value, variable, device)
             for reader, slot in passes[in_backward]:
                 table.nodes[reader].input[slot] = fetched
-            self._fetches.append((fetched, sorted({table.names[one] for one, _ in passes[in_backward]})))
+            names = sorted({table.names[one] for one, _ in passes[in_backward]})
+            self._fetches.append((fetched, names, variable.nbytes))
         if variable.updates:
             self._stay(variable, handle, base, value, device)
 
@@ -367,6 +387,7 @@ class _Edit:
         stay.enters.append(enter)
         stay.users += users
         stay.leaves.append(leave)
+        stay.nbytes += variable.nbytes
 
     def _copy_in(self, name: str, value: str, variable: _Variable, device: str) -> str:
         self._add(name, STREAM_IN)
@@ -408,16 +429,16 @@ class _Edit:
             needed = {one.node for one in inputs[node] if not (is_merge and types[one.node] in TURNS)}
             before.append(needed | {*controls[node]})
         follows = {*phase, *range(first, len(edited.nodes))}
-        stays = sorted(self._stays.values(), key=lambda stay: max(keys[number[one]] for one in stay.gates))
+        stays = self._stays_by(lambda gate: keys[number[gate]])
         least: dict[int, float] = {}
-        for stay, later in zip(stays, stays[1:] if self._ahead > 1 else (), strict=False):
+        for stay, later in zip(stays, stays[1:] if self._pace.runs_on else (), strict=False):
             behind = max(keys[number[gate]] for gate in later.gates)
             least.update((number[enter], behind) for enter in stay.enters)
         for node in edited.order:
             if node in follows:
                 found = max((keys[one] for one in before[node]), default=keys[node])
                 keys[node] = max(found, least.get(node, found))
-        for fetched, readers in self._fetches:
+        for fetched, readers, _ in self._fetches:
             keys[number[fetched]] = min(keys[number[reader]] for reader in readers) - 0.5
         waiting = [len(needed) for needed in before]
         after: list[list[int]] = [[] for _ in before]
@@ -444,31 +465,67 @@ class _Edit:
     def pace(self) -> None:
         """Let copies wait for uses of earlier ones, so that few are on the device at once."""
         place = self._sorted
-        fetches = sorted(
-            (place[min(readers, key=place.__getitem__)], min(readers, key=place.__getitem__), fetched)
-            for fetched, readers in self._fetches
-        )
-        for (begin, reader, _), (_, _, fetched) in zip(fetches, fetches[self._ahead :], strict=False):
-            if begin < place[fetched]:
-                self._wait(fetched, [reader])
-        stays = sorted(self._stays.values(), key=lambda stay: max(place[gate] for gate in stay.gates))
-        for earlier, stay in zip(stays, stays[1:] if self._ahead > 1 else (), strict=False):
-            begin = min(place[enter] for enter in earlier.enters)
-            for enter in earlier.enters:
+        fetches = [(min(names, key=place.__getitem__), one, size) for one, names, size in self._fetches]
+        fetches.sort(key=lambda fetch: place[fetch[0]])
+        groups = neighbours(fetches, [nbytes for _, _, nbytes in fetches])
+        for earlier, later in zip(groups, groups[self._pace.passes :], strict=False):
+            for _, fetched, _ in later:
+                readers = [reader for reader, _, _ in earlier if place[reader] < place[fetched]]
+                self._wait(fetched, readers[-1:])
+        stays = self._stays_by(place.__getitem__)
+        for before, stay in zip(stays, stays[1:] if self._pace.runs_on else (), strict=False):
+            begin = min(place[enter] for enter in before.enters)
+            for enter in before.enters:
                 self._wait(enter, (gate for gate in stay.gates if place[gate] < begin))
         for number, stay in enumerate(stays):
             begin = min(place[name] for name in (*stay.backs, *stay.enters))
-            before = [one for one in stays[:number] if max(place[name] for name in one.leaves) < begin]
+            left = [one for one in stays[:number] if max(place[name] for name in one.leaves) < begin]
             for back in stay.backs:
-                self._wait(back, (leave for one in before[-self._ahead :][:1] for leave in one.leaves))
+                self._wait(back, (leave for one in left[-self._pace.updates :][:1] for leave in one.leaves))
+
+    def _stays_by(self, place: Callable[[str], float]) -> list["_Stay"]:
+        """Return the stays in the order in which their gates come, neighbours put together."""
+        stays = sorted(self._stays.values(), key=lambda stay: max(map(place, stay.gates)))
+        return [_Stay.of(group) for group in neighbours(stays, [stay.nbytes for stay in stays])]
 
 
 @dataclass
 class _Stay:
-    """The variables that come to the device for one update."""
+    """The variables that come to the device for one update, or for several at once."""
 
     gates: list[str]
     backs: list[str] = field(default_factory=list)
     enters: list[str] = field(default_factory=list)
     users: list[str] = field(default_factory=list)
     leaves: list[str] = field(default_factory=list)
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, stays: Sequence["_Stay"]) -> "_Stay":
+        """Return several as one."""
+        parts = ("gates", "backs", "enters", "users", "leaves")
+        gates, backs, enters, users, leaves = (
+            [name for stay in stays for name in getattr(stay, part)] for part in parts
+        )
+        return cls(gates, backs, enters, users, leaves, sum(stay.nbytes for stay in stays))
+
+
+_Item = TypeVar("_Item")
+
+
+def neighbours(items: Sequence[_Item], sizes: Sequence[int]) -> list[list[_Item]]:
+    """Put small items together with their neighbours, so that each group but the last is worth a copy.
+
+    A bias that counted as much as its kernel would let nothing be copied ahead of the next kernel's use. A
+    group ends once it has half of the bytes of the item in which the average byte lies.
+    """
+    typical = sum(size * size for size in sizes) / max(1, sum(sizes))
+    groups: list[list[_Item]] = []
+    held = 0.0
+    for item, size in zip(items, sizes, strict=True):
+        if not groups or held >= typical / 2:
+            groups.append([])
+            held = 0
+        groups[-1].append(item)
+        held += size
+    return groups
