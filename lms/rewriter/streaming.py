@@ -85,6 +85,8 @@ class Streamed:
     """Copied to the device in one step."""
     bytes_out: int = 0
     copies_out: int = 0
+    group_bytes: int = 0
+    """The most that come to the device for one update."""
     handles: frozenset[str] = frozenset()
     """The nodes of their handles."""
     stay: Mapping[str, int] = field(default_factory=dict)
@@ -159,6 +161,7 @@ def stream_variables(
         edit.bytes_in,
         edit.bytes_out,
         edit.copies_out,
+        edit.group_bytes,
         frozenset(table.names[one.handle] for one in chosen),
         stay,
         tuple(edit.added),
@@ -335,6 +338,8 @@ class _Edit:
         """Each copy for a pass, the nodes that read it, and its bytes."""
         self._sorted: dict[str, int] = {}
         """The place of each node once they are sorted."""
+        self.group_bytes = 0
+        """The most bytes of variables that come to the device for one update."""
         self._stays: dict[tuple[int, ...], _Stay] = {}
         """By the nodes that an update waits for the variables that are updated then."""
 
@@ -473,6 +478,7 @@ class _Edit:
                 readers = [reader for reader, _, _ in earlier if place[reader] < place[fetched]]
                 self._wait(fetched, readers[-1:])
         stays = self._stays_by(place.__getitem__)
+        self.group_bytes = max((stay.nbytes for stay in stays), default=0)
         for before, stay in zip(stays, stays[1:] if self._pace.runs_on else (), strict=False):
             begin = min(place[enter] for enter in before.enters)
             for enter in before.enters:
