@@ -69,15 +69,13 @@ def train(case: Case) -> dict[str, Any]:
     import tensorflow as tf
 
     _limit_gpu(tf, case)
-    if case.policy == "off":
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    else:
+    if case.policy != "off":
         import lms
 
         lms.enable(
             policy=case.policy, recompute=case.recompute, optimizer_state=case.state, variables=case.state
         )
-    if case.policy == "off":
+    else:
         _claim_pool(tf, case)
     tf.keras.utils.set_random_seed(1)
     entry = ZOOS[case.zoo][case.model]

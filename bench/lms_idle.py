@@ -68,8 +68,6 @@ def train(model: str, *, with_lms: bool, steps: int) -> dict[str, float]:
         import lms
 
         lms.enable(policy="auto")
-    else:
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     enable_s = time.perf_counter() - began
     make = deep_step(tf, DEEP[model]) if model in DEEP else keras_step(tf, model)
     step, arguments = make()
