@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = Path(__file__).with_name("base_job.py")
+JOB = Path(__file__).with_name("memory_job.py")
 
 pytestmark = pytest.mark.tensorflow
 

@@ -1,6 +1,6 @@
 """What lies on the device before a step, as planned and as counted; prints JSON.
 
-python base_job.py shared|raced|trained
+python memory_job.py shared|raced|trained
 """
 
 import json
@@ -15,7 +15,7 @@ os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.device import variable_memory  # noqa: E402
+from lms.variables import memory  # noqa: E402
 from lms.variables.memory import address_of, give_own_memory  # noqa: E402
 
 KIB = 1 << 10
@@ -69,8 +69,8 @@ def raced() -> dict[str, Any]:
         return run
 
     between = types.SimpleNamespace(**{name: interrupted(name) for name in dir(tf.raw_ops) if name[0] != "_"})
-    variable_memory.tf = types.SimpleNamespace(**{**vars(tf), "raw_ops": between})  # type: ignore[attr-defined]
-    variable_memory._copied_bytes(changed.handle)
+    memory.tf = types.SimpleNamespace(**{**vars(tf), "raw_ops": between})  # type: ignore[attr-defined]
+    memory._copied_bytes(changed.handle)
     return {"interruptions": len(added), "lost": len(added) - float(tf.reduce_max(changed))}
 
 
