@@ -25,7 +25,7 @@ from lms.planner.segments import plan_segments
 from lms.profiling.store import Profiles
 from lms.reader.node_table import ENTERS, ROOT, NodeTable
 from lms.reader.shapes import complete_shapes
-from lms.reader.step_reader import constant_bytes, most_bytes, read_step, size_of
+from lms.reader.step_reader import constant_bytes, most_bytes, read_step
 from lms.rewriter.decision import write_decision
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
@@ -33,7 +33,7 @@ from lms.rewriter.streaming import IN_LOOP, Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
 from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
-from lms.variables.handles import value_shape, value_type, variable_handles
+from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 from lms.variables.memory import give_own_memory
 from lms.variables.on_host import HostVariables
 
@@ -134,7 +134,8 @@ class Counting:
         assert work.table is not None  # noqa: S101 - Parsing went before
         inputs = work.task.inputs
         if self._host.is_on:
-            self._host.settle(inputs, set(_arguments(work.table, work.streamed.handles)))
+            streamed = set(_arguments(work.table, work.streamed.handles))
+            self._host.settle(inputs, streamed, work.place.holds)
         pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
         in_use, _ = work.device.memory() or (0, 0)
         exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
@@ -191,7 +192,11 @@ class Streaming:
         item, config = work.task.request.item, work.task.config
         known = variables_known(work.table, work.task.inputs)
         if work.frame != ROOT:
-            large = sum((size_of(one) or 0) >= max(1, config.min_tensor_bytes) for one in known.values())
+            large = sum(
+                static_bytes(value_shape(handle), value_type(handle)) >= max(1, config.min_tensor_bytes)
+                for handle in variable_handles(work.task.inputs)
+                if work.place.holds(handle.device)
+            )
             return replace(work, streamed=Streamed(stay={IN_LOOP: large} if large else {}))
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(work.graph_def)
@@ -374,10 +379,13 @@ def is_edited(graph_def: Any) -> bool:
     return any(MARK_ATTR in node.attr for node in graph_def.node)
 
 
+ONLY_READ = frozenset({"LmsGetHostValue", "ReadVariableOp"})
+
+
 def _changed_arguments(table: NodeTable) -> Iterator[int]:
     """Yield the numbers of the arguments that a graph does more with than read them."""
     for node, op_type in enumerate(table.types):
-        if op_type == "_Arg" and any(one != "ReadVariableOp" for one in _uses(table, node)):
+        if op_type == "_Arg" and not ONLY_READ.issuperset(_uses(table, node)):
             yield table.nodes[node].attr["index"].i
 
 

@@ -105,7 +105,8 @@ class Rescue:
         if attempt is None or self.refusal:
             return False
         for handle, value in attempt.values.values():
-            before = tf.constant(value, value_type(handle))
+            with tf.device("CPU:0"):
+                before = tf.constant(value, value_type(handle))
             if self._host.holds(handle):
                 self._host.put(handle, before)
             else:

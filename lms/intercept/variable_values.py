@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 
+from lms.variables.handles import value_shape, value_type
 from lms.variables.on_host import HostVariables
 
 
@@ -40,7 +41,11 @@ class VariableValues:
 
         def assign_variable_op(resource: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
             if watch._is_kept(resource):
-                return watch._host.put(resource, tf.convert_to_tensor(value))
+                with tf.device("CPU:0"):
+                    made = tf.convert_to_tensor(value)
+                fits = value_shape(resource).is_compatible_with(made.shape)
+                if fits and made.dtype == value_type(resource):
+                    return watch._host.put(resource, made)
             return watch._assign(resource, value, *args, **kwargs)
 
         def init_from_args(variable: Any, **given: Any) -> None:

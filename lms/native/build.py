@@ -40,7 +40,7 @@ class Language:
     """What a compiler brings."""
 
 
-CPLUSPLUS = Language("C++", ("g++", "c++", "clang++"), (), "install one for the fast transport")
+CPLUSPLUS = Language("C++", ("g++", "c++", "clang++"), (), "install one")
 C = Language(
     "C",
     ("cc", "gcc", "clang", "g++"),

@@ -2,8 +2,8 @@
 //
 // LmsSetHostValue makes a tensor of host memory the variable's value, without a copy where that memory is pinned.
 // LmsGetHostValue returns the value there, again without a copy, or copies it from the device. The variable itself stays
-// the device's: TensorFlow's own ops read it through the driver, which maps pinned memory into the GPU's addresses, and
-// an assignment gives it device memory again.
+// the device's: TensorFlow's own ops read it, and update it in place, through the driver, which maps pinned memory into
+// the GPU's addresses. AssignVariableOp gives it device memory again.
 //
 // TensorFlow's C API has no door to a variable's buffer, so this takes the C++ headers. It is a library of its own,
 // compiled when variables are to lie in host memory: no other training waits for it.
@@ -51,6 +51,9 @@ class SetHostValueOp : public OpKernel {
  public:
   explicit SetHostValueOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(dtype_),
+                tensorflow::errors::Unimplemented("values of type ", tensorflow::DataTypeString(dtype_),
+                                                  " cannot lie in pinned memory"));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -68,9 +71,21 @@ class SetHostValueOp : public OpKernel {
                      *made = new Var(dtype_);
                      return absl::OkStatus();
                    }));
-    tensorflow::mutex_lock lock(*variable->mu());
-    *variable->tensor() = std::move(value);
-    variable->is_initialized = true;
+    Tensor old;
+    {
+      tensorflow::mutex_lock lock(*variable->mu());
+      OP_REQUIRES(context, !variable->is_initialized || variable->tensor()->dtype() == dtype_,
+                  tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type"));
+      old = std::move(*variable->tensor());
+      *variable->tensor() = std::move(value);
+      variable->is_initialized = true;
+    }
+    // A kernel that was launched may still read the old value, and unlike the device's memory, pinned memory is not given
+    // out again in the order of the stream. A device that cannot tell runs each kernel at once.
+    auto* there = context->op_device_context();
+    if (there != nullptr && old.IsInitialized()) {
+      there->ThenExecute(static_cast<tensorflow::Device*>(context->device()), there->stream(), [old] {}).IgnoreError();
+    }
   }
 
  private:
@@ -86,14 +101,16 @@ class GetHostValueOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     tensorflow::core::RefCountPtr<Var> variable;
     const auto& handle = tensorflow::HandleFromInput(context, 0);
-    auto found = tensorflow::LookupResource(context, handle, &variable);
-    OP_REQUIRES_ASYNC(context, found.ok() && variable->is_initialized,
-                      tensorflow::errors::FailedPrecondition("the variable ", handle.name(), " has no value yet"), done);
+    OP_REQUIRES_OK_ASYNC(context, tensorflow::LookupResource(context, handle, &variable), done);
     Tensor value;
+    bool is_initialized = false;
     {
       tensorflow::tf_shared_lock lock(*variable->mu());
+      is_initialized = variable->is_initialized;
       value = *variable->tensor();
     }
+    OP_REQUIRES_ASYNC(context, is_initialized,
+                      tensorflow::errors::FailedPrecondition("the variable ", handle.name(), " has no value yet"), done);
     OP_REQUIRES_ASYNC(context, value.dtype() == dtype_,
                       tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type"), done);
     if (IsPinned(value, context) || value.NumElements() == 0) {

@@ -107,6 +107,8 @@ class _Variable:
     late: list[int]
     """Reads for an update, or behind one."""
     updates: list[int]
+    in_place: list[int] = field(default_factory=list)
+    """Ops that read the variable where it lies, before its update."""
     gates: list[int] = field(default_factory=list)
 
     @property
@@ -250,6 +252,8 @@ class _Finder:
         late = [read for read in reads if read in self.phase or self._is_behind(read, updates)]
         early = [read for read in reads if read not in late]
         made = _Variable(handle, value, nbytes, early, late, updates)
+        made.in_place = [one for one in users if table.types[one] in READ_IN_PLACE]
+        made.in_place = [one for one in made.in_place if not self._is_behind(one, updates)]
         readers = [reader for read in early for reader, _ in table.readers[read]]
         if any(table.types[one] == "AddN" and len(table.inputs[one]) > 2 for one in readers):
             return SUMMED
@@ -373,6 +377,7 @@ class _Edit:
         dtype = variable.value.dtype
         enter = self._add(f"{base}/enter", STREAM_ENTER)
         write_variable_op(self.added[enter], ASSIGN, [handle, back], dtype, device)
+        self._wait(enter, (table.names[one] for one in variable.in_place))
         users = [table.names[one] for one in (*variable.updates, *variable.late)]
         for user in users:
             self._wait(user, [enter])

@@ -4,16 +4,17 @@ Whoever reads such a variable between steps (a checkpoint, ``save``, ``get_weigh
 reads host memory; nothing else of the variable differs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lms.errors import BuildError, PlaceError
+from lms.errors import BuildError, PlaceError, StoreError
 from lms.native.build import HOST_VALUES
 from lms.native.library import load_library
 from lms.transports.base import Transport
-from lms.transports.device import DeviceTransport
+from lms.transports.device import POOL, DeviceTransport
 from lms.transports.host import HostTransport
 from lms.variables.handles import value_type
 from lms.variables.memory import address_of
@@ -31,10 +32,10 @@ class HostValues(Protocol):
         """Copy a value to host memory and make that the variable's."""
 
     def send(self, handle: Any) -> bool:
-        """Move a variable's value to host memory; tell whether it was copied.
+        """Move a variable's value to host memory; tell whether it may have been copied.
 
         Raises:
-            FailedPreconditionError: If the variable has no value yet.
+            FailedPreconditionError: If the variable has no value yet; ``NotFoundError`` if it is not made.
         """
 
     def fetch(self, handle: Any) -> None:
@@ -50,7 +51,7 @@ class HostValues(Protocol):
 class StoreValues:
     """Keeps the values of the CPU device's variables in the store of the host transport.
 
-    Such a variable may hold a buffer that is not of the device's allocator.
+    No op of ours is needed: TensorFlow lets such a variable hold a buffer that its allocator has not made.
     """
 
     def __init__(self, store: HostTransport) -> None:
@@ -110,14 +111,14 @@ class PinnedValues:
 
     def put(self, handle: Any, value: Any) -> None:
         """Copy a value to pinned memory and make that the variable's."""
-        with tf.device(handle.device):
+        with tf.device(handle.device), _explained():
             self._ops.lms_set_host_value(resource=handle, value=value)
 
     def send(self, handle: Any) -> bool:
         """Move a variable's value to pinned memory; whether it lay there is not told."""
-        with tf.device(handle.device):
+        with tf.device(handle.device), _explained():
             value = self._ops.lms_get_host_value(resource=handle, dtype=value_type(handle))
-        self.put(handle, value)
+            self._ops.lms_set_host_value(resource=handle, value=value)
         return True
 
     def fetch(self, handle: Any) -> None:
@@ -155,6 +156,18 @@ def write_variable_op(node: Any, op_type: str, inputs: list[str], dtype: int, de
     node.attr["dtype"].type = dtype
     if op_type == ASSIGN:
         node.attr["validate_shape"].b = False
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do when TensorFlow's pool of pinned memory is full."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise StoreError(
+            f"TensorFlow's pool of pinned host memory has no room for a variable; raise {POOL} (MiB) as far "
+            "as the host has memory, or set optimizer_state or variables to 'device'"
+        ) from error
 
 
 def _read(handle: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from lms.errors import PlaceError
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 from lms.variables.host_values import HostValues, PinnedValues
 
-NEEDS = "{} is 'host' and transport is {!r}; needed {}; or set it to 'device'"
+NEEDS = "{0} is 'host' and {1}; needed {2}; or set {0} to 'device'"
 
 
 def require_host_variables(config: LMSConfig, environ: Mapping[str, str]) -> None:
@@ -24,12 +25,13 @@ def require_host_variables(config: LMSConfig, environ: Mapping[str, str]) -> Non
     if not asked:
         return
     kind = "file" if config.transport == "auto" and config.store_dir else config.transport
+    used = f"transport is {kind!r}" if kind == config.transport else "store_dir (LMS_STORE) is set"
     if tf.config.get_visible_devices("GPU"):
         if kind not in ("auto", "device"):
-            raise PlaceError(NEEDS.format(asked[0], kind, "'device' where a GPU is visible"))
+            raise PlaceError(NEEDS.format(asked[0], used, "transport 'device' where a GPU is visible"))
         PinnedValues(environ)
     elif kind not in ("auto", "host", "file"):
-        raise PlaceError(NEEDS.format(asked[0], kind, "'host' or 'file' on the CPU device"))
+        raise PlaceError(NEEDS.format(asked[0], used, "transport 'host' or 'file' on the CPU device"))
 
 
 class HostVariables:
@@ -68,35 +70,39 @@ class HostVariables:
 
     def put(self, handle: Any, value: Any) -> None:
         """Give a variable a value in host memory, and remember that it lies there."""
-        self._remember(handle)
-        self.sent += 1
         self.values().put(handle, value)
+        self.sent += 1
+        self._remember(handle)
 
-    def settle(self, inputs: Sequence[Any], streamed: Collection[int]) -> None:
+    def settle(
+        self, inputs: Sequence[Any], streamed: Collection[int], is_planned: Callable[[str], bool]
+    ) -> None:
         """Move the values of a step's variables to where the step takes them from.
 
         Args:
             inputs: What the step's function is called with.
             streamed: The numbers of those inputs whose values lie in host memory between steps.
+            is_planned: Whether the step's plan is for the device of this name; another has one of its own.
         """
         for number, one in enumerate(inputs):
             for handle in variable_handles([one]):
                 if number in streamed:
                     self.send(handle)
-                elif self.holds(handle):
+                elif self.holds(handle) and is_planned(handle.device):
                     self._fetch(handle)
 
     def send(self, handle: Any) -> None:
         """Move a variable's value to host memory, unless it lies there or is not made yet."""
         try:
             self.sent += self.values().send(handle)
-        except tf.errors.FailedPreconditionError:
+        except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
             return
         self._remember(handle)
 
     def _fetch(self, handle: Any) -> None:
-        self._held.pop(id(handle), None)
-        self.values().fetch(handle)
+        with suppress(tf.errors.ResourceExhaustedError):  # without room it is used where it lies
+            self.values().fetch(handle)
+            self._held.pop(id(handle), None)
 
     def _remember(self, handle: Any) -> None:
         key = id(handle)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = str(ROOT / "tests/lms/bits/host_state_job.py")
 PARAMETERS = str(Path(__file__).with_name("parameters_job.py"))
 LIMIT_MB = 21
+MIB = 1 << 20
 
 
 def train(keras: str, *asked: str, **environ: str) -> Any:
@@ -47,10 +48,29 @@ def test_the_bits_are_the_same_on_two_devices_and_in_loops(way: str) -> None:
     )
     assert plain["bits"] == state["bits"] == host["bits"]
     if way in ("mirrored", "second"):
-        assert host["left"] < state["left"] < 0.7 * plain["left"]
+        assert host["left"] < MIB < state["left"] < 0.7 * plain["left"]
     else:
         (said,) = host["warnings"]
         assert "cannot lie on the host: used in a loop or by a function that is called" in said
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    script = (
+        "import json, os, numpy, lms, tensorflow as tf\n"
+        "from lms.native.build import HOST_VALUES\n"
+        "from lms.native.library import load_library\n"
+        "lms.enable(optimizer_state='host', min_tensor_bytes=4096)\n"
+        "variable = tf.Variable(tf.ones((64, 64)), trainable=False)\n"
+        "give = load_library(HOST_VALUES, os.environ).ops.lms_set_host_value\n"
+        "said = ''\n"
+        "try: give(resource=variable.handle, value=numpy.zeros((64, 64)))\n"
+        "except tf.errors.InvalidArgumentError as error: said = str(error)\n"
+        "device = tf.config.experimental.get_memory_info('GPU:0')['current']\n"
+        "print(json.dumps([said, float(variable.numpy().sum()), device]))"
+    )
+    said, total, device = stand_in.run(["-c", script], {}).found
+    assert "is of another type" in said
+    assert total == 64 * 64 and device < 64 * 64 * 4
 
 
 def test_other_transports_are_refused_in_one_line() -> None:
@@ -61,4 +81,4 @@ def test_other_transports_are_refused_in_one_line() -> None:
     )
     name, text = stand_in.run(["-c", script], {}).found
     assert name == "PlaceError" and "\n" not in text
-    assert text.startswith("optimizer_state is 'host' and transport is 'host'; needed 'device'")
+    assert text.startswith("optimizer_state is 'host' and transport is 'host'; needed transport 'device'")
