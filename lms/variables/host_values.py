@@ -6,6 +6,7 @@ reads host memory; nothing else of the variable differs.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -100,10 +101,7 @@ class PinnedValues:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        try:
-            self._ops = load_library(HOST_VALUES, environ).ops
-        except BuildError as error:
-            raise PlaceError(f"variables of a GPU cannot lie on the host: {error}") from error
+        self._ops = load_ops(HOST_VALUES, environ)
 
     def takes(self, handle: Any) -> bool:
         """Tell whether a variable is a GPU's."""
@@ -147,6 +145,18 @@ def host_values(transport: Transport, environ: Mapping[str, str]) -> HostValues:
     if isinstance(transport, DeviceTransport):
         return PinnedValues(environ)
     raise PlaceError(f"variables cannot lie on the host: {transport.note or transport.name}")
+
+
+def load_ops(source: Path, environ: Mapping[str, str]) -> Any:
+    """Return the ops of a source file that values in host memory take.
+
+    Raises:
+        PlaceError: If they cannot be compiled or loaded.
+    """
+    try:
+        return load_library(source, environ).ops
+    except BuildError as error:
+        raise PlaceError(f"variables cannot lie on the host: {error}") from error
 
 
 def write_variable_op(node: Any, op_type: str, inputs: list[str], dtype: int, device: str) -> None:

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from lms.config import LMSConfig
 from lms.errors import PlaceError
+from lms.native.build import HOST_STORE, HOST_VALUES
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
-from lms.variables.host_values import HostValues, PinnedValues
+from lms.variables.host_values import HostValues, load_ops
 
 NEEDS = "{0} is 'host' and {1}; needed {2}; or set {0} to 'device'"
 
@@ -29,9 +30,11 @@ def require_host_variables(config: LMSConfig, environ: Mapping[str, str]) -> Non
     if tf.config.get_visible_devices("GPU"):
         if kind not in ("auto", "device"):
             raise PlaceError(NEEDS.format(asked[0], used, "transport 'device' where a GPU is visible"))
-        PinnedValues(environ)
-    elif kind not in ("auto", "host", "file"):
+        load_ops(HOST_VALUES, environ)
+        return
+    if kind not in ("auto", "host", "file"):
         raise PlaceError(NEEDS.format(asked[0], used, "transport 'host' or 'file' on the CPU device"))
+    load_ops(HOST_STORE, environ)
 
 
 class HostVariables:
