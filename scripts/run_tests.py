@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST, BUT = "lms", "bits"
-"""The folder of ``tests/`` that the first process runs, and the folder in it that the second does."""
+FIRST, BUT, BESIDE = "lms", "bits", "gpu"
+"""The folder of ``tests/`` that the first process runs, the folder in it that the second does, and another
+folder for the first."""
 LEAST_CPUS, LEAST_BYTES = 2, 6 << 30
 INTERRUPTED = 2
 """The exit code of a pytest that was interrupted."""
@@ -26,8 +27,8 @@ INTERRUPTED = 2
 def shards(tests: Path) -> tuple[list[str], list[str]]:
     """Share the folders and files of tests out to the two processes."""
     first = [path for path in _homes(tests / FIRST) if path.name != BUT]
-    second = [path for path in _homes(tests) if path.name != FIRST]
-    return [str(path) for path in first], [str(path) for path in (*second, tests / FIRST / BUT)]
+    second = [path for path in _homes(tests) if path.name not in (FIRST, BESIDE)]
+    return [*map(str, first), str(tests / BESIDE)], [str(path) for path in (*second, tests / FIRST / BUT)]
 
 
 def _homes(folder: Path) -> list[Path]:
