@@ -51,7 +51,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What its figures are kept under."""
+        """Return the key under which its figures are kept."""
         if self.retry:
             return f"retry {self.retry}"
         how = "real" if self.real else "model"
