@@ -176,7 +176,8 @@ CONTRACTIONS = ("Conv", "MatMul", "Einsum")
 """Parts of the types of ops whose arithmetic outweighs their bytes."""
 
 
-_BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
+BACKWARD_SCOPE = re.compile(r"(^|/)gradient(s|_tape)(_\d+)?/")
+"""The scope of gradients in the name of an op; the scope of what they are gradients of follows."""
 _BACKWARD_TYPE = re.compile(r"(Grad|GradV\d+|Backprop(?!Input)\w*)$")
 """Not the gradient to a convolution's input: a transposed convolution of the forward pass is one too."""
 
@@ -186,9 +187,10 @@ def is_backward(name: str, op_type: str) -> bool:
 
     ``StopGradient`` does not, nor does whatever else a user calls a gradient.
     """
-    return _is_backward_type(op_type) or ("gradient" in name and bool(_BACKWARD_SCOPE.search(name)))
+    return is_backward_type(op_type) or ("gradient" in name and bool(BACKWARD_SCOPE.search(name)))
 
 
 @cache
-def _is_backward_type(op_type: str) -> bool:
+def is_backward_type(op_type: str) -> bool:
+    """Tell whether ops of this type compute a gradient."""
     return bool(_BACKWARD_TYPE.search(op_type))

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lms.config import DEFAULTS, FIRST_RULES, LMSConfig
-from lms.ir.graph import Graph
-from lms.ir.op_traits import is_backward
+from lms.ir.backward import backward_ops
 from lms.schedule.schedule import Schedule, Trip
 
 
@@ -151,17 +150,3 @@ class _Matching:
             if matching:
                 return max(matching)
         return None
-
-
-def backward_ops(graph: Graph) -> frozenset[int]:
-    """Find the ops of the backward pass: gradient ops by name or type, and what depends on them.
-
-    An op that waits for no other is left out: a constant of both passes has the name of either.
-    """
-    backward: set[int] = set()
-    for op in graph.ops:
-        before = graph.predecessors[op.id]
-        is_named = op.id in graph.backward or is_backward(op.name, op.type)
-        if before and (is_named or not backward.isdisjoint(before)):
-            backward.add(op.id)
-    return frozenset(backward)

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from lms.ir.backward import backward_ops
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.liveness import Buffers
 from lms.ir.op_traits import AGAIN, CHEAP, REPEATABLE_TYPES
-from lms.planner.policy_threshold import backward_ops
 from lms.schedule.op_order import early_ops, floating_ops
 
 REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})

@@ -81,6 +81,7 @@ def planned() -> dict[str, Any]:
     return {
         "transport": report.transport,
         "tensors": latest.tensors,
+        "recomputed": latest.recomputed.tensors if latest.recomputed else 0,
         "peak_before": latest.peak_before_bytes,
         "planned": latest.planned_peak_bytes,
         "retries": report.retries,
@@ -101,13 +102,11 @@ def with_lms(train: Callable[[], dict[str, Any]], **options: Any) -> dict[str, A
 
 
 def bits() -> Any:
-    """Both layouts, with and without TensorFlow's layout optimizer, with and without LMS."""
+    """Both layouts, with and without TensorFlow's layout optimizer: with and without LMS."""
     found = {}
     for first in (False, True):
         for turned in (True, False):
-            tf.config.optimizer.set_experimental_options(
-                {"layout_optimizer": turned, "arithmetic_optimization": False}
-            )
+            tf.config.optimizer.set_experimental_options({"layout_optimizer": turned})
             tf.keras.utils.set_random_seed(1)
 
             def train(first: bool = first) -> dict[str, Any]:
@@ -124,7 +123,6 @@ def ways() -> Any:
     def train() -> dict[str, Any]:
         return trained(network(), data())
 
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     found = {"off": train()}
     for transport in ("auto", "host", "numpy"):
         found[transport] = with_lms(train, policy="all", transport=transport)
@@ -135,9 +133,10 @@ def ways() -> Any:
 def narrow() -> Any:
     """A step that needs a third more than the limit."""
     limit(int(sys.argv[2]))
+    options: dict[str, Any] = {"recompute": sys.argv[3]} if len(sys.argv) > 3 else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LMSWarning)
-        return with_lms(lambda: trained(network(blocks=4), data(batch=96)), policy="auto")
+        return with_lms(lambda: trained(network(blocks=4), data(batch=96)), policy="auto", **options)
 
 
 def devices() -> Any:
@@ -178,7 +177,6 @@ def devices() -> Any:
         with tf.distribute.MirroredStrategy().scope():
             return trained(network(), data(batch=64))
 
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.utils.set_random_seed(1)
     found = {"off": both(), "on": with_lms(both, policy="all")}
     budgets = [line.split()[1] for line in found["on"]["text"].splitlines() if "least possible" in line]
@@ -221,7 +219,6 @@ def session() -> Any:
                 run.run(update, feed)
             return {"bits": bits_of(run.run(v1.trainable_variables()))}
 
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     return {"off": train(), "on": with_lms(train, policy="all")}
 
 
@@ -229,7 +226,6 @@ def half() -> Any:
     """Mixed precision, and memory that grows."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
 
     def train() -> dict[str, Any]:

@@ -55,6 +55,14 @@ def test_a_step_trains_within_a_limit_as_planned() -> None:
     assert abs(narrow["peak"] - narrow["planned"]) < 0.03 * narrow["planned"]
 
 
+def test_repeated_ops_change_no_bit_where_tensorflow_has_turned_the_layout() -> None:
+    """TensorFlow shares transposes between a convolution and its gradient, under the name of the gradient."""
+    repeated = found("narrow", "22", "only")
+    assert repeated["recomputed"] > 5 and repeated["tensors"] == 0
+    assert repeated["bits"] == found("plain")["bits"]
+    assert repeated["peak"] <= 22 * MIB < found("plain")["peak"]
+
+
 def test_each_gpu_of_a_process_has_its_own_plan_and_limit() -> None:
     """The stand-in has no NCCL: the mirrored strategy reduces on the host."""
     seen = found("devices", SIMGPU_DEVICES="2")
