@@ -5,6 +5,7 @@
 The functions below are the cases.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -166,6 +167,8 @@ def devices() -> Any:
                     for weight, slope in zip(weights[number], slopes, strict=True):
                         weight.assign_sub(0.1 * slope)
 
+        del values
+        gc.collect()  # what the training before has left lies in cycles
         for number in (0, 1):
             tf.config.experimental.reset_memory_stats(f"GPU:{number}")
         for _ in range(3):
