@@ -142,9 +142,9 @@ class LMSConfig:
     budget_bytes: int | None = _option(None, "device bytes one step may use (policy budget)", low=1)
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
     recompute: Recompute = _option(
-        "off",
-        "auto: tensors that are cheaper to make again than to move are recomputed in the backward pass; "
-        "off: only swap; only: recompute and swap nothing; not with policy threshold",
+        "auto",
+        "auto: tensors that are cheaper to make again than to move are recomputed in the backward pass "
+        "(not with policy threshold); off: only swap; only: recompute and swap nothing",
     )
     optimizer_state: Residence = _option(
         "device",

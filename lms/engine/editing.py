@@ -172,14 +172,14 @@ class Editing:
 
     def _planned(self, work: Work) -> Work:
         """Plan a frame; where variables stream ahead of their use and that lacks room, again less so."""
-        may_repeat = work.task.config.recompute == "auto"
-        graph = work.graph_def.SerializeToString() if may_repeat else b""  # writing spoils it
         made = run_passes(self._passes.plan, work)
         for pace in PACES[1:]:
             if not (made.streamed.nodes and _lacks_room(made)):
                 break
             other = run_passes(self._passes.plan, replace(work, pace=pace))
             made = min(made, other, key=_excess)
+        repeats = made.decision is not None and made.decision.recomputation is not None
+        graph = work.graph_def.SerializeToString() if repeats else b""  # writing spoils it
         return written(self._passes.write, made, lambda error: self._without_repeats(work, graph, error))
 
     def _without_repeats(self, work: Work, graph: bytes, error: RewriteError) -> Work:

@@ -2,7 +2,8 @@
 
 Swaps that hide behind compute cost nothing, so a step is first planned with swaps alone. Where compute would
 wait for the link, or where swaps do not free enough, tensors are recomputed in place of being kept or moved
-(:mod:`lms.planner.recomputation`). Which ones is searched in four ways:
+(:mod:`lms.planner.recomputation`). Policy ``all`` asks for the least memory, which swaps need: there tensors
+are recomputed only where the host or the device has no room for that. Which ones is searched in four ways:
 
 1. Of the tensors that are swapped those whose ops take less time than their copies, the least time a byte
    first, until no copy is waited for; then the swaps are planned again. (Peng et al., "Capuchin:
@@ -79,8 +80,11 @@ def decide(
     swapped = plan_swaps(graph, config, device_type, limit_bytes, costs)
     if config.recompute == "off" or config.policy == "threshold":
         return swapped
-    fits = swapped.plan.is_empty and swapped.plan.feasible
-    if config.policy != "all" and (fits or _is_good(swapped, limit_bytes)):
+    if config.policy == "all":
+        needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
+    else:
+        needs_none = (swapped.plan.is_empty and swapped.plan.feasible) or _is_good(swapped, limit_bytes)
+    if needs_none:
         return swapped
     found = [swapped]
     before = swapped.case.peak_before_bytes
@@ -133,6 +137,14 @@ def plan_recomputed(
         sum(seconds[op] for op in made.repeated),
     )
     return replace(decided, plan=replace(decided.plan, recomputed=recomputed), recomputation=made)
+
+
+def _fits(decided: Decision, limit_bytes: int | None) -> bool:
+    """Tell whether the device and the host have room for a plan."""
+    is_larger = limit_bytes is not None and decided.peak_bytes > limit_bytes
+    return (
+        decided.plan.feasible and not is_larger and not decided.case.costs.host_lacks(decided.plan.bytes_out)
+    )
 
 
 def _is_good(decided: Decision, limit_bytes: int | None) -> bool:

@@ -305,7 +305,7 @@ def _policies(planned: Planned, config: LMSConfig | None) -> dict[str, Any]:
             for share in SHARES
         ),
         ("threshold", replace(plain, policy="threshold")),
-        ("all, recompute auto", replace(plain, policy="all", recompute="auto")),
+        ("recompute only", replace(plain, policy="all", recompute="only")),
     ]
     left: list[str] = []
     for name, wish in wishes:
