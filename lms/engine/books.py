@@ -15,7 +15,7 @@ from lms.ir.swap_plan import SwapPlan
 from lms.reader.node_table import ROOT
 from lms.reader.shape_names import shapes_of
 from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
-from lms.rewriter.streaming import SMALL
+from lms.rewriter.streamable import SMALL
 
 logger = logging.getLogger("lms")
 

@@ -15,7 +15,6 @@ from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
 from lms.reader.step_reader import step_frames
-from lms.rewriter.streaming import PACES
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
-
-MUCH = 0.25
-"""A plan that moves more than this share of the bytes of streamed variables is made again with fewer of them
-on the device at once."""
 
 KEPT_EDITS = 4
 """The number of edits that are kept for other functions with the same graph: a model compiled again."""
@@ -171,13 +166,8 @@ class Editing:
         return works
 
     def _planned(self, work: Work) -> Work:
-        """Plan a frame; where variables stream ahead of their use and that lacks room, again less so."""
+        """Plan a frame, and write the plan."""
         made = run_passes(self._passes.plan, work)
-        for pace in PACES[1:]:
-            if not (made.streamed.nodes and _lacks_room(made)):
-                break
-            other = run_passes(self._passes.plan, replace(work, pace=pace))
-            made = min(made, other, key=_excess)
         repeats = made.decision is not None and made.decision.recomputation is not None
         graph = work.graph_def.SerializeToString() if repeats else b""  # writing spoils it
         return written(self._passes.write, made, lambda error: self._without_repeats(work, graph, error))
@@ -205,26 +195,6 @@ def written(passes: Sequence[Pass], work: Work, refused: Callable[[RewriteError]
         if work.task.config.recompute != "auto":
             raise
         return refused(error)
-
-
-def _excess(work: Work) -> tuple[int, int]:
-    """Return the bytes that a plan lacks, and those that it moves beside streamed variables.
-
-    What has been updated is on the device longer than planned, on average half of it: a copy takes its time,
-    while the step goes on.
-    """
-    if work.decision is None:
-        return 0, 0
-    made = work.decision.plan
-    needed = max(made.peak_bytes, work.decision.peak_bytes) + work.streamed.group_bytes // 2
-    allowed = work.limit_bytes if made.budget_bytes is None else made.budget_bytes
-    return max(0, needed - (allowed or needed)), made.bytes_out + made.bytes_in
-
-
-def _lacks_room(work: Work) -> bool:
-    """Tell whether a plan does not fit, or moves much beside what streams."""
-    missing, moved = _excess(work)
-    return bool(missing) or moved > MUCH * work.streamed.bytes_in
 
 
 def _is_used(work: Work) -> bool:

@@ -24,7 +24,7 @@ from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints, complete_shapes
 from lms.reader.step_reader import Place, constant_bytes, read_step, step_frames
-from lms.rewriter.streaming import find_variables
+from lms.rewriter.streamable import find_variables
 from lms.simulate.cost_model import costs_of
 from lms.simulate.devices import GPUS, HERE, USABLE, known_as
 

@@ -29,7 +29,8 @@ from lms.reader.step_reader import constant_bytes, most_bytes, read_step
 from lms.rewriter.decision import write_decision
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
-from lms.rewriter.streaming import IN_LOOP, Streamed, stream_variables
+from lms.rewriter.streamable import IN_LOOP
+from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
 from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
@@ -213,7 +214,6 @@ class Streaming:
             self._host.wants,
             config.min_tensor_bytes,
             item.fetches(),
-            work.pace,
         )
         if not streamed.nodes:
             return replace(work, streamed=streamed)

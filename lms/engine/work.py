@@ -16,7 +16,7 @@ from lms.reader.function_bodies import body_peak
 from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints
 from lms.reader.step_reader import Place, Step
-from lms.rewriter.streaming import PACES, Pace, Streamed
+from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 
 
@@ -86,8 +86,6 @@ class Work:
     """The step with a reason at each tensor that the filters keep."""
     unmatched: tuple[Unmatched, ...] = ()
     residents: Residents = field(default_factory=Residents)
-    pace: Pace = PACES[0]
-    """How far copies of streamed variables go ahead of their uses."""
     streamed: Streamed = field(default_factory=Streamed)
     """The variables whose values lie in host memory between steps."""
     decision: Decision | None = None

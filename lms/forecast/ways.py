@@ -17,7 +17,7 @@ from lms.ir.swap_plan import Swap
 from lms.planner.choices import Choice, Choices
 from lms.planner.planner import Case, plan_case
 from lms.planner.recomputation import Recomputation, recompute
-from lms.schedule.op_order import executor_order, with_late
+from lms.schedule.op_order import executor_order
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import Clock, clock
 
@@ -167,7 +167,7 @@ def plain_way(step: TracedStep) -> Way:
 
 
 def _executor_order(case: Case) -> tuple[int, ...]:
-    return with_late(case.graph, executor_order(case.graph), ())
+    return executor_order(case.graph)
 
 
 def swapping_ways(variant: Variant) -> Iterator[Way]:

@@ -46,6 +46,8 @@ class VariableValues:
                 fits = value_shape(resource).is_compatible_with(made.shape)
                 if fits and made.dtype == value_type(resource):
                     return watch._host.put(resource, made)
+            elif watch._may_share(resource, value):
+                return watch._host.own(resource, value)
             return watch._assign(resource, value, *args, **kwargs)
 
         def init_from_args(variable: Any, **given: Any) -> None:
@@ -64,6 +66,13 @@ class VariableValues:
             gen_resource_variable_ops.assign_variable_op = self._assign
             resource_variable_ops.ResourceVariable._init_from_args = self._make
             self._assign = self._make = None
+
+    def _may_share(self, handle: Any, value: Any) -> bool:
+        """Tell whether a value is perhaps that of another variable, in host memory."""
+        if not (tf.executing_eagerly() and hasattr(handle, "numpy") and hasattr(value, "numpy")):
+            return False
+        fits = value_shape(handle).is_compatible_with(value.shape) and value.dtype == value_type(handle)
+        return fits and self._host.may_share(handle)
 
     def _is_kept(self, handle: Any) -> bool:
         """Tell whether a value that eager code gives to a variable belongs in host memory."""

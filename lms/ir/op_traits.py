@@ -92,7 +92,6 @@ STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE = (
 """Types of the ops that bring a variable's value from the host, make it the variable's, read it at last, copy
 it to the host and make that the variable's (:mod:`lms.rewriter.streaming`)."""
 STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
-LEAVING_TYPES = frozenset({STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
 
 CHEAP = "cheaper to make than to move"
 

@@ -1,14 +1,16 @@
-// Two ops that let a variable of a GPU have its value in pinned host memory.
+// Three ops that let a variable of a GPU have its value in pinned host memory.
 //
 // LmsSetHostValue makes a tensor of host memory the variable's value, without a copy where that memory is pinned.
 // LmsGetHostValue returns the value there, again without a copy, or copies it from the device. The variable itself stays
 // the device's: TensorFlow's own ops read it, and update it in place, through the driver, which maps pinned memory into
-// the GPU's addresses. AssignVariableOp gives it device memory again.
+// the GPU's addresses. LmsSetDeviceValue gives it device memory again, which AssignVariableOp would do, too; but that makes
+// pinned memory the variable's where the value lies there, and gives the old value's back while kernels still read it.
 //
 // TensorFlow's C API has no door to a variable's buffer, so this takes the C++ headers. It is a library of its own,
 // compiled when variables are to lie in host memory: no other training waits for it.
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -47,6 +49,36 @@ bool IsPinned(const Tensor& tensor, OpKernelContext* context) {
   return description.allocation_description().allocator_name() == context->device()->GetAllocator(Pinned())->Name();
 }
 
+// Makes a tensor the variable's value.
+absl::Status Replace(OpKernelContext* context, DataType dtype, Tensor value) {
+  tensorflow::core::RefCountPtr<Var> variable;
+  const auto& handle = tensorflow::HandleFromInput(context, 0);
+  auto make = [dtype](Var** made) {
+    *made = new Var(dtype);
+    return absl::OkStatus();
+  };
+  absl::Status status = tensorflow::LookupOrCreateResource<Var>(context, handle, &variable, make);
+  if (!status.ok()) return status;
+  Tensor old;
+  {
+    tensorflow::mutex_lock lock(*variable->mu());
+    if (variable->is_initialized && variable->tensor()->dtype() != dtype) {
+      return tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type");
+    }
+    old = std::move(*variable->tensor());
+    *variable->tensor() = std::move(value);
+    variable->is_initialized = true;
+  }
+  // A kernel that was launched may still read the old value, and unlike the device's memory, pinned memory is not given
+  // out again in the order of the stream. A device that cannot tell runs each kernel at once. The device's own memory goes
+  // back at once: a plan counts on it.
+  auto* there = context->op_device_context();
+  if (there != nullptr && old.IsInitialized() && IsPinned(old, context)) {
+    there->ThenExecute(static_cast<tensorflow::Device*>(context->device()), there->stream(), [old] {}).IgnoreError();
+  }
+  return absl::OkStatus();
+}
+
 class SetHostValueOp : public OpKernel {
  public:
   explicit SetHostValueOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -65,27 +97,34 @@ class SetHostValueOp : public OpKernel {
       std::memcpy(const_cast<char*>(to.data()), from.data(), from.size());
       value = std::move(pinned);
     }
-    tensorflow::core::RefCountPtr<Var> variable;
-    const auto& handle = tensorflow::HandleFromInput(context, 0);
-    OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<Var>(context, handle, &variable, [this](Var** made) {
-                     *made = new Var(dtype_);
-                     return absl::OkStatus();
-                   }));
-    Tensor old;
-    {
-      tensorflow::mutex_lock lock(*variable->mu());
-      OP_REQUIRES(context, !variable->is_initialized || variable->tensor()->dtype() == dtype_,
-                  tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type"));
-      old = std::move(*variable->tensor());
-      *variable->tensor() = std::move(value);
-      variable->is_initialized = true;
+    OP_REQUIRES_OK(context, Replace(context, dtype_, std::move(value)));
+  }
+
+ private:
+  DataType dtype_;
+};
+
+class SetDeviceValueOp : public AsyncOpKernel {
+ public:
+  explicit SetDeviceValueOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    Tensor value = context->input(1);
+    if (!IsPinned(value, context)) {
+      OP_REQUIRES_OK_ASYNC(context, Replace(context, dtype_, std::move(value)), done);
+      done();
+      return;
     }
-    // A kernel that was launched may still read the old value, and unlike the device's memory, pinned memory is not given
-    // out again in the order of the stream. A device that cannot tell runs each kernel at once.
-    auto* there = context->op_device_context();
-    if (there != nullptr && old.IsInitialized()) {
-      there->ThenExecute(static_cast<tensorflow::Device*>(context->device()), there->stream(), [old] {}).IgnoreError();
-    }
+    auto copy = std::make_shared<Tensor>();
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(dtype_, value.shape(), copy.get()), done);
+    auto* device = static_cast<tensorflow::Device*>(context->device());
+    context->op_device_context()->CopyCPUTensorToDevice(
+        &value, device, copy.get(), [this, context, done, value, copy](const absl::Status& status) {
+          context->SetStatus(status.ok() ? Replace(context, dtype_, *copy) : status);
+          done();
+        });
   }
 
  private:
@@ -138,6 +177,12 @@ REGISTER_OP("LmsSetHostValue")
     .Attr("dtype: type")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+REGISTER_OP("LmsSetDeviceValue")
+    .Input("resource: resource")
+    .Input("value: dtype")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 REGISTER_OP("LmsGetHostValue")
     .Input("resource: resource")
     .Output("value: dtype")
@@ -146,6 +191,8 @@ REGISTER_OP("LmsGetHostValue")
     .SetShapeFn(tensorflow::shape_inference::UnknownShape);
 REGISTER_KERNEL_BUILDER(
     Name("LmsSetHostValue").Device(tensorflow::DEVICE_GPU).HostMemory("resource").HostMemory("value"), SetHostValueOp);
+REGISTER_KERNEL_BUILDER(Name("LmsSetDeviceValue").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+                        SetDeviceValueOp);
 REGISTER_KERNEL_BUILDER(
     Name("LmsGetHostValue").Device(tensorflow::DEVICE_GPU).HostMemory("resource").HostMemory("value"), GetHostValueOp);
 

@@ -32,7 +32,6 @@ from lms.planner.planner import Case, plan_case, usable_bytes
 from lms.planner.policy_budget import NO_STALL
 from lms.planner.recomputation import Recomputation, recompute
 from lms.simulate.cost_model import Costs, costs_of
-from lms.simulate.step_time import clock
 
 ROUNDS = 6
 """The most rounds of the first search."""
@@ -167,7 +166,7 @@ def _memory_score(case: Case, made: SwapPlan) -> Score:
 
 
 def _makespan_s(case: Case, made: SwapPlan) -> float:
-    return clock(made.order, made.swaps, case.costs, case.seconds).now_s
+    return case.makespan_s(made)
 
 
 class _Search:

@@ -8,8 +8,7 @@ from lms.config import LMSConfig, levels_named
 from lms.ir.eligibility import UNKNOWN_SIZE, judge
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import LEAVING_TYPES, STREAM_TYPES
-from lms.ir.swap_plan import Rejected, SerialEdge, SwapPlan
+from lms.ir.swap_plan import Rejected, SerialEdge, Swap, SwapPlan
 from lms.planner.policy_budget import NO_STALL, Pace, fit, memory_with, postpone, prefetch
 from lms.planner.policy_least_memory import SHORTEST, plan_all
 from lms.planner.policy_threshold import plan_threshold, rule_of, uses_first_generation
@@ -22,11 +21,11 @@ from lms.schedule.op_order import (
     frugal_order,
     level_edges,
     topological_levels,
-    with_late,
 )
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
-from lms.simulate.step_time import clock
+from lms.simulate.step_time import StreamedCopies, clock
+from lms.simulate.streams import closest, spread, stream_edges, streams_of
 
 NOT_NEEDED, NO_GAP = "not needed to fit", "all its uses are neighbours"
 ONLY_RECOMPUTED = "recompute is 'only'"
@@ -42,6 +41,8 @@ class Case:
 
     buffers: Buffers
     big: frozenset[int]
+    floating: frozenset[int]
+    """Ops that wait for other ranks, and what depends on them."""
     rejected: tuple[Rejected, ...]
     given: Schedule
     """In the order of the graph."""
@@ -56,20 +57,17 @@ class Case:
         """Analyse the graph; of the config only ``min_tensor_bytes`` and ``recompute`` matter."""
         buffers = Buffers.of(graph)
         floating, early = floating_ops(graph), early_ops(graph)
-        streams = frozenset(op.id for op in graph.ops if op.type in STREAM_TYPES)
-        leaving = frozenset(op for op in streams if graph.ops[op].type in LEAVING_TYPES)
-        big = big_ops(buffers, config.min_tensor_bytes, floating | early | streams)
+        big = big_ops(buffers, config.min_tensor_bytes, floating | early | streams_of(graph))
         verdict = judge(buffers, config.min_tensor_bytes, floating, big, early)
         if config.recompute == "only":
             verdict = verdict.without_candidates(ONLY_RECOMPUTED, buffers)
         given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
         orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (
-            Schedule.of(buffers, with_late(graph, order, leaving), big, verdict.candidates)
-            for order in orders
+            Schedule.of(buffers, closest(graph, order), big, verdict.candidates) for order in orders
         )
-        before = buffers.timeline(with_late(graph, executor_order(graph), leaving), ()).peak_bytes
-        return cls(buffers, big, verdict.rejected, given, frugal, before, costs)
+        before = buffers.timeline(closest(graph, executor_order(graph)), ()).peak_bytes
+        return cls(buffers, big, floating, verdict.rejected, given, frugal, before, costs)
 
     @property
     def graph(self) -> Graph:
@@ -84,12 +82,17 @@ class Case:
     @cached_property
     def streams(self) -> bool:
         """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
-        return any(op.type in STREAM_TYPES for op in self.graph.ops)
+        return bool(streams_of(self.graph))
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """The time of each op by id."""
         return self.costs.op_seconds(self.graph)
+
+    def makespan_s(self, made: SwapPlan) -> float:
+        """Return the seconds that a step takes with a plan."""
+        streamed = StreamedCopies.of(self.graph, made.serial_edges) if self.streams else None
+        return clock(made.order, made.swaps, self.costs, self.seconds, streamed).now_s
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -184,7 +187,7 @@ def _overlapped(
             made = _chained("all", case, schedule, moved, budget)
             if made.peak_bytes <= max(plain.peak_bytes, peak):
                 found.append(made)
-    rated = [(clock(made.order, made.swaps, case.costs, case.seconds).now_s, made) for made in found]
+    rated = [(case.makespan_s(made), made) for made in found]
     fast_s = NO_STALL * min(makespan_s for makespan_s, _ in rated)
     return min((one for one in rated if one[0] <= fast_s), key=lambda one: (one[1].peak_bytes, one[0]))[1]
 
@@ -299,7 +302,8 @@ def _chained(
 ) -> SwapPlan:
     """Make the plan that takes the trips and keeps the schedule's chain in order."""
     swaps = schedule.swaps(trips)
-    peak = case.buffers.timeline(schedule.order, swaps).peak_bytes
+    order, edges = _with_streams(case, schedule, swaps, budget)
+    peak = case.buffers.timeline(order, swaps).peak_bytes
     floor, floor_op = case.floor
     chosen = {swap.tensor for swap in swaps}
     idle = tuple(
@@ -309,9 +313,9 @@ def _chained(
     )
     made = SwapPlan(
         policy=policy,
-        order=schedule.order,
+        order=order,
         swaps=swaps,
-        serial_edges=schedule.serial_edges,
+        serial_edges=edges,
         rejected=case.rejected + idle,
         peak_before_bytes=case.peak_before_bytes,
         peak_bytes=peak,
@@ -320,6 +324,21 @@ def _chained(
         budget_bytes=budget,
     )
     return _explained(case, made)
+
+
+def _with_streams(
+    case: Case, schedule: Schedule, swaps: tuple[Swap, ...], budget: int | None
+) -> tuple[tuple[int, ...], tuple[SerialEdge, ...]]:
+    """Return a schedule's order and edges, with variables that stream as far apart as the budget lets them.
+
+    Without a budget they take no more memory than the step does otherwise.
+    """
+    if not case.streams:
+        return schedule.order, schedule.serial_edges
+    buffers, chain, floating = case.buffers, schedule.step.keys(), case.floating
+    allowed = buffers.timeline(schedule.order, swaps).peak_bytes if budget is None else budget
+    order = spread(buffers, schedule.order, chain, floating, swaps, allowed, case.costs, case.seconds)
+    return order, (*schedule.serial_edges, *stream_edges(buffers, order, chain, floating))
 
 
 def _explained(case: Case, made: SwapPlan) -> SwapPlan:

@@ -9,7 +9,7 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers, Timeline, positions, round_up, timeline
 from lms.ir.op_traits import AGAIN
-from lms.ir.swap_plan import Swap
+from lms.ir.swap_plan import SerialEdge, Swap
 from lms.planner.hybrid import decide
 from lms.planner.planner import Case, plan_case
 from lms.report.stats import Planned
@@ -17,7 +17,8 @@ from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
 from lms.simulate.pool_map import map_pool
-from lms.simulate.step_time import NotedClock, Stay, simulate, stays_in_time
+from lms.simulate.step_time import NotedClock, Stay, StreamedCopies, simulate, stays_in_time
+from lms.simulate.streams import closest
 
 MOST_BANDS = 48
 """The tensors that are told by name over time; all others are summed up."""
@@ -46,8 +47,9 @@ def describe_step(planned: Planned, limit_bytes: int | None, config: LMSConfig |
         config: What was asked for; without it no other policies are planned.
     """
     tensors = _Tensors(planned)
-    before = _side(planned.unedited, tuple(executor_order(planned.unedited)), (), planned.costs, tensors)
-    after = _side(planned.graph, planned.plan.order, planned.plan.swaps, planned.costs, tensors)
+    unedited, plan = planned.unedited, planned.plan
+    before = _side(unedited, closest(unedited, executor_order(unedited)), (), (), planned.costs, tensors)
+    after = _side(planned.graph, plan.order, plan.swaps, plan.serial_edges, planned.costs, tensors)
     return {
         "name": planned.name,
         "ops": len(planned.plan.order),
@@ -128,11 +130,16 @@ def _short(seconds: float) -> float:
 
 
 def _side(
-    graph: Graph, order: tuple[int, ...], swaps: tuple[Swap, ...], costs: Costs, tensors: _Tensors
+    graph: Graph,
+    order: tuple[int, ...],
+    swaps: tuple[Swap, ...],
+    edges: tuple[SerialEdge, ...],
+    costs: Costs,
+    tensors: _Tensors,
 ) -> dict[str, Any]:
     """Describe the memory of a step over time, with or without its swaps."""
     buffers, seconds = Buffers.of(graph), costs.op_seconds(graph)
-    clock = NotedClock(positions(order), swaps, costs)
+    clock = NotedClock(positions(order), swaps, costs, StreamedCopies.of(graph, edges))
     clock.pass_ops(order, seconds)
     stays = [*stays_in_time(timeline(buffers, order, swaps), clock), *_scratch(graph, order, clock)]
     by_worth = sorted(stays, key=lambda stay: -stay.nbytes * (stay.end_s - stay.begin_s))
@@ -285,7 +292,8 @@ def _pool(planned: Planned, limit_bytes: int | None, tensors: _Tensors) -> dict[
 
 def _policies(planned: Planned, config: LMSConfig | None) -> dict[str, Any]:
     """Plan the step with other policies: the memory and the time that each needs."""
-    here = simulate(Buffers.of(planned.graph), planned.plan.order, planned.plan.swaps, planned.costs)
+    plan = planned.plan
+    here = simulate(Buffers.of(planned.graph), plan.order, plan.swaps, planned.costs, edges=plan.serial_edges)
     base, peak = planned.base_bytes, planned.plan.peak_bytes
     known: list[list[Any]] = [["this plan", base + peak, _short(here.makespan_s), True]]
     if config is None or len(planned.unedited.ops) > MOST_OPS:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from lms.errors import LMSError
 from lms.ir.graph import Graph, Op, Use
 from lms.ir.liveness import positions
+from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT
 from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import Source
@@ -24,8 +25,8 @@ from lms.transports.base import Transport, host_beside, write_copy
 MARK = "lms"
 """A part of the name of every added node."""
 
-OUT = b"swap_out"
-"""The mark of a copy to the host."""
+FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, STREAM_OUT))
+"""The marks of copies to the host, and of all that streams a variable."""
 
 FLOATS = frozenset(
     dtype.as_datatype_enum
@@ -90,12 +91,12 @@ def write_plan(
 
 
 def put_copies_first(graph_def: Any) -> None:
-    """Put the copies of swapped tensors to the host in front, once nobody needs a node's place any more.
+    """Put copies to the host, and those of variables, in front, once nobody needs a node's place any more.
 
     An executor launches the readers of a tensor in the order in which they stand in the graph. A copy waits
     for all kernels that were launched before it: behind the next one it would begin only when that is done.
     """
-    graph_def.node.sort(key=lambda node: MARK_ATTR not in node.attr or node.attr[MARK_ATTR].s != OUT)
+    graph_def.node.sort(key=lambda node: MARK_ATTR not in node.attr or node.attr[MARK_ATTR].s not in FIRST)
 
 
 def require_forward(graph: Graph, plan: SwapPlan) -> None:

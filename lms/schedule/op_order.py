@@ -66,30 +66,6 @@ def early_ops(graph: Graph) -> frozenset[int]:
     return frozenset(early)
 
 
-def with_late(graph: Graph, order: Sequence[int], late: Collection[int]) -> tuple[int, ...]:
-    """Return ``order`` with the ops in ``late`` as late as what waits for them allows.
-
-    Copies to the host run beside other ops: that is the worst case for what they hold.
-    """
-    if not late:
-        return tuple(order)
-    placed: list[int] = []
-    done: set[int] = set()
-    for op in order:
-        if op in late:
-            continue
-        open_ops, needed = [op], {op}
-        while open_ops:
-            for other in graph.predecessors[open_ops.pop()]:
-                if other in late and other not in done and other not in needed:
-                    needed.add(other)
-                    open_ops.append(other)
-        found = sorted(needed) if len(needed) > 1 else [op]  # an op's number is above those of its inputs
-        placed += found
-        done.update(found)
-    return (*placed, *(op for op in order if op not in done))
-
-
 def big_ops(buffers: Buffers, min_bytes: int, unchained: Collection[int]) -> frozenset[int]:
     """Find the ops that read or make a buffer of at least ``min_bytes`` and may be chained.
 

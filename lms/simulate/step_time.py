@@ -4,13 +4,14 @@ Each resource does one thing at a time, in the order in which the things become 
 in plan order; an op waits for the copies it reads and for those the plan makes it wait for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers, Timeline, positions, round_up, timeline
-from lms.ir.swap_plan import Swap, SwapIn
+from lms.ir.op_traits import STREAM_IN, STREAM_OUT, STREAM_TYPES
+from lms.ir.swap_plan import SerialEdge, Swap, SwapIn
 from lms.simulate.cost_model import Costs
 
 
@@ -60,6 +61,7 @@ def simulate(
     swaps: Sequence[Swap],
     costs: Costs,
     seconds: Sequence[float] | None = None,
+    edges: Iterable[SerialEdge] = (),
 ) -> Timing:
     """Simulate one step and return its times and its peak.
 
@@ -69,9 +71,10 @@ def simulate(
         swaps: What is moved.
         costs: The device and its link.
         seconds: The ops' times by id, when ``costs.op_seconds`` was worked out before.
+        edges: The plan's control edges; only those of variables that stream matter.
     """
     seconds = costs.op_seconds(buffers.graph) if seconds is None else seconds
-    run = clock(order, swaps, costs, seconds)
+    run = clock(order, swaps, costs, seconds, StreamedCopies.of(buffers.graph, edges))
     stays = timeline(buffers, order, swaps)
     peak = _peak(buffers.graph, stays, run)
     starts = tuple(run.starts[op] for op in order)
@@ -79,17 +82,60 @@ def simulate(
     return Timing(run.now_s, compute, run.out.busy_s, run.back.busy_s, peak, starts)
 
 
-def clock(order: Sequence[int], swaps: Sequence[Swap], costs: Costs, seconds: Sequence[float]) -> "Clock":
+@dataclass(frozen=True)
+class StreamedCopies:
+    """The copies of variables that stream: ops of the graph, but none that compute runs."""
+
+    tensors: Mapping[int, tuple[str, int, int]]
+    """By op its type, the tensor that it has to do with, and the bytes of that."""
+    waits: dict[int, list[int]]
+    """What each of these waits for, and which of these each other op waits for."""
+
+    @classmethod
+    def of(cls, graph: Graph, edges: Iterable[SerialEdge] = ()) -> "StreamedCopies | None":
+        """Return the copies of a graph, with the control edges of a plan; ``None`` where there are none."""
+        tensors = {}
+        for op in graph.ops:
+            if op.type in STREAM_TYPES:
+                tensor = op.outputs[0] if op.type == STREAM_IN else op.inputs[-1]
+                tensors[op.id] = op.type, graph.roots[tensor], graph.tensors[graph.roots[tensor]].nbytes or 0
+        if not tensors:
+            return None
+        waits: dict[int, list[int]] = {op: [*graph.predecessors[op]] for op in tensors}
+        for number in tensors:
+            for later in graph.successors[number]:
+                if later not in tensors:
+                    waits.setdefault(later, []).append(number)
+        for edge in edges:
+            if edge.before in tensors or edge.after in tensors:
+                waits.setdefault(edge.after, []).append(edge.before)
+        return cls(tensors, waits)
+
+
+def clock(
+    order: Sequence[int],
+    swaps: Sequence[Swap],
+    costs: Costs,
+    seconds: Sequence[float],
+    streamed: StreamedCopies | None = None,
+) -> "Clock":
     """Simulate only the times of a step; ``seconds`` are the ops' own times by id."""
-    run = Clock(positions(order), swaps, costs)
+    run = Clock(positions(order), swaps, costs, streamed)
     run.pass_ops(order, seconds)
+    run.now_s = max(run.now_s, run.streamed_s)
     return run
 
 
 class Clock:
     """The state of the three resources while ops go by."""
 
-    def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
+    def __init__(
+        self,
+        position: Sequence[int],
+        swaps: Sequence[Swap],
+        costs: Costs,
+        streamed: StreamedCopies | None = None,
+    ) -> None:
         self.out: _Line = _Line()
         self.back: _Line = _Line()
         self.now_s = 0.0
@@ -97,6 +143,9 @@ class Clock:
         self.ends = [0.0] * len(position)
         self.left_s: dict[int, float] = {}
         """When the copy to the host of each tensor was done."""
+        self.streamed_s = 0.0
+        """When the latest of the variables that stream had come or left."""
+        self._streamed = streamed
         self._costs = costs
         self._ready_s = [0.0] * len(position)
         self._leaving: dict[int, list[Swap]] = {}
@@ -109,6 +158,7 @@ class Clock:
             for swap_in in swap.swap_ins:
                 first = min(position[use.op] for use in swap_in.uses)
                 self._coming.setdefault(swap_in.trigger, []).append((first, swap, swap_in))
+        self._copying = self._leaving.keys() | self._coming.keys()
 
     def pass_ops(self, order: Sequence[int], seconds: Sequence[float]) -> None:
         """Run the ops; ``seconds`` are their own times by id."""
@@ -119,15 +169,35 @@ class Clock:
             self._blocks,
             self.left_s,
         )
-        copying = self._leaving.keys() | self._coming.keys()
+        copying = self._copying
+        streams: Mapping[int, object] = {} if self._streamed is None else self._streamed.tensors
+        waits = {} if self._streamed is None else self._streamed.waits
         for op in order:
+            if op in streams:
+                self._stream(op)
+                continue
             start_s = self.now_s if self.now_s > ready_s[op] else ready_s[op]
+            if op in waits:
+                start_s = max(start_s, *(ends[other] for other in waits[op]))
             if op in blocks:
                 start_s = max(start_s, *(left_s[tensor] for tensor in blocks[op]))
             starts[op] = start_s
             self.now_s = ends[op] = start_s + seconds[op]
             if op in copying:
                 self._start_copies(op)
+
+    def _stream(self, op: int) -> None:
+        """Let a variable come, or leave, once what it waits for is done; compute goes on meanwhile."""
+        assert self._streamed is not None  # noqa: S101 - else no op would be one of its
+        kind, tensor, nbytes = self._streamed.tensors[op]
+        done_s = max((self.ends[other] for other in self._streamed.waits[op]), default=0.0)
+        self.starts[op] = done_s
+        if kind == STREAM_IN:
+            done_s = self.back.run(tensor, done_s, self._costs.in_seconds(nbytes))
+        elif kind == STREAM_OUT:
+            done_s = self.out.run(tensor, done_s, self._costs.out_seconds(nbytes))
+        self.ends[op] = done_s
+        self.streamed_s = max(self.streamed_s, done_s)
 
     def _start_copies(self, op: int) -> None:
         """Queue the copies that may start after ``op`` on their copy engines."""
@@ -212,8 +282,14 @@ class _NotedLine(_Line):
 class NotedClock(Clock):
     """A clock that keeps each copy: tensor, begin and end in seconds."""
 
-    def __init__(self, position: Sequence[int], swaps: Sequence[Swap], costs: Costs) -> None:
-        super().__init__(position, swaps, costs)
+    def __init__(
+        self,
+        position: Sequence[int],
+        swaps: Sequence[Swap],
+        costs: Costs,
+        streamed: StreamedCopies | None = None,
+    ) -> None:
+        super().__init__(position, swaps, costs, streamed)
         self.out, self.back = self._noted = _NotedLine(), _NotedLine()
 
     @property

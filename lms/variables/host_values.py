@@ -32,6 +32,9 @@ class HostValues(Protocol):
     def put(self, handle: Any, value: Any) -> None:
         """Copy a value to host memory and make that the variable's."""
 
+    def own(self, handle: Any, value: Any) -> None:
+        """Make a value the variable's, in the device's memory: copied if it is another's in host memory."""
+
     def send(self, handle: Any) -> bool:
         """Move a variable's value to host memory; tell whether it may have been copied.
 
@@ -47,6 +50,9 @@ class HostValues(Protocol):
 
     def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
         """Make ``node``, which has no inputs yet, give a variable a value in host memory."""
+
+    def write_enter(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, give a variable a value in the device's memory."""
 
 
 class StoreValues:
@@ -65,6 +71,12 @@ class StoreValues:
     def put(self, handle: Any, value: Any) -> None:
         """Copy a value to the store and make that the variable's."""
         tf.raw_ops.AssignVariableOp(resource=handle, value=self._store.hold(value))
+
+    def own(self, handle: Any, value: Any) -> None:
+        """Make a value the variable's; copy it if it lies in the store."""
+        if self._store.holds(address_of(value)):
+            value = self._store.fetch(value)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def send(self, handle: Any) -> bool:
         """Move a variable's value to the store; tell whether it was copied."""
@@ -85,6 +97,8 @@ class StoreValues:
     def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
         """Make ``node`` TensorFlow's own assignment."""
         write_variable_op(node, ASSIGN, [handle, value], dtype, device)
+
+    write_enter = write_assign
 
 
 class PinnedValues:
@@ -112,6 +126,11 @@ class PinnedValues:
         with tf.device(handle.device), _explained():
             self._ops.lms_set_host_value(resource=handle, value=value)
 
+    def own(self, handle: Any, value: Any) -> None:
+        """Make a value the variable's; copy it if it lies in pinned memory."""
+        with tf.device(handle.device):
+            self._ops.lms_set_device_value(resource=handle, value=value)
+
     def send(self, handle: Any) -> bool:
         """Move a variable's value to pinned memory; whether it lay there is not told."""
         with tf.device(handle.device), _explained():
@@ -123,7 +142,7 @@ class PinnedValues:
         """Move a variable's value to the device's memory."""
         with tf.device(handle.device):
             value = self._ops.lms_get_host_value(resource=handle, dtype=value_type(handle))
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            self._ops.lms_set_device_value(resource=handle, value=value)
 
     def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
         """Make ``node`` the op that reads pinned memory without a copy."""
@@ -132,6 +151,10 @@ class PinnedValues:
     def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
         """Make ``node`` the op that gives a variable pinned memory without a copy."""
         write_variable_op(node, "LmsSetHostValue", [handle, value], dtype, device)
+
+    def write_enter(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node`` the op that gives a variable the device's memory without a copy."""
+        write_variable_op(node, "LmsSetDeviceValue", [handle, value], dtype, device)
 
 
 def host_values(transport: Transport, environ: Mapping[str, str]) -> HostValues:
@@ -166,6 +189,12 @@ def write_variable_op(node: Any, op_type: str, inputs: list[str], dtype: int, de
     node.attr["dtype"].type = dtype
     if op_type == ASSIGN:
         node.attr["validate_shape"].b = False
+
+
+def write_sharing(node: Any, handle: str, device: str) -> None:
+    """Make ``node``, which has no inputs yet, let later reads share a variable's buffer again."""
+    node.op, node.device = "DisableCopyOnRead", device
+    node.input.append(handle)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Keep the values of variables in host memory between steps."""
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ class HostVariables:
         self._config, self.values = config, values
         self._held: dict[int, weakref.ref[Any]] = {}
         """By the number of a handle's object the handle, of variables whose values lie in host memory."""
+        self._moving = threading.Lock()
         self.sent = 0
         """Copies to host memory so far that were made between steps."""
 
@@ -77,10 +79,21 @@ class HostVariables:
         self.sent += 1
         self._remember(handle)
 
+    def may_share(self, handle: Any) -> bool:
+        """Tell whether a value for a variable of the device may be another's in host memory."""
+        return bool(self._held) and self.values().takes(handle)
+
+    def own(self, handle: Any, value: Any) -> None:
+        """Give a variable that is the device's a value in the device's memory."""
+        self.values().own(handle, value)
+
     def settle(
         self, inputs: Sequence[Any], streamed: Collection[int], is_planned: Callable[[str], bool]
     ) -> None:
         """Move the values of a step's variables to where the step takes them from.
+
+        A value that has been moved to host memory before is not looked at again: if it is on the device, a
+        step in another thread has it there, and a copy that is read meanwhile would undo what that step does.
 
         Args:
             inputs: What the step's function is called with.
@@ -89,10 +102,12 @@ class HostVariables:
         """
         for number, one in enumerate(inputs):
             for handle in variable_handles([one]):
-                if number in streamed:
-                    self.send(handle)
-                elif self.holds(handle) and is_planned(handle.device):
-                    self._fetch(handle)
+                with self._moving:
+                    if number not in streamed:
+                        if self.holds(handle) and is_planned(handle.device):
+                            self._fetch(handle)
+                    elif not self.holds(handle):
+                        self.send(handle)
 
     def send(self, handle: Any) -> None:
         """Move a variable's value to host memory, unless it lies there or is not made yet."""

@@ -73,6 +73,23 @@ def test_a_value_of_another_type_is_refused() -> None:
     assert total == 64 * 64 and device < 64 * 64 * 4
 
 
+def test_a_variable_of_the_device_gets_no_value_in_pinned_memory() -> None:
+    script = (
+        "import json, lms, tensorflow as tf\n"
+        "lms.enable(optimizer_state='host', min_tensor_bytes=4096)\n"
+        "in_use = lambda: tf.config.experimental.get_memory_info('GPU:0')['current']\n"
+        "with tf.device('GPU:0'):\n"
+        "    held = tf.Variable(tf.ones((1 << 18,)), trainable=False)\n"
+        "    target = tf.Variable(tf.zeros((1 << 18,)))\n"
+        "before = in_use()\n"
+        "target.assign(held)\n"
+        "held.assign(tf.zeros((1 << 18,)))\n"
+        "print(json.dumps([before - in_use(), float(target.numpy().sum())]))"
+    )
+    shared, total = stand_in.run(["-c", script], {}).found
+    assert shared < 4096 and total == 1 << 18
+
+
 def test_other_transports_are_refused_in_one_line() -> None:
     script = (
         "import json, lms\n"

@@ -33,3 +33,82 @@ def test_what_is_missing_is_told_before_the_first_variable(transport: str, said:
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.startswith(said), done.stdout + done.stderr[-2000:]
     assert done.stdout.count("\n") == 1
+
+
+VALUES = """
+import tensorflow as tf
+import lms
+lms.enable(optimizer_state="host", min_tensor_bytes=4096)
+from lms.config import LMSConfig
+from lms.variables.memory import address_of
+from lms.variables.on_host import HostVariables
+
+def place(variable):
+    return address_of(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+
+held = tf.Variable(tf.ones((1 << 18,)), trainable=False)
+target = tf.Variable(tf.zeros((1 << 18,)))
+target.assign(held)
+print("shared:", place(held) == place(target), float(tf.reduce_sum(target)) == 1 << 18)
+
+class Values:
+    sends = 0
+    def takes(self, handle):
+        return True
+    def send(self, handle):
+        self.sends += 1
+        return True
+
+values = Values()
+host = HostVariables(LMSConfig(optimizer_state="host"), lambda: values)
+for _ in range(2):  # the second time a step in another thread may have the value on the device
+    host.settle([held.handle], {0}, lambda name: True)
+print("sends:", values.sends)
+"""
+
+
+def test_a_value_is_copied_for_a_variable_of_the_device_and_moved_to_the_host_once() -> None:
+    pytest.importorskip("tensorflow")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", VALUES]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines() == ["shared: False True", "sends: 1"], done.stdout + done.stderr[-2000:]
+
+
+TABLE = """
+import os
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+import numpy as np, tensorflow as tf
+import lms
+keras, memory = tf.keras, tf.config.experimental
+rows = np.random.RandomState(0).randint(0, 8192, (4, 16))
+
+def train():
+    keras.utils.set_random_seed(1)
+    given = keras.Input((16,), dtype="int32")
+    hidden = keras.layers.Dense(64, activation="relu")(keras.layers.Embedding(8192, 64)(given))
+    model = keras.Model(given, keras.layers.Dense(16)(hidden))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    data = tf.data.Dataset.from_tensors((rows, rows % 16)).repeat()
+    model.fit(data, steps_per_epoch=2, verbose=0)
+    memory.reset_memory_stats("CPU:0")
+    model.fit(data, steps_per_epoch=3, verbose=0)
+    return model, [one.tobytes() for one in model.get_weights()]
+
+_, plain = train()
+keras.backend.clear_session()
+lms.enable(policy="auto", budget_bytes=300 << 20, optimizer_state="host", variables="host")
+before = memory.get_memory_info("CPU:0")["current"]
+model, streamed = train()
+found, report = memory.get_memory_info("CPU:0"), lms.report()
+print(plain == streamed, report.edited[-1].streamed.weights > 0)
+print(found["peak"] <= 1.1 * report.planned_peak_bytes, found["current"] - before < 1 << 20)
+"""
+
+
+def test_a_table_that_is_looked_up_and_updated_in_part_is_copied_no_more_than_planned() -> None:
+    pytest.importorskip("tensorflow")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", TABLE]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines() == ["True True", "True True"], done.stdout + done.stderr[-2000:]

@@ -1,0 +1,207 @@
+"""Find the variables of a graph that can stream, and say why the others cannot.
+
+A variable streams whose value can lie in host memory between steps, and come to the device for its uses
+(:mod:`lms.rewriter.streaming`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_update
+from lms.optimizer.grappler_item import Output
+from lms.reader.node_table import ROOT, NodeTable
+from lms.reader.step_reader import RESULTS, size_of
+from lms.variables.host_values import READ
+
+HANDLES = frozenset({"_Arg", "VarHandleOp"})
+READ_IN_PLACE = frozenset({"ResourceGather", "VarIsInitializedOp"})
+"""Ops that read a variable where it lies, in host memory too."""
+SPARSE = ("ResourceGather", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
+"""Beginnings of the types of ops that look at a part of a variable, or change one. From then on TensorFlow
+makes a copy for whoever reads or assigns all of it."""
+
+SMALL, OPEN = "smaller than min_tensor_bytes", "size is unknown"
+IN_LOOP = "used in a loop or by a function that is called"
+SUMMED = "a term of a sum whose order hangs on free buffers"
+UNGATED = "its update waits for nothing that the step computes"
+UNANCHORED = "nothing waits for its update"
+"""Reasons why a variable stays on the device."""
+
+
+@dataclass
+class Variable:
+    """A variable that can stream, by the numbers of the nodes that have to do with it."""
+
+    handle: int
+    value: Output
+    nbytes: int
+    early: list[int]
+    """Reads for the forward and the backward pass."""
+    late: list[int]
+    """Reads for an update, or behind one."""
+    updates: list[int]
+    in_place: list[int] = field(default_factory=list)
+    """Ops that read the variable where it lies, before its update."""
+    gates: list[int] = field(default_factory=list)
+    """The nodes whose results its update waits for."""
+
+    @property
+    def is_state(self) -> bool:
+        """Whether only updates read it."""
+        return not self.early
+
+
+class Finder:
+    """Finds the variables of a graph that can stream, and why the others cannot."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        outputs: Sequence[Sequence[Output]],
+        known: Mapping[str, Output],
+        holds: Callable[[str], bool],
+        min_bytes: int,
+        fetches: Collection[str],
+    ) -> None:
+        self._table, self._outputs, self._known = table, outputs, known
+        self._holds, self._min_bytes, self._fetches = holds, min_bytes, fetches
+        self._place = {node: place for place, node in enumerate(table.order)}
+        self.stay: Counter[str] = Counter()
+        self.updates = frozenset(node for node, op_type in enumerate(table.types) if is_update(op_type))
+        self.phase = self._update_phase()
+        """The nodes that lead to nothing but updates, and these."""
+
+    def _update_phase(self) -> frozenset[int]:
+        table = self._table
+        phase = set(self.updates)
+        for node in reversed(table.order):
+            readers = [reader for reader, _ in table.readers[node]]
+            fixed = table.types[node] in HANDLES or table.names[node] in self._fetches
+            if readers and not fixed and phase.issuperset(readers):
+                if not is_backward(table.names[node], table.types[node]):
+                    phase.add(node)
+        return frozenset(phase)
+
+    def variables(self) -> Iterator[Variable]:
+        """Yield the variables that can stream; count the others."""
+        for node, op_type in enumerate(self._table.types):
+            if op_type in HANDLES and self._table.readers[node]:
+                found = self._variable(node)
+                if isinstance(found, str):
+                    self.stay[found] += 1
+                elif found is not None:
+                    yield found
+
+    def _variable(self, handle: int) -> Variable | str | None:
+        table = self._table
+        users = sorted({user for user, _ in table.readers[handle]}, key=self._place.__getitem__)
+        reads = [user for user in users if table.types[user] == READ]
+        updates = [user for user in users if user in self.updates]
+        value = self._known.get(table.names[handle]) or next((self._outputs[read][0] for read in reads), None)
+        if value is None or not (reads or updates):
+            return None  # no variable, an iterator for example
+        others = {table.types[user] for user in users if user not in reads and user not in updates}
+        if others - READ_IN_PLACE or any(table.frame[user] != ROOT for user in users):
+            return IN_LOOP
+        if not all(self._holds(table.nodes[user].device) for user in users):
+            return None
+        nbytes = size_of(value)
+        if nbytes is None:
+            return OPEN
+        if nbytes < max(1, self._min_bytes):
+            return SMALL
+        late = [read for read in reads if read in self.phase or self._is_behind(read, updates)]
+        early = [read for read in reads if read not in late]
+        made = Variable(handle, value, nbytes, early, late, updates)
+        made.in_place = [one for one in users if table.types[one] in READ_IN_PLACE]
+        made.in_place = [one for one in made.in_place if not self._is_behind(one, updates)]
+        readers = [reader for read in early for reader, _ in table.readers[read]]
+        if any(table.types[one] == "AddN" and len(table.inputs[one]) > 2 for one in readers):
+            return SUMMED
+        if any(table.frame[one] != ROOT or table.types[one] in RESULTS for one in readers):
+            return IN_LOOP
+        if updates:
+            made.gates = self._gates(made)
+            if not made.gates:
+                return UNGATED
+            if self.anchor([made]) is None:
+                return UNANCHORED
+        return made
+
+    def _is_behind(self, read: int, updates: Collection[int]) -> bool:
+        """Tell whether a read waits for an update of its variable."""
+        if not updates:
+            return False
+        table, first = self._table, min(self._place[update] for update in updates)
+        open_nodes, seen = [*table.controls[read]], set(table.controls[read])
+        while open_nodes:
+            node = open_nodes.pop()
+            if node in updates:
+                return True
+            for before in (*(source.node for source in table.inputs[node]), *table.controls[node]):
+                if before not in seen and self._place[before] >= first:
+                    seen.add(before)
+                    open_nodes.append(before)
+        return False
+
+    def _gates(self, variable: Variable) -> list[int]:
+        """Return the nodes whose results an update waits for: its gradient.
+
+        What waits for another variable's update, to read that one then, waits for its gradient.
+        """
+        table = self._table
+        open_nodes, seen = [*variable.updates], set(variable.updates)
+        large: list[int] = []
+        small: list[int] = []
+        while open_nodes:
+            node = open_nodes.pop()
+            for source in table.inputs[node]:
+                if source.node in seen:
+                    continue
+                seen.add(source.node)
+                if source.node in self.phase:
+                    open_nodes.append(source.node)
+                elif table.types[source.node] not in OUTSIDE_TYPES and table.frame[source.node] == ROOT:
+                    nbytes = size_of(self._outputs[source.node][source.index]) or 0
+                    (large if nbytes >= self._min_bytes else small).append(source.node)
+            if table.types[node] == READ:
+                waits = {one for one in table.controls[node] if one in self.updates} - seen
+                seen |= waits
+                open_nodes += waits
+        return sorted(large or small, key=self._place.__getitem__)
+
+    def anchor(self, variables: Iterable[Variable]) -> int | None:
+        """Return a node that is run in any case and waits for what the step ends with."""
+        table = self._table
+        for node, op_type in enumerate(table.types):
+            if op_type in RESULTS:
+                return node
+        behind = {update for one in variables for update in one.updates}
+        return next(
+            (
+                node
+                for node in reversed(table.order)
+                if table.names[node] in self._fetches and not behind.isdisjoint(table.controls[node])
+            ),
+            None,
+        )
+
+
+def find_variables(
+    table: NodeTable,
+    outputs: Sequence[Sequence[Output]],
+    known: Mapping[str, Output],
+    holds: Callable[[str], bool],
+    fetches: Collection[str] = (),
+) -> Iterator[tuple[int, bool]]:
+    """Yield the bytes of each variable of a graph, and whether only updates read it."""
+    names = {one.partition(":")[0] for one in fetches}
+    found = Finder(table, outputs, known, holds, 1, names)
+    seen = set()
+    for one in found.variables():
+        seen.add(table.names[one.handle])
+        yield one.nbytes, one.is_state
+    for name, value in known.items():
+        if name not in seen:
+            yield size_of(value) or 0, False
