@@ -56,9 +56,48 @@ class Net:
         )
 
     def dense(self, x: Value, units: int) -> Value:
-        """Multiply a value by a matrix."""
+        """Multiply the last dimension of a value by a matrix."""
+        shape = (*x.shape[:-1], units)
         weights = x.shape[-1] * units
-        return self._linear("MatMul", x, (x.shape[0], units), weights, 2.0 * x.shape[0] * weights)
+        return self._linear("MatMul", x, shape, weights, 2.0 * prod(shape[:-1]) * weights)
+
+    def matmul(self, x: Value, y: Value, columns: int) -> Value:
+        """Multiply two values batch by batch; ``columns`` is the last dimension of the product."""
+        name = self._name("matmul")
+        shape = (*x.shape[:-1], columns)
+        flops = 2.0 * prod(shape) * x.shape[-1]
+        z = self._value(name, "BatchMatMulV2", [x.tensor, y.tensor], shape, flops=flops)
+
+        def backward() -> None:
+            gradient = self._sum(z)
+            self._gradient(x, name + "_x", "BatchMatMulV2", [gradient, y.tensor], flops=flops)
+            self._gradient(y, name + "_y", "BatchMatMulV2", [x.tensor, gradient], flops=flops)
+
+        self._backward.append(backward)
+        return z
+
+    def heads(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """Move the heads of a value to another dimension; the gradient moves them back."""
+        name = self._name("transpose")
+        y = self._value(name, "Transpose", [x.tensor], shape)
+        self._backward.append(lambda: self._gradient(x, name, "Transpose", [self._sum(y)]))
+        return y
+
+    def softmax(self, x: Value) -> Value:
+        """Normalise the last dimension; the gradient, told as one op, reads the output."""
+        name = self._name("softmax")
+        y = self._value(name, "Softmax", [x.tensor], x.shape)
+        self._backward.append(lambda: self._gradient(x, name, "Mul", [self._sum(y), y.tensor]))
+        return y
+
+    def gelu(self, x: Value) -> Value:
+        """Apply a smooth activation; its gradient, told as one op, reads the input."""
+        name = self._name("gelu")
+        y = self._value(name, "Erf", [x.tensor], x.shape, flops=10.0 * prod(x.shape))
+        self._backward.append(
+            lambda: self._gradient(x, name, "Mul", [self._sum(y), x.tensor], flops=20.0 * prod(x.shape))
+        )
+        return y
 
     def norm(self, x: Value) -> Value:
         """Batch normalisation; its gradient reads the input again."""
@@ -216,6 +255,30 @@ def _bottleneck(net: Net, x: Value, filters: int, stride: int, project: bool) ->
     y = net.norm(net.conv(y, 4 * filters, 1))
     shortcut = net.norm(net.conv(x, 4 * filters, 1, stride)) if project else x
     return net.relu(net.add(y, shortcut))
+
+
+def plain_chain(layers: int, batch: int, size: int = 64, filters: int = 64) -> Graph:
+    """Build a chain of convolutions of one size, each with an activation whose gradient reads its input."""
+    net = Net(batch, size, size, filters)
+    x = net.input
+    for _ in range(layers):
+        x = net.gelu(net.conv(x, filters, 3))
+    return net.train(net.dense(net.mean(x), 10))
+
+
+def encoder(layers: int, batch: int, words: int = 512, width: int = 768, heads: int = 12) -> Graph:
+    """Build a stack of transformer encoders with norms before attention and MLP; 12 layers are BERT-base."""
+    net = Net(batch, words, width)
+    x = net.dense(net.input, width)
+    split, turned = (batch, heads, words, width // heads), (batch, heads, width // heads, words)
+    for _ in range(layers):
+        y = net.norm(x)
+        query, key, value = (net.heads(net.dense(y, width), shape) for shape in (split, turned, split))
+        weights = net.softmax(net.matmul(query, key, words))
+        mixed = net.heads(net.matmul(weights, value, width // heads), (batch, words, width))
+        x = net.add(net.dense(mixed, width), x)
+        x = net.add(net.dense(net.gelu(net.dense(net.norm(x), 4 * width)), width), x)
+    return net.train(net.dense(net.mean(x), 1000))
 
 
 def unet3d(batch: int, size: int, filters: int = 32, depth: int = 4) -> Graph:

@@ -21,8 +21,7 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.planner.hybrid import decide
 from lms.planner.planner import Case, plan
-from lms.planner.policy_threshold import Rule
-from lms.planner.threshold_search import GridPoint, grid
+from lms.planner.policy_threshold import GridPoint, Rule, grid
 from lms.schedule.op_order import topological_levels
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import Timing, clock, simulate

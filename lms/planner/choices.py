@@ -65,11 +65,11 @@ class Choices:
         """Yield all candidates but those that cross the cuts of the forward pass into segments."""
         candidates, saved = self.repeats.candidates, self.repeats.saved
         for count in wanted:
-            kept = self._crossing(self._cuts(count))
+            kept = self._crossing(self.cuts(count))
             yield Choice(frozenset(candidates) - kept, kept - saved)
 
     @cached_property
-    def _spans(self) -> tuple[tuple[int, int, int], ...]:
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
         """Each buffer of the forward pass with its maker and its last reader there."""
         buffers, late = self._case.buffers, self.repeats.late
         tensors = buffers.graph.tensors
@@ -80,11 +80,11 @@ class Choices:
             for early in [[op for op in buffers.users[root] if op not in late]]
         )
 
-    def _cuts(self, count: int) -> Sequence[int]:
+    def cuts(self, count: int) -> Sequence[int]:
         """Return ops behind which to cut: each the narrowest place about a segment behind the one before."""
         buffers, ops = self._case.buffers, len(self._case.graph.ops)
         change, made = [0] * (ops + 1), [0] * ops
-        for root, first, last in self._spans:
+        for root, first, last in self.spans:
             change[first] += buffers.nbytes[root]
             change[last] -= buffers.nbytes[root]
         for root in self.repeats.candidates:
@@ -107,6 +107,4 @@ class Choices:
         return cuts
 
     def _crossing(self, cuts: Sequence[int]) -> frozenset[int]:
-        return frozenset(
-            root for root, first, last in self._spans if any(first <= cut < last for cut in cuts)
-        )
+        return frozenset(root for root, first, last in self.spans if any(first <= cut < last for cut in cuts))

@@ -9,8 +9,9 @@ are recomputed only where the host or the device has no room for that. Which one
    first, until no copy is waited for; then the swaps are planned again. (Peng et al., "Capuchin:
    Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020)
 2. Of all tensors those that cost the least time a byte: shares of their bytes.
-3. All tensors but those that cross the narrowest places of the forward pass, which are cut into segments of
-   about as many bytes each. (Chen et al., 2016)
+3. All tensors but those that cross the narrowest places of the forward pass: runs of the blocks between
+   these, of which a dynamic programme finds what to keep, to move and to repeat (:mod:`lms.planner.blocks`),
+   and segments of about as many bytes each (Chen et al., 2016).
 4. Beside the best of these: one tensor more or less, or another; ops that are repeated ahead of their need,
    so that they run while compute would wait for a copy; tensors that others are repeated from before they
    are dropped. Steps of many ops get few of these trials.
@@ -19,13 +20,14 @@ Each choice is planned and simulated like any step, and the best plan wins. That
 no plan is worse than that.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.ir.swap_plan import Recomputed, SwapPlan
+from lms.planner.blocks import Blocks
 from lms.planner.choices import Choice, Choices
 from lms.planner.host_operands import Decision, plan_swaps
 from lms.planner.planner import Case, plan_case, usable_bytes
@@ -39,6 +41,13 @@ SPARED = 5
 """How often the best choice is planned again with less of it."""
 BUDGETS = (1.0, 0.8)
 """The shares of the budget that choices are looked for until one fits in pieces, too."""
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
+SEGMENTS = (8, 16, 32)
+"""The shares of bytes, and the numbers of segments, of the second and the third search."""
+OF_BLOCKS = 2
+"""The choices of runs of blocks that are planned."""
+NEAR = 1.03
+"""The best choices of two kinds are both improved if the second takes at most so many times as long."""
 FINALISTS = 2
 """The choices that are planned in full, with the fragmentation of free memory."""
 VARIED_OPS = 2_000
@@ -195,15 +204,30 @@ class _Search:
         if not self._repeats.candidates:
             return []
         self._replace_swaps(self._rate(Choice()))
-        for choice in (*self._choices.shares(), *self._choices.segments()):
-            self._rate(choice)
-        if self._config.policy != "all":
-            best = min(self._trials.values(), key=_by_score)
-            self._spare(best)
-            self._replace_swaps(min(self._trials.values(), key=_by_score))
-            self._vary(min(self._trials.values(), key=_by_score))
+        if self._config.policy == "all":
+            self._rated((*self._choices.shares(), *self._choices.segments()))
+        else:
+            swapped = self._best()
+            of_blocks = self._rated(islice(self._of_blocks(), OF_BLOCKS))  # first: large steps get few trials
+            others = self._rated((*self._choices.shares(SHARES), *self._choices.segments(SEGMENTS)))
+            for start in _near((_best_of(of_blocks), _best_of((swapped, *others)))):
+                self._replace_swaps(self._spare(start))
+            self._vary(self._best())
         tried = (trial for trial in self._trials.values() if trial.choice.dropped)
         return sorted(tried, key=_by_score)[:FINALISTS]
+
+    def _best(self) -> _Trial:
+        return min(self._trials.values(), key=_by_score)
+
+    def _of_blocks(self) -> Iterator[Choice]:
+        """Yield choices of runs of blocks; none without a budget, or where it holds no such runs."""
+        budget = usable_bytes(self._config, self._limit)
+        if budget is None:
+            return iter(())
+        return Blocks(self._case, self._choices, budget).choices(moves=self._config.recompute != "only")
+
+    def _rated(self, choices: Iterable[Choice]) -> list[_Trial]:
+        return [trial for choice in choices if (trial := self._rate(choice)) is not None]
 
     def _rate(self, choice: Choice) -> _Trial | None:
         """Plan and simulate a choice; ``None`` once no more may be planned."""
@@ -276,9 +300,10 @@ class _Search:
 
     # --- not more than needed ----------------------------------------------------------------------------
 
-    def _spare(self, best: _Trial) -> None:
-        """Try the best choice with fewer tensors: the dearest are kept or swapped after all."""
+    def _spare(self, best: _Trial) -> _Trial:
+        """Try a choice with fewer tensors, the dearest kept or swapped after all, and return the best."""
         dearest = [root for root in reversed(self._choices.ranked) if root in best.choice.dropped]
+        found = best
         low, high = 0, len(dearest)
         for _ in range(SPARED):
             middle = (low + high) // 2
@@ -288,9 +313,10 @@ class _Search:
             if trial is None:
                 break
             if trial.score <= best.score:
-                low = middle
+                low, found = middle, min(found, trial, key=_by_score)
             else:
                 high = middle
+        return found
 
     # --- one more or less --------------------------------------------------------------------------------
 
@@ -326,6 +352,18 @@ class _Search:
         """Tell whether a trial does not fit, or takes noticeably longer than the unedited step."""
         *missing, makespan_s = trial.score
         return any(missing) or makespan_s > NO_STALL * sum(self._case.seconds)
+
+
+def _best_of(trials: Iterable[_Trial]) -> _Trial | None:
+    return min(trials, key=_by_score, default=None)
+
+
+def _near(trials: Iterable[_Trial | None]) -> list[_Trial]:
+    """Return the best trial, and of the others those that take little longer."""
+    first, *others = sorted((trial for trial in trials if trial is not None), key=_by_score)
+    *missing, makespan_s = first.score
+    within = (*missing, NEAR * makespan_s)
+    return [first, *(one for one in others if one is not first and one.score <= within)]
 
 
 def _by_score(trial: _Trial) -> tuple[Score, int]:

@@ -10,9 +10,7 @@ from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import Rejected, SerialEdge, Swap, SwapPlan
 from lms.planner.policy_budget import NO_STALL, Pace, fit, memory_with, postpone, prefetch
-from lms.planner.policy_least_memory import SHORTEST, plan_all
-from lms.planner.policy_threshold import plan_threshold, rule_of, uses_first_generation
-from lms.planner.threshold_search import best, grid
+from lms.planner.policy_threshold import best_point, grid, plan_threshold, rule_of, uses_first_generation
 from lms.schedule.op_order import (
     big_ops,
     early_ops,
@@ -159,6 +157,20 @@ NEAR = 0.15
 """Ways of policy ``all`` whose memory, as their steps see it, is so near the least are told apart exactly."""
 
 
+SHORTEST = (2, 4)
+"""Least numbers of steps between two uses that are worth a trip: the shorter ones often gain nothing."""
+
+
+def plan_all(schedule: Schedule, shortest: int = 2) -> tuple[Trip, ...]:
+    """Send every buffer away between any two uses ``shortest`` steps apart, and fetch it just in time."""
+    return tuple(
+        Trip(root, left, back, trigger=back - 1, freed=left + 1)
+        for root, steps in schedule.uses.items()
+        for left, back in zip(steps, steps[1:], strict=False)
+        if back - left >= shortest
+    )
+
+
 def least_plans(case: Case, budget: int | None) -> list[SwapPlan]:
     """Return the plans that policy ``all`` chooses from; each needs the least memory in some graph."""
     return [_overlapped(case, schedule, trips, budget) for schedule, trips in _least_trips(case)]
@@ -225,7 +237,7 @@ def _plan_threshold(case: Case, config: LMSConfig, budget: int | None) -> SwapPl
     schedule = case.given if config.serialization or config.serialization_by_size else case.frugal
     tuned = None
     if not uses_first_generation(config) and _has_open_parameters(config) and budget is not None:
-        tuned = best(
+        tuned = best_point(
             grid(schedule, levels, case.costs, rule_of(config), count=4, aheads=(3, 10)), budget
         ).rule
     rule = rule_of(config, tuned)

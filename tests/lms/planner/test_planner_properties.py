@@ -19,9 +19,8 @@ from lms.ir.swap_plan import SwapPlan
 from lms.planner import planner
 from lms.planner.fragmentation import plan_in_pieces
 from lms.planner.host_operands import FETCH, SEND, read_from_host
-from lms.planner.planner import Case, least_plans, plan
+from lms.planner.planner import Case, least_plans, plan, plan_all
 from lms.planner.policy_budget import memory_with
-from lms.planner.policy_least_memory import plan_all
 from lms.simulate.cost_model import Costs
 from lms.simulate.range_max import MemoryProfile
 from lms.simulate.step_time import simulate

@@ -48,7 +48,7 @@ def test_thirty_thousand_ops():
 
 def test_the_engine_never_imports_tensorflow():
     code = (
-        "import sys, lms.planner.planner, lms.planner.threshold_search;"
+        "import sys, lms.planner.planner, lms.planner.hybrid;"
         " print([m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'numpy')])"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -56,6 +56,13 @@ def test_the_engine_never_imports_tensorflow():
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_bench_of_chains_finds_no_plan_that_runs_of_blocks_make_slower():
+    command = [sys.executable, str(ROOT / "bench" / "lms_chains.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of 9 cases" in done.stdout and "0 slower" in done.stdout
 
 
 def test_the_simulator_bench_meets_its_goals(tmp_path):

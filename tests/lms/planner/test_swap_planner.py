@@ -11,8 +11,7 @@ from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SerialEdge, SwapIn
 from lms.planner.fragmentation import plan_in_pieces
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case, plan, usable_bytes, wanted_levels
-from lms.planner.policy_least_memory import plan_all
+from lms.planner.planner import Case, plan, plan_all, usable_bytes, wanted_levels
 from lms.schedule.op_order import (
     big_ops,
     early_ops,
