@@ -10,7 +10,8 @@ TensorFlow's.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
 from lms.device.scratch import Shape as Shape
@@ -33,8 +34,7 @@ class Reader(NamedTuple):
     """Which input of the reader it is."""
 
 
-@dataclass(frozen=True)
-class OpFacts:
+class OpFacts(NamedTuple):
     """The facts that kernels depend on: one op as plain values."""
 
     type: str
@@ -43,7 +43,7 @@ class OpFacts:
     output_bytes: tuple[int | None, ...] = ()
     input_shapes: tuple[Shape, ...] = ()
     output_shapes: tuple[Shape, ...] = ()
-    attrs: Mapping[str, object] = field(default_factory=dict)
+    attrs: Mapping[str, object] = MappingProxyType({})
     """``bool``, ``int``, ``float`` or ``str`` by name, or a list of these. A data type is its number in
     ``types.proto``, as in a NodeDef. What is not there has its default."""
     readers: tuple[Reader, ...] = ()

@@ -14,7 +14,7 @@ from lms.device.device import Device
 from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
-from lms.reader.step_reader import step_frames
+from lms.reader.survey import step_frames
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Editing:
             GraphError: If it is no order of ops at all.
         """
         graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-        if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def):
+        if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def, task.request.graph):
             return Edit()
         task = _task_of(graph_def, task)
         key = (_key(graph_def, task), self._engine.profiles().kept)

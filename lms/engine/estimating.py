@@ -23,7 +23,8 @@ from lms.forecast.step import TracedStep
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints, complete_shapes
-from lms.reader.step_reader import Place, constant_bytes, read_step, step_frames
+from lms.reader.step_reader import read_step
+from lms.reader.survey import Place, constant_bytes, step_frames
 from lms.rewriter.streamable import find_variables
 from lms.simulate.cost_model import costs_of
 from lms.simulate.devices import GPUS, HERE, USABLE, known_as

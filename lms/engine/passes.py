@@ -23,16 +23,16 @@ from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import plan_segments
 from lms.profiling.store import Profiles
-from lms.reader.node_table import ENTERS, ROOT, NodeTable
+from lms.reader.node_table import ENTERS, MARK_ATTR, ROOT, NodeTable
 from lms.reader.shapes import complete_shapes
-from lms.reader.step_reader import constant_bytes, most_bytes, read_step
+from lms.reader.step_reader import read_step
+from lms.reader.survey import constant_bytes, most_bytes
 from lms.rewriter.decision import write_decision
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
-from lms.rewriter.writer import MARK_ATTR
 from lms.transports.base import Transport
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 from lms.variables.memory import give_own_memory
@@ -374,9 +374,9 @@ def _arguments(table: NodeTable, names: Collection[str]) -> Iterator[int]:
             yield table.nodes[table.number[name]].attr["index"].i
 
 
-def is_edited(graph_def: Any) -> bool:
+def is_edited(graph_def: Any, serialised: bytes) -> bool:
     """Tell whether a graph holds nodes of an earlier edit."""
-    return any(MARK_ATTR in node.attr for node in graph_def.node)
+    return MARK_ATTR.encode() in serialised and any(MARK_ATTR in node.attr for node in graph_def.node)
 
 
 ONLY_READ = frozenset({"LmsGetHostValue", "ReadVariableOp"})

@@ -15,7 +15,8 @@ from lms.planner.host_operands import Decision
 from lms.reader.function_bodies import body_peak
 from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints
-from lms.reader.step_reader import Place, Step
+from lms.reader.step_reader import Step
+from lms.reader.survey import Place
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 

@@ -43,12 +43,11 @@ class TracedStep:
             return one if one is None or two is None else max(0.0, one + (two - one) * more)
 
         tensors = tuple(
-            replace(one, nbytes=size(one.nbytes, two.nbytes))
+            one._replace(nbytes=size(one.nbytes, two.nbytes))
             for one, two in zip(self.graph.tensors, self.other.tensors, strict=True)
         )
         ops = tuple(
-            replace(
-                one,
+            one._replace(
                 workspace_bytes=size(one.workspace_bytes, two.workspace_bytes) or 0,
                 flops=flops(one.flops, two.flops),
             )

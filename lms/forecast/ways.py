@@ -58,11 +58,11 @@ class Variant:
 
 def _resized(made: Recomputation, traced: Graph) -> Graph:
     tensors = tuple(
-        replace(one, nbytes=traced.tensors[source].nbytes)
+        one._replace(nbytes=traced.tensors[source].nbytes)
         for one, source in zip(made.graph.tensors, made.tensors, strict=True)
     )
     ops = tuple(
-        replace(one, workspace_bytes=traced.ops[source].workspace_bytes, flops=traced.ops[source].flops)
+        one._replace(workspace_bytes=traced.ops[source].workspace_bytes, flops=traced.ops[source].flops)
         for one, source in zip(made.graph.ops, made.ops, strict=True)
     )
     return replace(made.graph, ops=ops, tensors=tensors)
@@ -132,7 +132,7 @@ class Way:
     def _swaps_at(self, batch: int) -> Sequence[Swap]:
         more, growth, source = batch - self.variant.batch, self.variant.step.growth, self.variant.source
         return [
-            replace(swap, nbytes=max(0, int(swap.nbytes + growth[source(swap.tensor)] * more)))
+            swap._replace(nbytes=max(0, int(swap.nbytes + growth[source(swap.tensor)] * more)))
             for swap in self.swaps
         ]
 

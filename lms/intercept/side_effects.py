@@ -7,6 +7,8 @@ its kernels are new, and draw what the first ones drew.
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tensorflow.python.framework import op_def_registry
+
 from lms.ir.op_traits import is_collective
 from lms.process_state import has_peers
 from lms.reader.node_table import NodeTable
@@ -88,7 +90,14 @@ def runs_python(table: NodeTable) -> bool:
 
 def draws_from_seed(table: NodeTable) -> bool:
     """Tell whether a kernel of the step counts its own random numbers, and begins them from a seed."""
-    return any(node.attr[seed].i for node in table.nodes for seed in SEEDS if seed in node.attr)
+    seeded = {op_type for op_type in {*table.types} if _may_have_seed(op_type)}
+    nodes = (node for node, op_type in zip(table.nodes, table.types, strict=True) if op_type in seeded)
+    return any(node.attr[seed].i for node in nodes for seed in SEEDS if seed in node.attr)
+
+
+def _may_have_seed(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    return definition is None or any(attr.name in SEEDS for attr in definition.attr)
 
 
 def _takers(table: NodeTable) -> list[int]:

@@ -33,14 +33,13 @@ class Use(NamedTuple):
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One output of an op."""
 
     id: int
     op: int
     """The producer."""
-    index: int
+    index: int  # type: ignore[assignment]
     """Output number of the producer."""
     nbytes: int | None
     """Exact size of the data; ``None`` when it is unknown (never swapped, counted as 0, and reported)."""
@@ -53,8 +52,7 @@ class Tensor:
     """Why this tensor must not be swapped; ``None`` when it may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One node. Control flow (``If``, ``While``, a call) is one op, with its body's peak as workspace."""
 
     id: int

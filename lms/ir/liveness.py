@@ -5,7 +5,7 @@ starts and freed when the last reader of its buffer is done; aliases share one b
 place over an input that no other op reads any more; every buffer is rounded up to 256 bytes.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -59,7 +59,7 @@ class Buffers:
         )
         users: list[list[int]] = [[] for _ in tensors]
         for op in graph.ops:
-            passed_on = {tensors[out].alias_of for out in op.outputs}
+            passed_on = [tensors[out].alias_of for out in op.outputs]
             for tensor in op.inputs:
                 readers = users[roots[tensor]]
                 if tensor not in passed_on and (not readers or readers[-1] != op.id):
@@ -199,20 +199,23 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
     """
     placed = buffers.placement(order)
     by_tensor = {swap.tensor: swap for swap in swaps}
+    change = list(placed.change)
     stays: list[Residency] = []
     for stay in placed.stays:
         if stay.tensor in by_tensor:
-            stays += _swapped_stays(buffers, placed.position, by_tensor[stay.tensor], stay.last)
+            swapped = _swapped_stays(buffers, placed.position, by_tensor[stay.tensor], stay.last)
+            _count(change, (stay._replace(nbytes=-stay.nbytes), *swapped))
+            stays += swapped
         else:
             stays.append(stay)
-    change = [0] * (2 * len(placed.order) + 1)
-    for _, nbytes, first, final in stays:
-        change[first] += nbytes
-        change[final + 1] -= nbytes
-    for point, nbytes in placed.scratch:
-        change[point] += nbytes
-        change[point + 1] -= nbytes
     return Timeline(placed.order, tuple(accumulate(change[:-1])), tuple(stays))
+
+
+def _count(change: list[int], stays: Iterable[Residency]) -> None:
+    """Add the bytes of stays to those by which the allocated memory changes at each point."""
+    for _, nbytes, first, last in stays:
+        change[first] += nbytes
+        change[last + 1] -= nbytes
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,14 @@ class Placement:
             (2 * position[op], round_up(ops[op].workspace_bytes)) for op in buffers.with_workspace
         )
         return cls(order, tuple(position), stays, scratch, takers)
+
+    @cached_property
+    def change(self) -> Sequence[int]:
+        """By how many bytes the allocated memory changes at each point, scratch included."""
+        change = [0] * (2 * len(self.order) + 1)
+        _count(change, self.stays)
+        _count(change, (Residency(-1, nbytes, point, point) for point, nbytes in self.scratch))
+        return change
 
 
 def positions(order: Sequence[int]) -> list[int]:

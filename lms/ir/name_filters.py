@@ -116,7 +116,7 @@ def _marked(graph: Graph, named: Mapping[str, frozenset[int]]) -> Graph:
     for tensor in graph.tensors:
         root = graph.roots[tensor.id]
         reason = _why_stays(graph.tensors[root].op, users[root], named, reached)
-        tensors.append(replace(tensor, forbidden=tensor.forbidden or reason) if reason else tensor)
+        tensors.append(tensor._replace(forbidden=tensor.forbidden or reason) if reason else tensor)
     return replace(graph, tensors=tuple(tensors), backward=named.get("optimizer_scopes", frozenset()))
 
 

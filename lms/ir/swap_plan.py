@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from lms.ir.graph import Use
 
 
-@dataclass(frozen=True, slots=True)
-class SwapIn:
+class SwapIn(NamedTuple):
     """One copy back to the device, shared by all its uses."""
 
     trigger: int
@@ -36,8 +36,7 @@ class SwapIn:
     """Further ops that wait until the copy is done (``sync_mode``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
+class Swap(NamedTuple):
     """One tensor that leaves the device once and comes back once or more, with the same values."""
 
     tensor: int
@@ -70,16 +69,14 @@ class Swap:
         return (*blocked, *back)
 
 
-@dataclass(frozen=True, slots=True)
-class SerialEdge:
+class SerialEdge(NamedTuple):
     """A control edge that fixes the order of two ops."""
 
     before: int
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A copy to the host of which an op reads there (see :mod:`lms.planner.host_operands`)."""
 
     op: int
@@ -88,8 +85,7 @@ class Sent:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
+class Recomputed(NamedTuple):
     """What a plan does not keep for the backward pass but makes again there.
 
     The ops that make it again are ops of the plan's graph (see :mod:`lms.planner.recomputation`).
@@ -105,8 +101,7 @@ class Recomputed:
     """What the ops take a second time, by the cost model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A tensor that stays on the device, and why."""
 
     tensor: int

@@ -259,7 +259,7 @@ class _Relocator:
         ]
         controls = tuple(self.op_ids[control] for control in op.controls)
         self.op_ids.append(made)
-        self.ops.append(replace(op, id=made, inputs=tuple(inputs), outputs=tuple(outputs), controls=controls))
+        self.ops.append(op._replace(id=made, inputs=tuple(inputs), outputs=tuple(outputs), controls=controls))
         self.op_sources.append(op.id)
         fetched = [tensor for tensor in op.outputs if moved and self._is_read_on_device(tensor)]
         fetches = tuple(self._fetch(op.name, tensor) for tensor in fetched)
@@ -272,9 +272,9 @@ class _Relocator:
     def _tensor(self, old: Tensor, op: int, source: int, *, on_host: bool) -> int:
         number = len(self.tensors)
         alias_of = None if old.alias_of is None else self.now[old.alias_of]
-        copy = replace(old, id=number, op=op, alias_of=alias_of)
+        copy = old._replace(id=number, op=op, alias_of=alias_of)
         if on_host:
-            copy = replace(copy, outside=True, forbidden=HELD)
+            copy = copy._replace(outside=True, forbidden=HELD)
         self.tensors.append(copy)
         self.tensor_sources.append(source)
         self.now[source] = number

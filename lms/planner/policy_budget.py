@@ -11,7 +11,7 @@ Three passes over the steps, each nearly linear:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import add
@@ -189,7 +189,7 @@ def prefetch(
             trigger -= 1
         memory.add(2 * trigger + 2, 2 * trip.trigger + 1, nbytes)
         link.carry(trigger, trip.back, seconds)
-        early.append(replace(trip, trigger=trigger))
+        early.append(trip._replace(trigger=trigger))
     return tuple(early)
 
 
@@ -216,7 +216,7 @@ def postpone(
         while freed < wanted and max(memory[2 * freed + 1], memory[2 * freed + 2]) + nbytes <= budget_bytes:
             freed += 1
         memory.add(2 * trip.freed + 1, 2 * freed, nbytes)
-        later[trip] = replace(trip, freed=freed)
+        later[trip] = trip._replace(freed=freed)
     return tuple(later.get(trip, trip) for trip in trips)
 
 

@@ -11,7 +11,7 @@ and that their inputs live longer.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from lms.ir.backward import backward_ops
@@ -300,11 +300,11 @@ class _Repeater:
             alias_of = None
             if old.alias_of is not None:
                 alias_of = inputs[op.inputs.index(old.alias_of)]
-            self.tensors.append(replace(old, id=tensor, op=number, alias_of=alias_of))
+            self.tensors.append(old._replace(id=tensor, op=number, alias_of=alias_of))
             self.tensor_sources.append(source)
             outputs.append(tensor)
         self.ops.append(
-            replace(op, id=number, name=name, inputs=tuple(inputs), outputs=tuple(outputs), controls=controls)
+            op._replace(id=number, name=name, inputs=tuple(inputs), outputs=tuple(outputs), controls=controls)
         )
         self.op_sources.append(op.id)
         made.update(zip(op.outputs, outputs, strict=True))

@@ -274,7 +274,7 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmenta
             known = before.tensors[old]
             alias = None if known.alias_of is None or is_segment else now[known.alias_of]
             nbytes = before.tensors[before.roots[old]].nbytes if is_segment else known.nbytes
-            tensors.append(replace(known, id=tensor, op=place, index=index, alias_of=alias, nbytes=nbytes))
+            tensors.append(known._replace(id=tensor, op=place, index=index, alias_of=alias, nbytes=nbytes))
             old_tensors.append(old)
         waits = {number[control] for op in group for control in before.ops[op].controls} - {place}
         one = before.ops[group[0]]
@@ -288,7 +288,7 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmenta
                 workspace_bytes=_inside(buffers, group),
                 flops=_sum(before.ops[op].flops for op in group),
             )
-        ops.append(replace(one, id=place, inputs=read, outputs=made, controls=tuple(sorted(waits))))
+        ops.append(one._replace(id=place, inputs=read, outputs=made, controls=tuple(sorted(waits))))
         uses.append(found)
     kept = frozenset(now[tensor] for tensor in before.kept)
     backward = frozenset(number[op] for op in before.backward)

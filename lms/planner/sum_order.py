@@ -21,17 +21,17 @@ NEVER_FREE = frozenset(
 """What these make may be their input, or the executor still holds it: no sum writes into it."""
 
 
-def beginnings(buffers: Buffers) -> dict[int, int]:
+def beginnings(graph: Graph) -> dict[int, int]:
     """Map each sum of three and more terms to the slot that it begins with in the unedited step.
 
     Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
     chance; then the order of an executor with one thread counts.
     """
-    graph = buffers.graph
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
     if not sums:
         return {}
+    buffers = Buffers.of(graph)
     before, behind = _reach(graph, {op.id: bit for bit, op in enumerate(sums)})
     place = positions(executor_order(graph))
     found = {}
@@ -52,13 +52,13 @@ def beginnings(buffers: Buffers) -> dict[int, int]:
     return found
 
 
-def disturbed(buffers: Buffers, made: Recomputation) -> dict[int, int]:
+def disturbed(graph: Graph, made: Recomputation) -> dict[int, int]:
     """Map each sum to slot 0 whose terms get or lose readers because ops are repeated.
 
     Of one that :func:`beginnings` leaves out one of the first two terms was free in any case. That need not
     hold any more.
     """
-    graph, roots = buffers.graph, buffers.graph.roots
+    roots = graph.roots
     read = {roots[tensor] for op in made.repeated for tensor in graph.ops[made.ops[op]].inputs}
     touched = read | made.dropped
     return {

@@ -74,7 +74,7 @@ class Profiles:
 
     def find(self, graph: Graph) -> dict[str, float]:
         """Return the seconds of a graph's ops by name; empty where none were measured, or can be used."""
-        if self.folder is None:
+        if self.folder is None or not self.folder.is_dir():
             return {}
         path = self.folder / f"{signature(graph, self._machine)}.json"
         try:

@@ -10,8 +10,10 @@ from tensorflow.python.framework import function_def_to_graph
 from lms.ir.liveness import Buffers, timeline
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
+from lms.reader.op_facts import facts_of, item_bytes
 from lms.reader.shapes import infer, make_known
-from lms.reader.step_reader import Place, facts_of, item_bytes, read_step
+from lms.reader.step_reader import read_step
+from lms.reader.survey import Place
 
 MUST_COMPILE = "_XlaMustCompile"
 """Marks a call of a function that XLA compiles: its ops are none of TensorFlow's executor."""

@@ -1,9 +1,10 @@
 """A GraphDef as a table: the inputs, the control inputs and the loop (frame) of each node."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from lms.errors import UnreadableError
@@ -14,6 +15,9 @@ TURNS = frozenset({"NextIteration", "RefNextIteration"})
 MERGES = frozenset({"Merge", "RefMerge"})
 SWITCHES = frozenset({"Switch", "RefSwitch"})
 
+MARK_ATTR = "_lms"
+"""Attribute of every node that an edit has added; its value says what the node is for."""
+
 ROOT = 0
 """The frame of what runs once."""
 
@@ -21,6 +25,8 @@ CALLS = re.compile(
     r"(?:(?:Stateful)?PartitionedCall(?:_\d+)?/|while(?:_\d+)?/body/_\d+/|while(?:_\d+)?/(?=State))+"
 )
 """What TensorFlow puts in front of a name when it takes a function's or a loop's body into its caller."""
+CALLED = ("PartitionedCall", "StatefulPartitionedCall", "while")
+"""The beginnings of such names."""
 
 
 class Source(NamedTuple):
@@ -28,6 +34,22 @@ class Source(NamedTuple):
 
     node: int
     index: int  # type: ignore[assignment]
+
+
+class OutputNames(dict[str, Source]):
+    """The outputs of a graph's nodes, by the text with which the input of a NodeDef names them."""
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "OutputNames":
+        """Begin with the first output of each node; the others are found when they are asked for."""
+        return cls((name, Source(place, 0)) for place, name in enumerate(names))
+
+    def __missing__(self, text: str) -> Source:
+        name, colon, index = text.partition(":")
+        if not colon:
+            raise KeyError(text)
+        source = self[text] = Source(self[name].node, int(index or 0))
+        return source
 
 
 @dataclass(frozen=True)
@@ -40,7 +62,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The nodes of a graph by number, which is their place in the GraphDef."""
+    """The nodes of a graph by number, their place in the GraphDef. An edit changes none but ``nodes``."""
 
     nodes: Sequence[Any]
     """The NodeDefs."""
@@ -50,11 +72,10 @@ class NodeTable:
     """What each node reads, by slot."""
     controls: Sequence[tuple[int, ...]]
     """The nodes that each node waits for beside its inputs."""
-    order: Sequence[int]
-    """An order in which every input comes first, but for the next turn of a loop; else as in the GraphDef."""
-    frame: Sequence[int]
-    """The frame in which each node's outputs are."""
-    frames: Sequence[Frame]
+    devices: Sequence[str] = ()
+    """Empty in the table of an edited graph, like ``texts``."""
+    texts: Sequence[tuple[str, ...]] = ()
+    """What each node reads and waits for, as its NodeDef has it."""
 
     @classmethod
     def of(cls, graph_def: Any, fed: Collection[str] = ()) -> "NodeTable":
@@ -65,30 +86,22 @@ class NodeTable:
             fed: Nodes in whose place a session feeds values. Such a node has the type of a placeholder here.
 
         Raises:
-            UnreadableError: If a node reads one that is not there, or the graph holds a loop of no frame.
+            UnreadableError: If a node reads one that is not there.
         """
         nodes = list(graph_def.node)
         names = [node.name for node in nodes]
-        types = ["Placeholder" if node.name in fed else node.op for node in nodes]
-        number = {name: place for place, name in enumerate(names)}
+        types = ["Placeholder" if name in fed else node.op for name, node in zip(names, nodes, strict=True)]
+        texts = [tuple(node.input) for node in nodes]
+        outputs = OutputNames.of(names)
         inputs: list[tuple[Source, ...]] = []
         controls: list[tuple[int, ...]] = []
         try:
-            for node in nodes:
-                read, waits = [], []
-                for text in node.input:
-                    if text[0] == "^":
-                        waits.append(number[text[1:]])
-                    else:
-                        name, _, index = text.partition(":")
-                        read.append(Source(number[name], int(index or 0)))
-                inputs.append(tuple(read))
-                controls.append(tuple(waits))
+            for read in texts:
+                inputs.append(tuple([outputs[text] for text in read if text[0] != "^"]))
+                controls.append(tuple([outputs[text[1:]].node for text in read if text[0] == "^"]))
         except KeyError as error:
             raise UnreadableError(f"a node reads {error}, which the graph does not have") from error
-        order = _topological(types, inputs, controls)
-        frame, frames = _frames(nodes, types, inputs, controls, order)
-        return cls(nodes, names, types, inputs, controls, order, frame, frames)
+        return cls(nodes, names, types, inputs, controls, [node.device for node in nodes], texts)
 
     @cached_property
     def number(self) -> dict[str, int]:
@@ -103,6 +116,50 @@ class NodeTable:
             for slot, source in enumerate(read):
                 readers[source.node].append((node, slot))
         return readers
+
+    @cached_property
+    def before(self) -> Sequence[Collection[int]]:
+        """The nodes that have to run before each node: what it reads, but for a next turn, and waits for."""
+        return [
+            nodes_before(self.types, *one) for one in zip(self.types, self.inputs, self.controls, strict=True)
+        ]
+
+    @cached_property
+    def order(self) -> Sequence[int]:
+        """An order in which every input comes first, but for a next turn; else as in the GraphDef.
+
+        Raises:
+            UnreadableError: If the graph holds a loop of no frame.
+        """
+        order = topological_order(self.before)
+        if len(order) < len(self.nodes):
+            raise UnreadableError("the graph holds a cycle outside of its loops")
+        return order
+
+    @property
+    def frame(self) -> Sequence[int]:
+        """The frame in which each node's outputs are."""
+        return self._framed[0]
+
+    @property
+    def frames(self) -> Sequence[Frame]:
+        """All frames."""
+        return self._framed[1]
+
+    @cached_property
+    def _framed(self) -> tuple[Sequence[int], Sequence[Frame]]:
+        if ENTERS.isdisjoint(self.types):
+            return [ROOT] * len(self.nodes), [Frame("", None)]
+        return _find_frames(self)
+
+    @cached_property
+    def marks(self) -> Mapping[int, str]:
+        """The nodes that an edit has added, each with what it is for."""
+        return {
+            place: node.attr[MARK_ATTR].s.decode()
+            for place, node in enumerate(self.nodes)
+            if MARK_ATTR in node.attr
+        }
 
     def attr(self, node: int, name: str) -> object:
         """Return an attribute as a plain value: text as ``str``, a data type as its number.
@@ -128,54 +185,49 @@ class NodeTable:
     def bare_name(self, node: int) -> str:
         """Return the name that a node had in the function where it was traced."""
         name = self.names[node]
-        begins = CALLS.match(name)
+        begins = CALLS.match(name) if name.startswith(CALLED) else None
         return name[begins.end() :] if begins else name
 
 
-def _topological(
-    types: Sequence[str], inputs: Sequence[tuple[Source, ...]], controls: Sequence[tuple[int, ...]]
-) -> list[int]:
-    """Sort nodes so that those they need come first; of those that may come next, the lowest number."""
-    from heapq import heapify, heappop, heappush
+def nodes_before(
+    types: Sequence[str], op_type: str, inputs: Iterable[Source], controls: Iterable[int]
+) -> set[int]:
+    """Return the nodes that have to run before one that reads ``inputs`` and waits for ``controls``."""
+    if op_type in MERGES:
+        inputs = [source for source in inputs if types[source.node] not in TURNS]
+    return {node for node, _ in inputs}.union(controls)
 
-    waiting = [0] * len(types)
-    after: list[list[int]] = [[] for _ in types]
-    for node, (read, waits) in enumerate(zip(inputs, controls, strict=True)):
-        is_merge = types[node] in MERGES
-        before = {source.node for source in read if not (is_merge and types[source.node] in TURNS)}
-        before.update(waits)
-        waiting[node] = len(before)
-        for other in before:
-            after[other].append(node)
-    ready = [node for node, count in enumerate(waiting) if not count]
+
+def topological_order(before: Sequence[Collection[int]]) -> list[int]:
+    """Sort numbers so that those before each come first; of those that may come next, the lowest is taken.
+
+    What a cycle keeps from coming is left out.
+    """
+    waiting = [len(needed) for needed in before]
+    after: list[list[int]] = [[] for _ in before]
+    for number, needed in enumerate(before):
+        for other in needed:
+            after[other].append(number)
+    ready = [number for number, count in enumerate(waiting) if not count]
     heapify(ready)
     order = []
     while ready:
-        node = heappop(ready)
-        order.append(node)
-        for later in after[node]:
+        number = heappop(ready)
+        order.append(number)
+        for later in after[number]:
             waiting[later] -= 1
             if not waiting[later]:
                 heappush(ready, later)
-    if len(order) < len(types):
-        raise UnreadableError("the graph holds a cycle outside of its loops")
     return order
 
 
-def _frames(
-    nodes: Sequence[Any],
-    types: Sequence[str],
-    inputs: Sequence[tuple[Source, ...]],
-    controls: Sequence[tuple[int, ...]],
-    order: Sequence[int],
-) -> tuple[list[int], list[Frame]]:
+def _find_frames(table: NodeTable) -> tuple[list[int], list[Frame]]:
     """Find the frame of each node; return these and all frames."""
+    types, inputs, controls = table.types, table.inputs, table.controls
     frames = [Frame("", None)]
-    if ENTERS.isdisjoint(types):
-        return [ROOT] * len(nodes), frames
     known: dict[tuple[int, str], int] = {}
-    frame = [ROOT] * len(nodes)
-    for node in order:
+    frame = [ROOT] * len(types)
+    for node in table.order:
         if inputs[node]:
             # Of a merge the first input may be the next turn's, whose frame is not known yet.
             read = next((s.node for s in inputs[node] if types[s.node] not in TURNS), inputs[node][0].node)
@@ -185,7 +237,7 @@ def _frames(
         else:
             continue
         if types[node] in ENTERS:
-            name = nodes[node].attr["frame_name"].s.decode()
+            name = table.nodes[node].attr["frame_name"].s.decode()
             child = known.setdefault((current, name), len(frames))
             if child == len(frames):
                 frames.append(Frame(name, current))

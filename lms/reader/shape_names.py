@@ -1,6 +1,7 @@
 """Types and shapes of a step's tensors in words, for the report."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ def shapes_of(step: Step, outputs: Sequence[Sequence[Output]]) -> Mapping[str, s
     return found
 
 
+@lru_cache(maxsize=4096)
 def _words(output: Output) -> str:
     name = tf.dtypes.as_dtype(output.dtype).name
     if output.dims is None:

@@ -11,6 +11,7 @@ open dimensions: a smaller last batch runs through the same edited graph.
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
@@ -93,6 +94,7 @@ def _fits(known: tuple[int, ...], dims: Dims) -> bool:
     return len(known) == len(dims) and all(d is None or d == k for d, k in zip(dims, known, strict=True))
 
 
+@lru_cache(maxsize=4096)
 def is_open(output: Output) -> bool:
     """Tell whether the size of an output is unknown."""
     return output.dtype not in PLAIN_KINDS and (output.dims is None or any(dim < 0 for dim in output.dims))

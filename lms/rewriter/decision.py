@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from lms.ir.liveness import Buffers
 from lms.planner.host_operands import Decision
 from lms.planner.sum_order import beginnings, disturbed
 from lms.reader.step_reader import Step
@@ -28,10 +27,9 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
     known, segmentation = len(graph_def.node), decided.segmentation
     if segmentation is not None:
         step = in_segments(step, segmentation)
-    buffers = Buffers.of(step.graph)
-    sums, made = beginnings(buffers), decided.recomputation
+    sums, made = beginnings(step.graph), decided.recomputation
     if made is not None:
-        sums = {made.places[op]: slot for op, slot in {**disturbed(buffers, made), **sums}.items()}
+        sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
     edits = write_plan(graph_def, step, decided.plan, transport, decided.relocation, sums)
     if segmentation is not None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from lms.ir.op_traits import AGAIN
 from lms.planner.recomputation import Recomputation
-from lms.reader.node_table import NodeTable, Source
+from lms.reader.node_table import MARK_ATTR, NodeTable, Source
 from lms.reader.step_reader import Step
-from lms.rewriter.writer import MARK, MARK_ATTR, RewriteError, reference
+from lms.rewriter.writer import MARK, RewriteError, reference
 
 ENDING = f"/{MARK}/{AGAIN}"
 """The end of the name of each node that repeats another."""
@@ -54,7 +54,6 @@ class _Repeats:
         self._inputs = list(step.table.inputs)
         self._controls = list(step.table.controls)
         self._names, self._types = list(step.table.names), list(step.table.types)
-        self._frame = list(step.table.frame)
 
     def add(self, op: int) -> None:
         """Add the node of a repeated op."""
@@ -72,7 +71,6 @@ class _Repeats:
             self._sources[tensor] = Source(number, index)
         self._names.append(copy.name)
         self._types.append(node.op)
-        self._frame.append(table.frame[members[0]])
         read = [self._source(tensor) for tensor in made.graph.ops[op].inputs]
         waits = [end for control in made.graph.ops[op].controls for end in step.ends[made.ops[control]]]
         copy.input.extend(reference(self._names[one.node], one.index) for one in read)
@@ -105,17 +103,7 @@ class _Repeats:
         made, step, table = self._made, self._step, self._table
         first = len(table.nodes)
         nodes = [*table.nodes, *list(self._graph_def.node)[first:]]
-        order = [*table.order, *range(first, len(nodes))]
-        edited = NodeTable(
-            nodes,
-            self._names,
-            self._types,
-            self._inputs,
-            self._controls,
-            order,
-            self._frame,
-            table.frames,
-        )
+        edited = NodeTable(nodes, self._names, self._types, self._inputs, self._controls)
 
         def column(of: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
             return tuple(

@@ -16,7 +16,8 @@ from tensorflow.python.framework import kernels
 from lms.device.device import Device
 from lms.ir.op_traits import OUTSIDE_TYPES, is_update
 from lms.planner.segments import Segmentation
-from lms.reader.step_reader import NOT_PLAIN, Step
+from lms.reader.op_facts import NOT_PLAIN
+from lms.reader.step_reader import Step
 
 COMPILE, SCOPES = "_XlaCompile", ("_XlaScope", "_XlaInternalScope")
 OWN = b"lms_segment:"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_update
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import ROOT, NodeTable
-from lms.reader.step_reader import RESULTS, size_of
+from lms.reader.op_facts import size_of
+from lms.reader.step_reader import RESULTS
 from lms.variables.host_values import READ
 
 HANDLES = frozenset({"_Arg", "VarHandleOp"})

@@ -17,8 +17,7 @@ from typing import Any
 
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT, is_backward
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import MERGES, TURNS, NodeTable
-from lms.reader.step_reader import MARK_ATTR
+from lms.reader.node_table import MARK_ATTR, MERGES, TURNS, NodeTable
 from lms.rewriter.streamable import SPARSE, Finder, Variable
 from lms.rewriter.writer import MARK
 from lms.transports.base import Transport

@@ -4,14 +4,14 @@ TensorFlow answers a graph that it cannot build with one line in its log, and ru
 optimizations: without swaps, and to other bits. So what it would refuse is found here.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.python.framework import op_def_registry
 
 from lms.device.kernels import Kernels
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import MERGES, TURNS, NodeTable, Source
+from lms.reader.node_table import NodeTable, OutputNames, Source, nodes_before, topological_order
 from lms.rewriter.writer import RewriteError
 
 
@@ -37,50 +37,37 @@ def validate(
             if nodes wait for each other; or if TensorFlow would merge other nodes than before.
     """
     nodes = list(graph_def.node)
-    number = {node.name: place for place, node in enumerate(nodes)}
-    if len(number) < len(nodes):
+    names = [node.name for node in nodes]
+    if len({*names}) < len(names):
         raise RewriteError("two nodes of the edited graph have one name")
-    signatures = {name: _signature(nodes[number[name]]) for name in added}
-    types = _Types(table, outputs, signatures)
-    before: list[set[int]] = []
-    reads: list[tuple[Source, ...]] = []
-    waits: list[tuple[int, ...]] = []
+    first_added, made = len(table.nodes), OutputNames.of(names)
+    types = [*table.types, *(node.op for node in nodes[first_added:])]
+    signatures = {made[name].node: _signature(nodes[made[name].node]) for name in added}
+    known = [[output.dtype for output in of_node] for of_node in outputs]
+    for place in signatures.keys() & range(first_added):
+        if known[place] != signatures[place].outputs[: len(known[place])]:
+            raise RewriteError(f"{names[place]} makes other types than its readers take")
+    output_types = [*known, *(signatures[place].outputs for place in range(first_added, len(nodes)))]
+    inputs, controls, before = list(table.inputs), list(table.controls), list(table.before)
+    for column in (inputs, controls, before):
+        column += [()] * (len(nodes) - first_added)
+    is_renamed = names[:first_added] != [*table.names]
     for place, node in enumerate(nodes):
-        needed: set[int] = set()
-        read: list[Source] = []
-        controls: list[int] = []
-        old = table.inputs[place] if place < len(table.nodes) else None
-        wanted = (
-            signatures[node.name].inputs
-            if old is None
-            else [outputs[source.node][source.index].dtype for source in old]
-        )
-        for slot, text in enumerate(node.input):
-            name, _, index = text.removeprefix("^").partition(":")
-            maker = number.get(name)
-            if maker is None:
-                raise RewriteError(f"{node.name} reads {text}, which is not there")
-            if text[0] == "^":
-                controls.append(maker)
-            elif controls:
-                raise RewriteError(f"{node.name} reads {text} behind a control input")
-            else:
-                made = types.of(name, int(index or 0))
-                if made is None:
-                    raise RewriteError(f"{node.name} reads {text}, an output that is not there")
-                if slot < len(wanted) and made != wanted[slot]:
-                    raise RewriteError(f"{node.name} reads {text}, which is of another type than it takes")
-                read.append(Source(maker, int(index or 0)))
-            if not (node.op in MERGES and nodes[maker].op in TURNS):
-                needed.add(maker)
-        if len(read) != len(wanted):
-            raise RewriteError(f"{node.name} reads {len(read)} tensors; needed {len(wanted)}")
-        before.append(needed)
-        reads.append(tuple(read))
-        waits.append(tuple(controls))
-    _require_order(nodes, before)
-    op_types = [*table.types, *(node.op for node in nodes[len(table.types) :])]
-    edited = NodeTable(nodes, [*number], op_types, reads, waits, order=(), frame=(), frames=())
+        texts = tuple(node.input)
+        if place < first_added and texts == table.texts[place] and not is_renamed:
+            continue  # it was valid
+        if place >= first_added:
+            wanted = signatures[place].inputs
+        else:
+            wanted = [known[source.node][source.index] for source in table.inputs[place]]
+        read, waits = _checked(node.name, texts, made, output_types, wanted)
+        inputs[place], controls[place] = read, waits
+        before[place] = nodes_before(types, types[place], read, waits)
+    order = topological_order(before)
+    if len(order) < len(nodes):
+        stuck = min({*range(len(nodes))}.difference(order))
+        raise RewriteError(f"{names[stuck]} would wait for itself")
+    edited = NodeTable(nodes, names, types, inputs, controls)
     _require_same_kernels(kernels, table, edited)
 
 
@@ -96,25 +83,42 @@ def _require_same_kernels(kernels: Kernels, table: NodeTable, edited: NodeTable)
 class _Signature(NamedTuple):
     """The types of what a node reads and makes."""
 
-    inputs: Sequence[int]
-    outputs: Sequence[int]
+    inputs: list[int]
+    outputs: list[int]
 
 
-class _Types:
-    """The types of the outputs of a graph before and after its edit."""
+def _checked(
+    name: str,
+    texts: Sequence[str],
+    made: OutputNames,
+    output_types: Sequence[Sequence[int]],
+    wanted: Sequence[int],
+) -> tuple[tuple[Source, ...], tuple[int, ...]]:
+    """Return what a node reads and what it waits for.
 
-    def __init__(
-        self, table: NodeTable, outputs: Sequence[Sequence[Output]], added: Mapping[str, _Signature]
-    ) -> None:
-        self._number, self._outputs, self._added = table.number, outputs, added
-
-    def of(self, name: str, index: int) -> int | None:
-        """Return the type of an output; ``None`` where there is no such."""
-        if name in self._added:
-            made = self._added[name].outputs
-            return made[index] if index < len(made) else None
-        known = self._outputs[self._number[name]]
-        return known[index].dtype if index < len(known) else None
+    Raises:
+        RewriteError: If something of that is not there, or of another type than is ``wanted``.
+    """
+    read: list[Source] = []
+    waits: list[int] = []
+    for text in texts:
+        try:
+            source = made[text.removeprefix("^")]
+        except KeyError:
+            raise RewriteError(f"{name} reads {text}, which is not there") from None
+        if text[0] == "^":
+            waits.append(source.node)
+            continue
+        if waits:
+            raise RewriteError(f"{name} reads {text} behind a control input")
+        if source.index >= len(output_types[source.node]):
+            raise RewriteError(f"{name} reads {text}, an output that is not there")
+        if len(read) < len(wanted) and output_types[source.node][source.index] != wanted[len(read)]:
+            raise RewriteError(f"{name} reads {text}, which is of another type than it takes")
+        read.append(source)
+    if len(read) != len(wanted):
+        raise RewriteError(f"{name} reads {len(read)} tensors; needed {len(wanted)}")
+    return tuple(read), tuple(waits)
 
 
 def _signature(node: Any) -> _Signature:
@@ -145,27 +149,6 @@ def _signature(node: Any) -> _Signature:
         return found
 
     return _Signature(types(definition.input_arg), types(definition.output_arg))
-
-
-def _require_order(nodes: Sequence[Any], before: Sequence[Collection[int]]) -> None:
-    """Check that the graph has no cycle, except through the turns of a loop."""
-    waiting = [len(needed) for needed in before]
-    after: list[list[int]] = [[] for _ in nodes]
-    for place, needed in enumerate(before):
-        for other in needed:
-            after[other].append(place)
-    ready = [place for place, count in enumerate(waiting) if not count]
-    done = 0
-    while ready:
-        place = ready.pop()
-        done += 1
-        for later in after[place]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                ready.append(later)
-    if done < len(nodes):
-        stuck = next(place for place, count in enumerate(waiting) if count)
-        raise RewriteError(f"{nodes[stuck].name} would wait for itself")
 
 
 def require_same_pairs(kernels: Kernels, before: NodeTable, after: NodeTable) -> None:

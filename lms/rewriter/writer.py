@@ -17,8 +17,7 @@ from lms.ir.liveness import positions
 from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT
 from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
-from lms.reader.node_table import Source
-from lms.reader.step_reader import MARK_ATTR as MARK_ATTR
+from lms.reader.node_table import MARK_ATTR, Source
 from lms.reader.step_reader import Step
 from lms.transports.base import Transport, host_beside, write_copy
 

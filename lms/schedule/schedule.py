@@ -8,6 +8,7 @@ end.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from lms.ir.graph import Use
 from lms.ir.liveness import Buffers, Timeline
@@ -15,8 +16,7 @@ from lms.ir.swap_plan import SerialEdge, Swap, SwapIn
 from lms.schedule.op_order import serial_edges
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
+class Trip(NamedTuple):
     """One absence of a buffer from the device.
 
     The device reads it in step ``left`` for the last time before and in step ``back`` for the first time

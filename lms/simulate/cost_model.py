@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from lms.ir.graph import Graph
@@ -84,11 +85,13 @@ def work_of(graph: Graph, op: int) -> Work | None:
     node = graph.ops[op]
     if node.type in ALIAS_TYPES or node.type in OUTSIDE_TYPES or node.type in STREAM_TYPES:
         return None
-    touched = float(sum(graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)))
-    flops = node.flops
-    if flops is None:
-        flops = touched * next((rate for part, rate in FLOPS_PER_BYTE.items() if part in node.type), 0.0)
-    return Work(flops, touched)
+    touched = float(sum([graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)]))
+    return Work(touched * _flops_per_byte(node.type) if node.flops is None else node.flops, touched)
+
+
+@cache
+def _flops_per_byte(op_type: str) -> float:
+    return next((rate for part, rate in FLOPS_PER_BYTE.items() if part in op_type), 0.0)
 
 
 V100 = Costs()

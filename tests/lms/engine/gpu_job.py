@@ -23,7 +23,7 @@ import lms  # noqa: E402
 from lms.device.device import Device  # noqa: E402
 from lms.engine.installation import engine  # noqa: E402
 from lms.optimizer import plugin  # noqa: E402
-from lms.rewriter.writer import MARK_ATTR  # noqa: E402
+from lms.reader.node_table import MARK_ATTR  # noqa: E402
 from lms.transports.device import TO_DEVICE, TO_HOST  # noqa: E402
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -102,7 +102,7 @@ def test_a_plan_for_one_batch_knows_its_memory_at_another(batch: int) -> None:
     for way in ways:
         there = way.variant.at(batch)
         swaps = [
-            replace(swap, nbytes=there.case.graph.tensors[swap.tensor].nbytes or 0) for swap in way.swaps
+            swap._replace(nbytes=there.case.graph.tensors[swap.tensor].nbytes or 0) for swap in way.swaps
         ]
         peak = there.case.buffers.timeline(way.order, tuple(swaps)).peak_bytes
         assert way.peak_bytes(batch) == pytest.approx(peak, rel=0.001)
@@ -114,7 +114,7 @@ def test_arithmetic_that_an_op_states_grows_with_the_batch() -> None:
     one, two = (
         replace(
             network(batch),
-            ops=tuple(replace(op, flops=1e12 * batch) for op in network(batch).ops),
+            ops=tuple(op._replace(flops=1e12 * batch) for op in network(batch).ops),
         )
         for batch in (4, 8)
     )

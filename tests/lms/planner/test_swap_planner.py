@@ -448,7 +448,7 @@ def test_chain_rule_takes_the_backward_op_of_an_op_further_on(fields, trigger):
 
 def test_chain_rule_looks_no_further_than_ub():
     graph = layers_of_two_backward_ops()
-    chain = replace(graph, ops=tuple(replace(op, type="Op") for op in graph.ops))
+    chain = replace(graph, ops=tuple(op._replace(type="Op") for op in graph.ops))
     nobody = threshold(chain, lb=1, ub=2, branch_threshold=1)
     assert nobody.swaps == ()  # nothing says which ops belong to the backward pass
     told = replace(chain, backward=frozenset(op.id for op in chain.ops if op.name[0] in "bc"))

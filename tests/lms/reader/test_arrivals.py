@@ -11,7 +11,8 @@ from lms.device.kernels import PlainCpu
 from lms.ir.liveness import Buffers
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
-from lms.reader.step_reader import ARRIVES, Place, most_bytes, read_step
+from lms.reader.step_reader import ARRIVES, read_step
+from lms.reader.survey import Place, most_bytes
 
 pytestmark = pytest.mark.tensorflow
 

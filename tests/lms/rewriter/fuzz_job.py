@@ -31,7 +31,8 @@ from lms.planner.recomputation import Repeats  # noqa: E402
 from lms.planner.recomputation import recompute as recomputed  # noqa: E402
 from lms.reader.node_table import NodeTable  # noqa: E402
 from lms.reader.shapes import infer  # noqa: E402
-from lms.reader.step_reader import Place, read_step, step_frames  # noqa: E402
+from lms.reader.step_reader import read_step  # noqa: E402
+from lms.reader.survey import Place, step_frames  # noqa: E402
 from lms.rewriter.decision import write_decision  # noqa: E402
 from lms.rewriter.validation import validate  # noqa: E402
 from lms.rewriter.writer import RewriteError  # noqa: E402

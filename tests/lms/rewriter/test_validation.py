@@ -21,6 +21,8 @@ EXPECTED = {
     "no output": "conv reads images:1, an output that is not there",
     "other type": "filter_slope reads images, which is of another type than it takes",
     "behind": "bias reads conv behind a control input",
+    "renamed": "reads slope, which is not there",
+    "makes other types": "filter_slope makes other types than its readers take",
     "circle": "would wait for itself",
     "parted": "no longer merge filter_slope and bias_slope",
     "both wait": "",

@@ -13,7 +13,8 @@ from lms.ir.graph import Use
 from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
-from lms.reader.step_reader import Place, read_step
+from lms.reader.step_reader import read_step
+from lms.reader.survey import Place
 from lms.rewriter.writer import put_copies_first, write_plan
 from lms.transports.device import DeviceTransport
 

@@ -92,6 +92,12 @@ def adds(
     return edit
 
 
+def turned(_: Any, nodes: dict[str, Any]) -> Collection[str]:
+    """An edit that gives what was read as an added node another type."""
+    nodes["filter_slope"].attr["T"].type = INT
+    return ["filter_slope"]
+
+
 def main() -> None:
     """Print what is said."""
     found = {
@@ -110,6 +116,8 @@ def main() -> None:
         "no output": said(reads("conv", 0, "images:1")),
         "other type": said(reads("filter_slope", 1, "images")),
         "behind": said(lambda _, nodes: nodes["bias"].input.append("conv")),
+        "renamed": said(lambda _, nodes: setattr(nodes["slope"], "name", "slant")),
+        "makes other types": said(turned),
         "circle": said(waits(("images", "conv"))),
         "parted": said(waits(("bias_slope", "aside"))),
         "both wait": said(waits(("bias_slope", "aside"), ("filter_slope", "aside"))),

@@ -1,0 +1,109 @@
+"""Tell what is known of a graph without reading it: where its step is, and the most memory that it needs."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lms.device.kernels import Kernels
+from lms.ir.liveness import round_up
+from lms.ir.op_traits import is_backward, is_update
+from lms.optimizer.grappler_item import Output
+from lms.reader.folded_constants import CONSTANTS, Folded, find_folded
+from lms.reader.node_table import NodeTable
+from lms.reader.op_facts import facts_of, size_of
+
+BODY_ATTRS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+    "While": ("body",),
+    "StatelessWhile": ("body",),
+}
+"""Where functions that are called and not taken in keep their bodies."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device: which nodes run there, and how much memory its kernels need."""
+
+    holds: Callable[[str], bool]
+    """Whether a node with this device name runs on the device."""
+    kernels: Kernels
+    device_type: str = "CPU"
+    on_host: Callable[[Any, int], bool] = lambda node, index: False
+    """Whether a node of the device leaves an output in host memory."""
+    reads_on_host: Callable[[Any, int], bool] = lambda node, slot: False
+    """Whether a node of the device reads an input in host memory."""
+    body_peak: "Callable[[Place, Any, str, Sequence[Output]], int] | None" = None
+    """The memory that a function needs which a node calls with such arguments."""
+
+    def holds_each(self, table: NodeTable) -> list[bool]:
+        """Tell of each node whether it runs on the device."""
+        held = {device: self.holds(device) for device in {*table.devices}}
+        return [held[device] for device in table.devices]
+
+
+def step_frames(table: NodeTable, *, whole: bool = False) -> list[int]:
+    """Find the frames that hold a training step: gradients, and updates of variables if there are any.
+
+    With ``whole``, a frame with gradients alone is no step. Of frames within each other the outer one is the
+    step: in it the loops of recurrent layers are one op each.
+    """
+    gradients = Counter(
+        table.frame[node]
+        for node, op_type in enumerate(table.types)
+        if op_type not in CONSTANTS and is_backward(table.names[node], op_type)
+    )
+    updates = {table.frame[node] for node, op_type in enumerate(table.types) if is_update(op_type)}
+    chosen: list[int] = []
+    for frame in sorted(gradients.keys() & updates or (() if whole else gradients)):
+        if not any(table.is_within(frame, one) for one in chosen):
+            chosen.append(frame)
+    return chosen
+
+
+def constant_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place) -> int:
+    """Return the bytes of the device that a graph's constants take for good: their kernels hold them."""
+    held = folded(table, outputs).held
+    return sum(
+        round_up(size_of(output) or 0)
+        for node, is_here in enumerate(place.holds_each(table))
+        if is_here and (table.types[node] in CONSTANTS or node in held)
+        for output in outputs[node]
+    )
+
+
+def most_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place) -> int | None:
+    """Return the bytes of all that a graph makes on a device: no order of its ops needs more.
+
+    ``None`` where that is not known: a size is open, or ops run in a loop or in a function that is called.
+    """
+    if len(table.frames) > 1 or not BODY_ATTRS.keys().isdisjoint(table.types):
+        return None
+    here = place.holds_each(table)
+    total = workspace = 0
+    for node, made in enumerate(outputs):
+        if not here[node] and not any(here[reader] for reader, _ in table.readers[node]):
+            continue
+        sizes = [size_of(output) for output in made]
+        if here[node] and table.types[node] in place.kernels.types:
+            facts = facts_of(table, outputs, node)
+            workspace = max(workspace, place.kernels.workspace_bytes(facts))
+            for extra in place.kernels.extra_outputs(facts):
+                sizes += [extra.nbytes]
+                if extra.output is not None:
+                    sizes[extra.output] = sizes.pop()
+        for nbytes in sizes:
+            if nbytes is None:
+                return None
+            total += round_up(nbytes)
+    return total + round_up(workspace)
+
+
+def folded(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Folded:
+    """Find the nodes that TensorFlow computes once, when it prepares a graph."""
+    return find_folded(table, lambda node: sum(size_of(output) or 0 for output in outputs[node]))
