@@ -156,8 +156,8 @@ class LMSConfig:
     )
     xla: Xla = _option(
         "off",
-        "auto: a step that XLA is to compile (jit_compile) runs in segments that it compiles, between the "
-        "swaps; off: without XLA; not with policy threshold, recompute, or variables on the host",
+        "auto: XLA compiles a step with jit_compile whole where it fits, else in segments between the swaps; "
+        "off: without XLA; not with policy threshold or variables on the host",
     )
     batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
     min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)

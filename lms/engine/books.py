@@ -19,6 +19,9 @@ from lms.rewriter.streamable import SMALL
 
 logger = logging.getLogger("lms")
 
+LEFT_TO_XLA = "it fits; XLA compiles it whole"
+"""Why nothing is edited in a step that its user has XLA compile."""
+
 UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
 """The remedy for a loop."""
 
@@ -48,8 +51,8 @@ class Books:
     def record(self, work: Work, guest: Guest | None) -> GraphStats | None:
         """Record a planned frame of a graph, and warn of what the user should know."""
         if work.later is not None and work.table is not None:
-            ops, why = len(work.table.nodes), "nothing is edited"
-            stats = GraphStats(work.task.name, False, why, ops, place=_place(work))
+            ops, why = len(work.table.nodes), LEFT_TO_XLA if work.whole else "nothing is edited"
+            stats = GraphStats(work.task.name, False, why, ops, place=_place(work), whole=work.whole)
             self.collector.postpone(stats, partial(self._record_later, work.later))
             return stats
         made = self._described(work, guest)
@@ -92,13 +95,18 @@ class Books:
             varies=step.varies,
             place=_place(work),
         )
-        if decided.segmentation is not None:
+        if work.whole:
+            stats = replace(stats, why=LEFT_TO_XLA, whole=True)
+        elif decided.segmentation is not None:
             held = decided.segmentation
             stats = replace(stats, segments=len(held.segments), compiled_ops=held.compiled)
             if made.is_empty:
                 stats = replace(stats, why="nothing is swapped; XLA compiles it in segments")
         elif work.task.compiled:
-            self._warn(f"{name} runs without XLA: none of its ops can be compiled within the planned memory")
+            why = "none of its ops can be compiled within the planned memory"
+            if decided.recomputation is not None:
+                why = "its plan recomputes tensors; recompute='off' compiles it in segments between swaps"
+            self._warn(f"{name} runs without XLA: {why}")
         logger.info("%s: %s", stats.name, stats.why)
         self._tell_of_rules()
         if self._config.debug:

@@ -15,6 +15,7 @@ from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
 from lms.reader.survey import step_frames
+from lms.rewriter.stopped import stopped
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ FEWEST_OPS = 24
 
 KEPT_EDITS = 4
 """The number of edits that are kept for other functions with the same graph: a model compiled again."""
+
+LEFT = "lms: this step is left to XLA, which compiles it as one"
+"""The message of the error with which such a step ends in the graph that TensorFlow has optimized."""
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""
@@ -38,6 +42,8 @@ class Edit:
     """One for each device and frame."""
     graph: bytes | None = None
     """The edited graph; ``None`` where it stays as it is."""
+    is_whole: bool = False
+    """Whether XLA shall compile the step as one: the graph is one that ends before any of its ops has run."""
 
 
 class Editing:
@@ -81,16 +87,20 @@ class Editing:
                 return Edit()
             if (again := self._used_again(known, task)) is not None:
                 return again
-        works: list[Work] = []
-        for device in self._devices(task):
-            works += self._edit_for(device, task, graph_def, works[-1] if works else None)
-        edited = any(work.edits for work in works)
-        if edited:
-            put_copies_first(works[-1].graph_def)
-        made = Edit(tuple(works), works[-1].graph_def.SerializeToString() if edited else None)
+        works = self._works(task, graph_def)
+        if len({work.whole for work in works}) > 1:  # another device or frame of it needs segments
+            graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
+            works = self._works(replace(task, may_be_whole=False), graph_def)
+        made = _as_edit(works, graph_def)
         if works:
             self._keep(key, made)
         return made
+
+    def _works(self, task: Task, graph_def: Any) -> list[Work]:
+        works: list[Work] = []
+        for device in self._devices(task):
+            works += self._edit_for(device, task, graph_def, works[-1] if works else None)
+        return works
 
     def _kept_for(self, key: object) -> Edit | None:
         with self._lock:
@@ -100,7 +110,7 @@ class Editing:
 
     def _keep(self, key: object, made: Edit) -> None:
         with self._lock:
-            self._kept[key] = Edit(tuple(map(_to_keep, made.works)), made.graph)
+            self._kept[key] = replace(made, works=tuple(map(_to_keep, made.works)))
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT_EDITS:
                 self._kept.popitem(last=False)
@@ -137,7 +147,7 @@ class Editing:
         for work in works:
             if work.edits is not None:
                 self._engine.transport().require_room(work.stored_bytes)
-        return Edit(tuple(works), known.graph)
+        return replace(known, works=tuple(works))
 
     def _edit_for(self, device: Device, task: Task, graph_def: Any, earlier: Work | None) -> list[Work]:
         """Plan the memory of one device, in each frame that holds a step."""
@@ -181,6 +191,15 @@ class Editing:
         return self._planned(run_passes([self._passes.parse], again))
 
 
+def _as_edit(works: Sequence[Work], graph_def: Any) -> Edit:
+    if any(work.whole for work in works):
+        return Edit(tuple(works), stopped(graph_def, LEFT), is_whole=True)
+    if not any(work.edits for work in works):
+        return Edit(tuple(works))
+    put_copies_first(works[-1].graph_def)
+    return Edit(tuple(works), works[-1].graph_def.SerializeToString())
+
+
 def written(passes: Sequence[Pass], work: Work, refused: Callable[[RewriteError], Work]) -> Work:
     """Write and validate a plan; ``refused`` makes another where ops that it repeats are the reason.
 
@@ -212,7 +231,8 @@ def _task_of(graph_def: Any, task: Task) -> Task:
     given = {number: one.dtype.as_datatype_enum for number, one in enumerate(task.inputs)}
     if types == given:
         return task
-    return replace(task, inputs=(), is_body=True, hints=replace(task.hints, arguments={}))
+    hints = replace(task.hints, arguments={})
+    return replace(task, inputs=(), is_body=True, may_be_whole=False, hints=hints)
 
 
 def _key(graph_def: Any, task: Task) -> object:
@@ -228,7 +248,7 @@ def _key(graph_def: Any, task: Task) -> object:
     names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
-    return digest, task.config, task.is_body, task.compiled, repr(known), names
+    return digest, task.config, task.is_body, task.compiled, task.may_be_whole, repr(known), names
 
 
 def _to_keep(work: Work) -> Work:

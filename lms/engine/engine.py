@@ -14,7 +14,7 @@ from lms.device.horovod_fusion_buffer import FusionBuffer
 from lms.device.memory_pool import PoolClaim
 from lms.engine.books import Books
 from lms.engine.editing import Editing
-from lms.engine.estimating import Traced, stopped, told_to, trace
+from lms.engine.estimating import STOPPED, Traced, told_to, trace
 from lms.engine.lifecycle import Lifecycle
 from lms.engine.measuring import profiles_of
 from lms.engine.observer import Guest
@@ -30,6 +30,7 @@ from lms.process_state import tensorflow_is_initialised
 from lms.profiling.store import Profiles
 from lms.report.document import build_document
 from lms.report.stats import Report
+from lms.rewriter.stopped import stopped
 from lms.transports.base import Transport
 from lms.transports.choose import choose_transport, require_store
 from lms.variables.host_values import HostValues, host_values
@@ -188,7 +189,7 @@ class Engine:
             traced("", fault)
         except BaseException as fault:
             self.steps.note(fault)
-        return stopped(graph_def)
+        return stopped(graph_def, STOPPED)
 
     def _edited(self, task: Task) -> bytes | None:
         edit = self._editing.edit(task)
@@ -197,6 +198,8 @@ class Engine:
             if stats is not None:
                 self.steps.planned(work, stats)
                 work.device.reset_peak()
+        if edit.is_whole:
+            self.steps.left_whole(edit.works)
         return edit.graph
 
     def refusal(self) -> str | None:

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorflow.core.framework import graph_pb2, types_pb2
-
 from lms.device.device import Device, executor_threads
 from lms.device.kernels import Gpu as GpuKernels
 from lms.device.link_speed import costs_of_device
@@ -316,25 +314,3 @@ def _with_batch(hints: ShapeHints, batch: int, wanted: int) -> ShapeHints:
         batches=tuple(changed(shape) for shape in hints.batches),
         batch_size=None if hints.batch_size is None else wanted,
     )
-
-
-def stopped(graph_def: Any) -> bytes:
-    """Return a graph that ends with an error before any of its ops has run."""
-    stopped_def = graph_pb2.GraphDef()
-    stopped_def.CopyFrom(graph_def)
-    host = "/job:localhost/replica:0/task:0/device:CPU:0"
-    for node in stopped_def.node:
-        if node.op not in ("_Arg", "Const"):
-            node.input.append("^lms/stop")
-    for name, dtype in (("lms/false", types_pb2.DT_BOOL), ("lms/why", types_pb2.DT_STRING)):
-        node = stopped_def.node.add(name=name, op="Const", device=host)
-        node.attr["dtype"].type = dtype
-        node.attr["value"].tensor.dtype = dtype
-        node.attr["value"].tensor.tensor_shape.SetInParent()
-    stopped_def.node[-2].attr["value"].tensor.bool_val.append(False)
-    stopped_def.node[-1].attr["value"].tensor.string_val.append(STOPPED.encode())
-    stop = stopped_def.node.add(name="lms/stop", op="Assert", device=host, input=["lms/false", "lms/why"])
-    stop.attr["T"].list.type.append(types_pb2.DT_STRING)
-    stop.attr["summarize"].i = 3
-    found: bytes = stopped_def.SerializeToString()
-    return found

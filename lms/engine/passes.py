@@ -21,7 +21,7 @@ from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import pool_bytes
 from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
-from lms.planner.segments import plan_segments
+from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
 from lms.reader.node_table import ENTERS, MARK_ATTR, ROOT, NodeTable
 from lms.reader.shapes import complete_shapes
@@ -162,17 +162,17 @@ class Bounding:
 
     def requires(self, work: Work) -> bool:
         """Tell whether the policy leaves alone what fits."""
-        leaves = work.task.config.policy in LEAVES_WHAT_FITS
-        return bool(work.outputs) and leaves and not (self._host.is_on or work.task.compiled)
+        task = work.task
+        leaves = task.config.policy in LEAVES_WHAT_FITS and (task.may_be_whole or not task.compiled)
+        return bool(work.outputs) and leaves and not self._host.is_on
 
     def apply(self, work: Work) -> Work:
         """Say whether the step fits, or the device has no known limit."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         room = usable_bytes(work.task.config, work.limit_bytes)
-        if room is None:
-            return replace(work, fits=True)
-        most = most_bytes(work.table, work.outputs, work.place)
-        return replace(work, fits=most is not None and most <= room)
+        most = None if room is None else most_bytes(work.table, work.outputs, work.place)
+        fits = room is None or (most is not None and most <= room)
+        return replace(work, fits=fits, whole=fits and work.task.compiled)
 
 
 class Streaming:
@@ -299,11 +299,15 @@ class Planning:
                 costs = replace(costs, host_room_bytes=max(0, room - work.stored_bytes))
         costs = replace(costs, profile_s=self._profiles().find(work.graph))
         config, kind = work.task.config, work.device.type
-        if work.task.compiled and work.step is not None:
+        if not work.task.compiled or work.step is None:
+            return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
+        made = decide(work.graph, config, kind, work.limit_bytes, costs)
+        if work.whole or (work.task.may_be_whole and fits_whole(made, config, work.limit_bytes)):
+            return replace(work, decision=made, whole=True)
+        if made.recomputation is None and config.recompute != "only":
             may = compilable_ops(work.step, kind)
-            made = plan_segments(work.graph, may, config, kind, work.limit_bytes, costs)
-            return replace(work, decision=made)
-        return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
+            made = plan_segments(work.graph, may, config, kind, work.limit_bytes, costs, made)
+        return replace(work, decision=made)
 
 
 def _has_limited_host(config: LMSConfig, device_type: str) -> bool:
@@ -322,7 +326,7 @@ class Writing:
 
     def requires(self, work: Work) -> bool:
         """Tell whether the plan changes anything."""
-        if work.decision is None:
+        if work.decision is None or work.whole:
             return False
         decided = work.decision
         return bool(work.streamed.nodes or decided.segmentation) or not decided.plan.is_empty

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,15 @@ from lms.intercept.sessions import SessionRun, SessionWatch
 from lms.intercept.side_effects import draws_from_seed
 from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
+from lms.planner.planner import usable_bytes
 from lms.reader.shapes import ShapeHints
 from lms.report.history import History
-from lms.report.render import explain_out_of_memory
+from lms.report.render import explain_out_of_memory, mib
 from lms.report.stats import GraphStats, Report
 from lms.report.step_log import StepLog
 from lms.report.step_status import open_status
-from lms.rewriter.segments import why_no_xla
+from lms.rewriter.compiled_functions import CompiledFunctions
+from lms.rewriter.segments import compiled_types, why_no_xla
 from lms.transports.base import StoreStats
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class _Fresh(threading.local):
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
         self.noted: list[BaseException] = []
+        self.whole: list[Work] = []
+        """The plans of the step that XLA compiles as one, before it has run so for the first time."""
 
 
 class Steps:
@@ -82,6 +86,7 @@ class Steps:
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
         self.status = open_status(config.tensorboard, environ, self._figures)
         self.history = History(lambda: self._counters()[1])
+        self._functions = CompiledFunctions()
         self._fresh = _Fresh()
         self._noted_elsewhere: list[BaseException] = []
 
@@ -115,14 +120,18 @@ class Steps:
             why = "a gradient tape around the function is recording"
             self._engine.books.skip(function_name(runtime.name), why, 0)
             return None
+        if runtime.whole:
+            return None
         call = self.watch.call
         shapes = {}
         if self.watch.is_here:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call))
         inputs = runtime.inputs if self.watch.is_here else ()
-        name, segmented = function_name(runtime.name), self.watch.is_segmented
-        return Task(request, name, config, hints, inputs, compiled=segmented)
+        name = function_name(runtime.name)
+        compiled = bool(runtime.copy)
+        whole = compiled and self._may_be_whole(call, runtime)
+        return Task(request, name, config, hints, inputs, compiled=compiled, may_be_whole=whole)
 
     def _session_task(self, request: Request, run: SessionRun) -> Task | None:
         if self.sessions.leaves(run.graph):
@@ -145,7 +154,7 @@ class Steps:
 
     def planned(self, work: Work, stats: GraphStats) -> None:
         """Note that a frame of a graph has been planned."""
-        if stats.edited:
+        if stats.edited or stats.whole:
             self._fresh.stats.append(stats)
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.run
         if run is not None:
@@ -154,7 +163,8 @@ class Steps:
         if work.table is None:
             return
         fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
-        self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
+        if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
+            self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
         if call.function is not None:
             self._watch_steps_of(call.function)
         if runtime is not None:
@@ -164,25 +174,34 @@ class Steps:
             draws = draws_from_seed(work.table)
             self.growth.planned(call.function, runtime.name, told, call.batches, arguments, draws=draws)
 
+    def left_whole(self, works: Sequence[Work]) -> None:
+        """Note that XLA shall compile the step that is about to run as one."""
+        runtime = self.watch.runtime
+        if runtime is not None:
+            self.growth.leave_whole(self.watch.call.function, runtime.name)
+            self._fresh.whole = list(works)
+
     # --- what the watch tells ----------------------------------------------------------------------------
 
-    def xla_dropped(self, function: Any) -> bool:
-        """Warn that XLA was switched off for ``function``, unless it runs in segments."""
+    def drops_xla(self, function: Any) -> bool:
+        """Warn that XLA is switched off for ``function``, unless it runs whole or in segments."""
         engine = self._engine
+        if (obstacle := self._without_segments()) is None:
+            return False
         if engine.refusal() is not None:
-            return False
-        if engine.config.xla == "auto":
-            obstacle = segments_refused(engine.config) or why_no_xla(engine.devices[0])
-            if obstacle is None:
-                return True
-            engine.warn(f"XLA is off for {function._name}: {obstacle}")
-            return False
-        engine.warn(
-            f"XLA is off for {function._name}: compiled as one, no swap would survive in it; xla='auto' "
-            "(LMS_XLA=auto) compiles it in segments between the swaps; to keep it whole, call lms.disable() "
-            "before it is traced"
-        )
-        return False
+            return True
+        engine.warn(f"XLA is off for {function._name}: {obstacle}")
+        return True
+
+    def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
+        """Return the name of the copy to run of a step that XLA compiles, unless it is left to XLA."""
+        engine = self._engine
+        if engine.config.xla != "auto" or runtime.taped or "__backward_" in runtime.name:
+            return ""
+        copy = self._functions.copy_of(runtime.name)
+        if copy is None or engine.refusal() is not None or self._without_segments() is not None:
+            return ""
+        return "" if self.growth.is_whole(call.function, runtime.name) else copy.name
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
         """Return the number of the wanted plan; a new one where the call's arguments have grown."""
@@ -200,10 +219,12 @@ class Steps:
         function = call.function
         if self._engine.refusal() is None:
             self.unseen.called(function)
+        self._fresh.whole = []
         self._feed(function, call)
         try:
             done = self._tried(call, step)
             self.rescue.succeeded(call)
+            self._require_room(function)
         finally:
             call.feed.forget()
         self._engine.fusion.step_done()
@@ -286,10 +307,40 @@ class Steps:
             self._raise_what_was_noted()
         return result
 
+    def _require_room(self, function: Any) -> None:
+        """Have a step run in segments from now on that needed more than it may, compiled as one."""
+        config = self._engine.config
+        for work in self._fresh.whole:
+            room, memory = usable_bytes(config, work.limit_bytes), work.device.memory()
+            if room is None or memory is None:
+                continue
+            allowed = work.residents.nbytes + room
+            if memory[1] > allowed and self.growth.forbid_whole(function, ""):
+                took = f"{mib(memory[1])} where {mib(allowed)} are allowed"
+                self._engine.warn(f"{work.task.name} runs in segments from now on: as one it took {took}")
+
+    def _may_be_whole(self, call: Call, runtime: RuntimeCall) -> bool:
+        """Tell whether XLA can compile what it was to compile, for all that is known."""
+        copy, may = self._functions.copy_of(runtime.name), self.growth.may_be_whole
+        if copy is None or self._engine.host.is_on or not may(call.function, runtime.name):
+            return False
+        return copy.types <= compiled_types(self._engine.devices[0].type)
+
+    def _without_segments(self) -> str | None:
+        """Return why no step runs in segments here; ``None`` where steps may."""
+        config = self._engine.config
+        if config.xla == "auto":
+            return segments_refused(config) or why_no_xla(self._engine.devices[0])
+        return (
+            "compiled as one, no swap would survive in it; xla='auto' (LMS_XLA=auto) leaves it whole where "
+            "it fits, and else compiles it in segments between the swaps; to keep it whole, call "
+            "lms.disable() before it is traced"
+        )
+
     def _tell_of_segments(self, seconds: float) -> None:
-        """Note how long the first run of steps took in which XLA compiles segments."""
-        if any(one.segments for one in self._fresh.stats):
-            logger.info("the first run, in which XLA compiles segments, took %.1f s", seconds)
+        """Note how long the first run of steps took that XLA compiles."""
+        if any(one.segments or one.whole for one in self._fresh.stats):
+            logger.info("the first run, in which XLA compiles the step, took %.1f s", seconds)
             self._engine.books.collector.first_run(self._fresh.stats, seconds)
 
     def _raise_what_was_noted(self) -> None:
@@ -314,7 +365,7 @@ class Steps:
 
     def _compare(self, before: int) -> None:
         """Warn where an edited step ran without its swaps: TensorFlow has not taken the edit."""
-        fresh, after = self._fresh.stats, self._swap_outs()
+        fresh, after = [stats for stats in self._fresh.stats if stats.edited], self._swap_outs()
         if not fresh or after is None:
             return
         ran = after - before
@@ -361,7 +412,6 @@ def segments_refused(config: LMSConfig) -> str | None:
     """Return why no step can run in segments with a configuration; ``None`` where they can."""
     against = {
         "policy='threshold'": config.policy == "threshold",
-        f"recompute={config.recompute!r}": config.recompute != "off",
         "optimizer_state='host'": config.optimizer_state == "host",
         "variables='host'": config.variables == "host",
     }

@@ -39,7 +39,9 @@ class Task:
     limit_bytes: int | None = None
     """The size of the device to plan for; ``None``: that of the real one."""
     compiled: bool = False
-    """Whether XLA compiles the step in segments."""
+    """Whether the step's user has XLA compile it."""
+    may_be_whole: bool = False
+    """Whether XLA may compile it as one, as its user asked, where nothing needs to be swapped."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Work:
     """The names of outputs that outlive the step."""
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
+    whole: bool = False
+    """Whether XLA shall compile the step as one."""
     later: "Callable[[], Work] | None" = None
     """Reads and plans the step all the same, where somebody asks for its figures."""
     step: Step | None = None

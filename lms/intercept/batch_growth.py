@@ -21,12 +21,15 @@ class _Step:
     batches: Shapes = ()
     arguments: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     """By function of the runtime the shapes of those of its arguments whose shape is open."""
+    whole: dict[str, int] = field(default_factory=dict)
+    """By function of the runtime the plan that leaves it to XLA."""
+    never_whole: bool = False
     draws: bool = False
     """Whether its random numbers would begin anew with another plan, whose kernels are new."""
 
     def grown(self, what: str, was: object, will: object) -> str:
         """Count another plan, unless that would change what the step computes; return what has grown."""
-        if self.draws:
+        if self.draws and self.generation not in self.whole.values():
             kept = f"keeps its plan for {what} of {was} with {will}"
             return f"{kept}: a new one would begin its random numbers anew"
         self.generation += 1
@@ -69,6 +72,29 @@ class Growth:
     def renew(self, function: Any, name: str) -> None:
         """Have a step planned again at its next call."""
         self._step(function, name).generation += 1
+
+    def leave_whole(self, function: Any, name: str) -> None:
+        """Note that the latest plan of a step leaves it to XLA, which compiles it whole."""
+        step = self._step(function, name)
+        step.whole[name] = step.generation
+
+    def is_whole(self, function: Any, name: str) -> bool:
+        """Tell whether the latest plan of a step leaves it to XLA."""
+        step = self._step(function, name)
+        return step.whole.get(name) == step.generation
+
+    def may_be_whole(self, function: Any, name: str) -> bool:
+        """Tell whether a plan may leave a step to XLA."""
+        return not self._step(function, name).never_whole
+
+    def forbid_whole(self, function: Any, name: str) -> bool:
+        """Have a step planned again that was left to XLA; return False where it was not."""
+        step = self._step(function, name)
+        was = step.generation in step.whole.values()
+        if was:
+            step.never_whole = True
+            step.generation += 1
+        return was
 
     def watches_shapes(self, function: Any) -> bool:
         """Tell whether the shapes of each batch must be known to see the step's growth."""

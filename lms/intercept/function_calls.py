@@ -2,15 +2,15 @@
 
 The outermost call is kept while it runs: its arguments know the batches, and it can be run again. Below it,
 TensorFlow calls functions of its runtime with plain tensors: their shapes are those of the graph's arguments,
-and the options of that call decide which optimized graph of the function runs. XLA is switched off where it
-would compile a step whole, for then no graph is optimized.
+and the options of that call decide which optimized graph of the function runs. Where XLA would compile a
+step whole, no graph is optimized: there XLA is switched off, or a copy of the function runs in its place.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -79,13 +79,20 @@ class RuntimeCall:
     """The tensors that it is called with, those that it captures among them."""
     taped: bool = False
     """Whether a gradient tape around it is recording: its gradient is a function of its own."""
+    copy: str = ""
+    """The name of the copy without XLA that runs in its place, where there is one."""
+    whole: bool = False
+    """Whether it runs as it is because XLA may compile it whole, as was found out in this call."""
 
 
 class Observer(Protocol):
     """The interface of the object that the watch reports to."""
 
-    def xla_dropped(self, function: Any) -> bool:
-        """Take note that XLA will not compile ``function`` whole; tell whether it does so in segments."""
+    def drops_xla(self, function: Any) -> bool:
+        """Tell whether a function that is about to be traced is one that XLA shall not compile."""
+
+    def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
+        """Return the name of the copy that is to run in place of a function that XLA compiles, if any."""
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
@@ -110,8 +117,6 @@ class Watch:
         self._local = _UnderWay()
         self._latest: tuple[Call, RuntimeCall] | None = None
         self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._segmented: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those of them that run in segments, and the functions whose calls lead to these."""
         self._methods = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
         self._call_function = context.Context.call_function
 
@@ -136,11 +141,6 @@ class Watch:
         """The function of the runtime that is about to run, in this thread if there is one."""
         latest = self._latest
         return self._local.runtime or (latest[1] if latest is not None else None)
-
-    @property
-    def is_segmented(self) -> bool:
-        """Whether XLA compiles the function of the call under way in segments."""
-        return self.call.function in self._segmented
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -185,17 +185,23 @@ class Watch:
         for function in self._compiled:
             function._jit_compile = True
         self._compiled.clear()
-        self._segmented.clear()
 
     def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
         runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
         generation = self._observer.generation(self.call, runtime)
+        copy = self._observer.without_xla(self.call, runtime)
+        runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
         ctx.function_call_options, iterations = self._options.planned(before, generation)
         plugin.expect_iterations(iterations)
         latest = self._latest
         self._local.runtime, self._latest = runtime, (self.call, runtime)
         try:
+            return self._call_function(ctx, copy.encode() or name, inputs, outputs)
+        except tf.errors.InvalidArgumentError:
+            if not copy or self._observer.without_xla(self.call, runtime):
+                raise
+            self._local.runtime = replace(runtime, copy="", whole=True)  # its plan was: leave it to XLA
             return self._call_function(ctx, name, inputs, outputs)
         finally:
             ctx.function_call_options = before
@@ -203,15 +209,11 @@ class Watch:
             self._observer.ran(runtime)
 
     def _drop_xla(self, function: Any) -> None:
-        if is_compiled_layer(function):
+        if not function._jit_compile or function.experimental_get_tracing_count():
             return
-        if function._jit_compile and not function.experimental_get_tracing_count():
+        if not is_compiled_layer(function) and self._observer.drops_xla(function):
             function._jit_compile = None
             self._compiled.add(function)
-            if self._observer.xla_dropped(function):
-                self._segmented.add(function)
-        if self._local.call is not None and function in self._segmented:
-            self._segmented.add(self._local.call.function)
 
 
 def is_compiled_layer(function: Any) -> bool:

@@ -18,9 +18,9 @@ from heapq import heapify, heappop, heappush
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor, Use
 from lms.ir.liveness import Buffers, round_up
-from lms.ir.op_traits import CONTRACTIONS
+from lms.ir.op_traits import CONTRACTIONS, is_update
 from lms.planner.host_operands import Decision, plan_swaps
-from lms.planner.planner import usable_bytes
+from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.schedule.op_order import early_ops, floating_ops
 from lms.simulate.cost_model import Costs, costs_of
 
@@ -29,6 +29,18 @@ SEGMENT = "LmsSegment"
 
 FEWEST_OPS = 2
 """A segment of fewer ops that compute anything is left to TensorFlow's own kernels."""
+
+SPARE = 0.5
+"""The share of the margin that a plan with segments leaves free, even where the simulated allocator needs it.
+What a segment needs inside is estimated, and wanted in one piece."""
+
+FEWEST_BYTES = 64 * 1024
+"""So is one whose ops make less: Adam's rate for a variable is nine ops on single numbers."""
+
+WHOLE = 1.5
+"""What a step compiled as one may need, as a multiple of the plan's peak: 0.9 to 1.1 times were measured. Its
+schedule is XLA's own, which is not known before it is compiled, and its temporaries lie in one piece. Where
+memory runs out all the same, XLA has freed the variables that it was to update, and no step can follow."""
 
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)
 """The working sets of segments that are tried, as shares of the step's peak without segments."""
@@ -203,11 +215,34 @@ def _groups(buffers: Buffers, run: _Run) -> Iterator[tuple[int, ...]]:
             kept.remove(op)
             last.append(op)
     # An op's number is above those of all that it waits for.
-    parts = [part for part in _connected(graph, kept) if sum(op not in views for op in part) >= FEWEST_OPS]
+    parts = [part for part in _connected(graph, kept) if _is_worth_it(buffers, part)]
     alone = set(kept).difference(*parts)
     yield from _in_order(
         graph, [*((op,) for op in (*run.before, *first, *alone, *last, *run.behind)), *parts]
     )
+
+
+def _is_worth_it(buffers: Buffers, part: Sequence[int]) -> bool:
+    """Tell whether a segment is worth its call."""
+    graph = buffers.graph
+    count = sum(op not in graph.views for op in part)
+    nbytes = sum(buffers.nbytes[graph.roots[tensor]] for op in part for tensor in graph.ops[op].outputs)
+    return count >= FEWEST_OPS and nbytes >= FEWEST_BYTES
+
+
+def updating_ops(graph: Graph) -> frozenset[int]:
+    """Find the elementwise ops that work for the update of a variable alone.
+
+    In a segment they would cut it: an optimizer changes one slot of a variable and goes on with what it reads
+    of that, so that a segment of the backward pass would end with each layer.
+    """
+    found: set[int] = set()
+    for op in reversed(graph.ops):
+        readers = graph.successors[op.id]
+        serves = bool(readers) and all(one in found or is_update(graph.ops[one].type) for one in readers)
+        if serves and (op.in_place or op.id in graph.views):
+            found.add(op.id)
+    return frozenset(found)
 
 
 def _connected(graph: Graph, ops: Collection[int]) -> list[tuple[int, ...]]:
@@ -301,6 +336,21 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
+def fits_whole(plain: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
+    """Tell whether XLA may compile a step as one.
+
+    Args:
+        plain: The plan for the step without XLA.
+        config: Policy and parameters.
+        limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+    """
+    if config.policy not in LEAVES_WHAT_FITS or not (plain.plan.is_empty and plain.plan.feasible):
+        return False
+    room = usable_bytes(config, limit_bytes)
+    changed = plain.relocation is not None or plain.recomputation is not None
+    return not changed and (room is None or WHOLE * plain.plan.peak_bytes <= room)
+
+
 def plan_segments(
     graph: Graph,
     compilable: Collection[int],
@@ -308,6 +358,7 @@ def plan_segments(
     device_type: str,
     limit_bytes: int | None,
     costs: Costs | None = None,
+    plain: Decision | None = None,
 ) -> Decision:
     """Plan the swaps of a step that runs in segments.
 
@@ -321,12 +372,13 @@ def plan_segments(
         device_type: ``CPU`` or ``GPU``.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
         costs: The device and its link; the default is a common one of its type.
+        plain: The plan without segments, where there is one already.
     """
     costs = costs or costs_of(device_type)
-    plain = plan_swaps(graph, config, device_type, limit_bytes, costs)
+    plain = plain or plan_swaps(graph, config, device_type, limit_bytes, costs)
     buffers = plain.case.buffers if plain.relocation is None else Buffers.of(graph)
     order = plain.plan.order if plain.relocation is None else range(len(graph.ops))
-    may = frozenset(compilable) - floating_ops(graph) - early_ops(graph)
+    may = frozenset(compilable) - floating_ops(graph) - early_ops(graph) - updating_ops(graph)
     room = usable_bytes(config, limit_bytes)
     tight = config.policy == "all" or not plain.plan.feasible or room is None
     most = int(plain.plan.peak_bytes * MORE) if tight else room
@@ -337,7 +389,7 @@ def plan_segments(
             break
         before = plain.case.peak_before_bytes
         found = plan_swaps(made.graph, config, device_type, limit_bytes, costs, before)
-        fits = limit_bytes is None or found.peak_bytes <= max(limit_bytes, plain.peak_bytes)
+        fits = limit_bytes is None or found.peak_bytes <= limit_bytes * (1 - config.margin * SPARE)
         if fits and (unbound or found.plan.peak_bytes <= (most or 0)):
             return replace(found, segmentation=made)
     return plain

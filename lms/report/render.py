@@ -50,7 +50,7 @@ def render_report(report: Report) -> str:
     for graph, count in _distinct(report.edited):
         rows += _graph_rows(graph, count)
     if not report.edited:
-        rows += [(graph.name, graph.why) for graph in report.graphs[-5:]]
+        rows += [(graph.name, graph.why + _first_run(graph)) for graph in report.graphs[-5:]]
     rows += [
         ("planned peak", _planned(report)),
         ("measured peak", _measured(report)),
@@ -111,13 +111,8 @@ def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
         made = f"{counted(again.tensors, 'tensor')} ({mib(again.nbytes)})"
         yield "  recomputed", f"{made} by {counted(again.ops, 'op')}, about {spent} a step"
     if graph.segments:
-        took = (
-            ""
-            if graph.first_run_s is None
-            else f"; the first run, with compiling, took {graph.first_run_s:.1f} s"
-        )
         held = f"{counted(graph.segments, 'segment')} of {counted(graph.compiled_ops, 'op')}"
-        yield "  XLA", f"{held}{took}"
+        yield "  XLA", f"{held}{_first_run(graph)}"
     if graph.executed is not None:
         what = f", {graph.streamed.copies_out} of them planned for variables" if graph.streamed.nodes else ""
         yield "  executed", f"{counted(graph.executed, 'swap-out')} in the first run{what}"
@@ -168,6 +163,12 @@ def _measured(report: Report) -> str:
     if error is None:
         return text
     return f"{text} ({error:+.1%} against planned{_why_more(report, error) if error > TOLD_ERROR else ''})"
+
+
+def _first_run(graph: GraphStats) -> str:
+    """Return how long the first run of a step took that XLA compiles."""
+    took = graph.first_run_s
+    return "" if took is None else f"; the first run, with compiling, took {took:.1f} s"
 
 
 def _why_more(report: Report, error: float) -> str:

@@ -101,8 +101,10 @@ class GraphStats:
     """Segments that XLA compiles."""
     compiled_ops: int = 0
     """Ops in these."""
+    whole: bool = False
+    """Whether XLA compiles the step as one."""
     first_run_s: float | None = None
-    """The first run of a step with segments, in which they are compiled; tracing and planning are in it."""
+    """The first run of a step that XLA compiles; tracing, planning and compiling are in it."""
     added_ops: int = 0
     control_edges: int = 0
     edit_s: float = 0.0
@@ -346,7 +348,8 @@ class Collector:
             stats, describe = self._postponed.pop(0)
             found = describe()
             if found is not None:
-                self.graphs[:] = [found[0] if one is stats else one for one in self.graphs]
+                told = replace(found[0], first_run_s=stats.first_run_s)
+                self.graphs[:] = [told if one is stats else one for one in self.graphs]
                 self._planned = {_key(stats): found[1], **self._planned}  # what was planned since is later
 
     def _keep(self, stats: GraphStats, planned: Planned) -> None:
@@ -366,12 +369,15 @@ class Collector:
         ]
 
     def first_run(self, planned: Sequence[GraphStats], seconds: float) -> None:
-        """Note how long the first run of steps took that XLA compiles in segments."""
-        ran = {_key(one) for one in planned if one.segments}
-        self.graphs[:] = [
-            replace(one, first_run_s=seconds) if _key(one) in ran and one.first_run_s is None else one
+        """Note how long the first run of steps took that XLA compiles."""
+        ran = {_key(one) for one in planned if one.segments or one.whole}
+        now = {
+            id(one): replace(one, first_run_s=seconds)
             for one in self.graphs
-        ]
+            if _key(one) in ran and one.first_run_s is None
+        }
+        self.graphs[:] = [now.get(id(one), one) for one in self.graphs]
+        self._postponed = [(now.get(id(one), one), describe) for one, describe in self._postponed]
 
     def report(self, device: Device, transport: Any, *, settled: bool = True) -> Report:
         """Return the figures so far as a value; ``settled``: those that were postponed, too."""

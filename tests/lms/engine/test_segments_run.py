@@ -34,7 +34,7 @@ def test_what_a_segment_reads_is_freed_at_once(seen: dict[str, dict[str, Any]]) 
 
 
 def test_segments_need_little_more_memory_than_no_xla(seen: dict[str, dict[str, Any]]) -> None:
-    assert seen["auto"]["peak"] <= 1.15 * seen["off"]["peak"]
+    assert seen["auto"]["peak"] <= 1.15 * seen["off"]["peak"] + MIB  # eager code's rows may not be freed yet
     assert seen["auto"]["peak"] < 0.8 * seen["whole"]["peak"]
 
 
@@ -47,9 +47,38 @@ def test_the_bits_are_the_same_from_run_to_run(seen: dict[str, dict[str, Any]]) 
     assert (again["losses"], again["bits"]) == (seen["auto"]["losses"], seen["auto"]["bits"])
 
 
-def test_a_step_that_fits_is_compiled_without_swaps() -> None:
+def test_a_step_that_fits_is_compiled_whole(seen: dict[str, dict[str, Any]]) -> None:
     made = job("auto", "auto")
-    assert made["segments"] and not made["swapped"] and not made["warnings"]
+    assert made["whole"] and not made["segments"] and not made["swapped"] and not made["warnings"]
+    assert (made["losses"], made["bits"]) == (seen["whole"]["losses"], seen["whole"]["bits"])
+    assert made["peak"] <= 1.15 * made["planned"]
+    assert "it fits; XLA compiles it whole; the first run, with compiling, took" in made["text"]
+
+
+def test_a_step_that_nearly_fills_the_device_runs_in_segments() -> None:
+    made = job("auto", "budget", "40")  # 25 are planned
+    assert made["segments"] and not made["whole"] and not made["swapped"]
+
+
+def test_a_step_that_took_more_than_it_may_runs_in_segments_from_then_on() -> None:
+    made = job("auto", "budget", "22", "hopeful")
+    assert made["whole"] and made["segments"] and made["executed"] == made["swapped"] > 0
+    assert [text for text in made["warnings"] if "train runs in segments from now on" in text]
+
+
+def test_larger_batches_that_do_not_fit_run_in_segments() -> None:
+    made = job("auto", "budget", "48", "growing")
+    assert made["whole"] and made["segments"] and made["swapped"]
+
+
+def test_a_function_that_only_looks_ahead_stays_compiled() -> None:
+    made = job("auto", "all", case="evaluates")
+    assert made["segments"] and [name.split("_")[3] for name in made["copies"]] == ["train"]
+
+
+def test_what_xla_cannot_compile_runs_in_segments() -> None:
+    made = job("auto", "auto", case="calls_numpy")
+    assert made["segments"] and not made["whole"]
 
 
 def test_a_budget_holds_with_segments() -> None:
@@ -71,6 +100,13 @@ def test_each_caller_of_a_compiled_function_runs_segments() -> None:
 
 
 def test_what_cannot_be_combined_is_one_line_and_runs_without_xla() -> None:
-    made = job("auto", "all", "-", "recompute")
-    assert made["segments"] == 0 and made["swapped"]
-    assert [text for text in made["warnings"] if "xla='auto' does not work with recompute='auto'" in text]
+    made = job("auto", "threshold")
+    assert made["segments"] == 0
+    assert [text for text in made["warnings"] if "xla='auto' does not work with policy='threshold'" in text]
+
+
+def test_a_step_that_recomputes_runs_without_xla_and_one_that_fits_whole() -> None:
+    tight, ample = (job("auto", "auto", budget, "only") for budget in ("16", "-"))
+    assert tight["segments"] == 0 and not tight["whole"]
+    assert [text for text in tight["warnings"] if "runs without XLA: its plan recomputes tensors" in text]
+    assert ample["whole"] and not ample["warnings"]

@@ -7,17 +7,17 @@ from test_recompute_properties import MODEST, steps
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
-from lms.planner.segments import SEGMENT, plan_segments, segmented
+from lms.planner.segments import SEGMENT, plan_segments, segmented, updating_ops
 
-KIB = 1024
+BLOCK = 64 * 1024  # with less a segment is not worth its call
 
 
 def chain(*kinds: str) -> Graph:
     """Ops one behind the other, the last one's result kept."""
     build = GraphBuilder()
-    (last,) = build.add("x", "IteratorGetNext", outputs=[KIB])
+    (last,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
     for number, kind in enumerate(kinds):
-        (last,) = build.add(f"{kind}_{number}", kind, inputs=[last], outputs=[KIB])
+        (last,) = build.add(f"{kind}_{number}", kind, inputs=[last], outputs=[BLOCK])
     return build.build([last])
 
 
@@ -42,22 +42,48 @@ def test_views_at_the_border_stay_views() -> None:
     assert put(chain("Reshape", "Exp", "Tanh", "Reshape"), {1, 2, 3, 4}) == [(2, 3)]
 
 
+def test_what_makes_little_is_no_segment() -> None:
+    build = GraphBuilder()
+    (last,) = build.add("x", "IteratorGetNext", outputs=[4])
+    for number in range(9):
+        (last,) = build.add(f"rate_{number}", "Sqrt", inputs=[last], outputs=[4])
+    assert put(build.build([last]), {*range(1, 10)}) == []
+
+
+def test_updates_do_not_cut_the_backward_pass() -> None:
+    build = GraphBuilder()
+    (slope,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
+    for layer in range(3):
+        (grown,) = build.add(f"gradients/weight{layer}", "MatMul", inputs=[slope], outputs=[BLOCK])
+        (slope,) = build.add(f"gradients/rows{layer}", "MatMul", inputs=[slope], outputs=[BLOCK])
+        (moved,) = build.add(f"moved{layer}", "Mul", inputs=[grown], outputs=[BLOCK])
+        (kept,) = build.add(f"moment{layer}", "AssignAddVariableOp", inputs=[moved], outputs=[4])
+        (step,) = build.add(f"step{layer}", "Sqrt", inputs=[kept], outputs=[BLOCK])
+        build.add(f"update{layer}", "AssignSubVariableOp", inputs=[step])
+    graph = build.build([slope])
+    updating = updating_ops(graph)
+    assert {graph.ops[op].name[:-1] for op in updating} == {"moved", "step"}
+    may = {op.id for op in graph.ops if op.type in ("MatMul", "Mul", "Sqrt")}
+    assert len(put(graph, may)) > 1
+    assert [len(ops) for ops in put(graph, may - updating)] == [5]
+
+
 def test_ops_without_an_edge_between_them_are_apart() -> None:
     build = GraphBuilder()
-    (x,) = build.add("x", "IteratorGetNext", outputs=[KIB])
+    (x,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
     for name in ("a", "b"):
-        (y,) = build.add(name, "Exp", inputs=[x], outputs=[KIB])
-        build.add(name + "2", "Tanh", inputs=[y], outputs=[KIB])
+        (y,) = build.add(name, "Exp", inputs=[x], outputs=[BLOCK])
+        build.add(name + "2", "Tanh", inputs=[y], outputs=[BLOCK])
     assert put(build.build(), {1, 2, 3, 4}) == [(1, 2), (3, 4)]
 
 
-@pytest.mark.parametrize(("most", "count"), [(None, 1), (2 * KIB, 3), (KIB, 0)])
+@pytest.mark.parametrize(("most", "count"), [(None, 1), (2 * BLOCK, 3), (BLOCK, 0)])
 def test_a_segment_keeps_within_its_bytes(most: int | None, count: int) -> None:
     build = GraphBuilder()
-    (x,) = build.add("x", "IteratorGetNext", outputs=[KIB])
+    (x,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
     made = []
     for number in range(6):
-        (x,) = build.add(f"op{number}", "Exp", inputs=[x], outputs=[KIB])
+        (x,) = build.add(f"op{number}", "Exp", inputs=[x], outputs=[BLOCK])
         made += [x] if number % 2 else []
     graph = build.build(made)
     assert len(put(graph, set(range(1, 7)), most)) == count
@@ -67,8 +93,8 @@ def test_what_one_matrix_product_makes_for_another_is_scratch_memory() -> None:
     graph = chain("MatMul", "MatMul", "MatMul")
     made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None)
     (segment,) = (made.graph.ops[op] for op in made.segments)
-    assert segment.type == SEGMENT and segment.workspace_bytes == 2 * KIB
-    assert [made.graph.tensors[tensor].nbytes for tensor in segment.outputs] == [KIB]
+    assert segment.type == SEGMENT and segment.workspace_bytes == 2 * BLOCK
+    assert [made.graph.tensors[tensor].nbytes for tensor in segment.outputs] == [BLOCK]
 
 
 @MODEST
@@ -87,20 +113,20 @@ def test_every_op_is_there_once_behind_what_it_waits_for(graph: Graph) -> None:
 
 def test_a_plan_swaps_between_segments_alone() -> None:
     build = GraphBuilder()
-    (x,) = build.add("x", "IteratorGetNext", outputs=[KIB])
+    (x,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
     kept = [x]
     for layer in range(8):
-        (y,) = build.add(f"dense{layer}", "MatMul", inputs=[kept[-1]], outputs=[256 * KIB])
-        (z,) = build.add(f"act{layer}", "Tanh", inputs=[y], outputs=[256 * KIB])
+        (y,) = build.add(f"dense{layer}", "MatMul", inputs=[kept[-1]], outputs=[256 * BLOCK])
+        (z,) = build.add(f"act{layer}", "Tanh", inputs=[y], outputs=[256 * BLOCK])
         kept.append(z)
     slope = kept[-1]
     for layer in reversed(range(8)):
         (slope,) = build.add(
-            f"gradients/act{layer}", "TanhGrad", inputs=[kept[layer + 1], slope], outputs=[256 * KIB]
+            f"gradients/act{layer}", "TanhGrad", inputs=[kept[layer + 1], slope], outputs=[256 * BLOCK]
         )
-        (slope,) = build.add(f"gradients/dense{layer}", "MatMul", inputs=[slope], outputs=[256 * KIB])
+        (slope,) = build.add(f"gradients/dense{layer}", "MatMul", inputs=[slope], outputs=[256 * BLOCK])
     graph = build.build([slope])
-    config = LMSConfig(policy="all", min_tensor_bytes=KIB)
+    config = LMSConfig(policy="all", min_tensor_bytes=BLOCK)
     found = plan_segments(graph, range(1, len(graph.ops)), config, "CPU", None)
     assert found.segmentation is not None and found.segmentation.segments
     assert found.plan.swaps and found.plan.peak_bytes < found.plan.peak_before_bytes / 2

@@ -1,0 +1,27 @@
+"""Stop a step that shall not run in the graph that TensorFlow has optimized."""
+
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2, types_pb2
+
+
+def stopped(graph_def: Any, why: str) -> bytes:
+    """Return a graph that ends with the error ``why`` before any of its ops has run."""
+    stopped_def = graph_pb2.GraphDef()
+    stopped_def.CopyFrom(graph_def)
+    host = "/job:localhost/replica:0/task:0/device:CPU:0"
+    for node in stopped_def.node:
+        if node.op not in ("_Arg", "Const"):
+            node.input.append("^lms/stop")
+    for name, dtype in (("lms/false", types_pb2.DT_BOOL), ("lms/why", types_pb2.DT_STRING)):
+        node = stopped_def.node.add(name=name, op="Const", device=host)
+        node.attr["dtype"].type = dtype
+        node.attr["value"].tensor.dtype = dtype
+        node.attr["value"].tensor.tensor_shape.SetInParent()
+    stopped_def.node[-2].attr["value"].tensor.bool_val.append(False)
+    stopped_def.node[-1].attr["value"].tensor.string_val.append(why.encode())
+    stop = stopped_def.node.add(name="lms/stop", op="Assert", device=host, input=["lms/false", "lms/why"])
+    stop.attr["T"].list.type.append(types_pb2.DT_STRING)
+    stop.attr["summarize"].i = 3
+    found: bytes = stopped_def.SerializeToString()
+    return found
