@@ -15,7 +15,7 @@ from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
 from lms.reader.survey import step_frames
-from lms.rewriter.stopped import stopped
+from lms.rewriter.stopped import LEFT, stopped
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ FEWEST_OPS = 24
 
 KEPT_EDITS = 4
 """The number of edits that are kept for other functions with the same graph: a model compiled again."""
-
-LEFT = "lms: this step is left to XLA, which compiles it as one"
-"""The message of the error with which such a step ends in the graph that TensorFlow has optimized."""
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""
@@ -159,7 +156,7 @@ class Editing:
         begun = run_passes([passes.parse], begun)
         if begun.table is None or (len(self._engine.devices) > 1 and not _is_used(begun)):
             return []
-        frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, whole=task.is_body)]
+        frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, is_body=task.is_body)]
         if not frames:
             return []
         if self._is_refused(task, len(begun.table.nodes)):

@@ -235,7 +235,7 @@ def reason_of(fault: Exception) -> str:
 def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here | None] | None:
     """Read a graph that TensorFlow is about to run; ``None`` where it holds no training step."""
     table = NodeTable.of(graph_def)
-    frames = step_frames(table, whole=task.is_body)
+    frames = step_frames(table, is_body=task.is_body)
     if not frames:
         return None
     raw = task.request.item.output_properties(table.names)

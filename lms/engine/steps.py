@@ -4,13 +4,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from lms.config import LMSConfig
-from lms.device.device import is_out_of_memory, is_out_of_pinned_memory
+from lms.device.device import Device, is_out_of_memory, is_out_of_pinned_memory
 from lms.engine.work import Task, Work
 from lms.intercept.batch_growth import Growth
 from lms.intercept.batch_replay import Feeder
@@ -31,6 +33,7 @@ from lms.report.step_log import StepLog
 from lms.report.step_status import open_status
 from lms.rewriter.compiled_functions import CompiledFunctions
 from lms.rewriter.segments import compiled_types, why_no_xla
+from lms.rewriter.stopped import LEFT
 from lms.transports.base import StoreStats
 
 if TYPE_CHECKING:
@@ -54,14 +57,24 @@ SESSION = "session graph"
 """The name of a session's step."""
 
 
+@dataclass(frozen=True)
+class _Room:
+    """What a step may need that XLA compiles as one."""
+
+    step: str
+    device: Device
+    nbytes: int
+    """Of all that the device holds."""
+
+
 class _Fresh(threading.local):
     """The results of the edits in this thread since its step began."""
 
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
         self.noted: list[BaseException] = []
-        self.whole: list[Work] = []
-        """The plans of the step that XLA compiles as one, before it has run so for the first time."""
+        self.whole: list[_Room] = []
+        """The room of a step that XLA compiles as one, before it has run so for the first time."""
 
 
 class Steps:
@@ -175,11 +188,11 @@ class Steps:
             self.growth.planned(call.function, runtime.name, told, call.batches, arguments, draws=draws)
 
     def left_whole(self, works: Sequence[Work]) -> None:
-        """Note that XLA shall compile the step that is about to run as one."""
-        runtime = self.watch.runtime
-        if runtime is not None:
-            self.growth.leave_whole(self.watch.call.function, runtime.name)
-            self._fresh.whole = list(works)
+        """Note what a step may need that XLA shall compile as one, when it runs for the first time."""
+        for work in works:
+            room = usable_bytes(self._engine.config, work.limit_bytes)
+            if room is not None:
+                self._fresh.whole.append(_Room(work.task.name, work.device, work.residents.nbytes + room))
 
     # --- what the watch tells ----------------------------------------------------------------------------
 
@@ -198,10 +211,19 @@ class Steps:
         engine = self._engine
         if engine.config.xla != "auto" or runtime.taped or "__backward_" in runtime.name:
             return ""
-        copy = self._functions.copy_of(runtime.name)
-        if copy is None or engine.refusal() is not None or self._without_segments() is not None:
+        if engine.refusal() is not None or self.growth.is_whole(call.function, runtime.name):
             return ""
-        return "" if self.growth.is_whole(call.function, runtime.name) else copy.name
+        copy = self._functions.copy_of(runtime.name)
+        return "" if copy is None or self._without_segments() is not None else copy.name
+
+    def is_left_to_xla(
+        self, call: Call, runtime: RuntimeCall, generation: int, error: tf.errors.OpError
+    ) -> bool:
+        """Tell whether a copy ended with ``error`` because its plan leaves the step to XLA, and note that."""
+        if LEFT not in error.message:
+            return False
+        self.growth.leave_whole(call.function, runtime.name, generation)
+        return True
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
         """Return the number of the wanted plan; a new one where the call's arguments have grown."""
@@ -212,6 +234,8 @@ class Steps:
 
     def ran(self, runtime: RuntimeCall) -> None:
         """Raise the errors that were noted while a function of the runtime ran."""
+        rooms, self._fresh.whole = self._fresh.whole, []
+        self._require_room(rooms, self.watch.call.function, runtime.name)
         self._raise_what_was_noted()
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
@@ -219,12 +243,10 @@ class Steps:
         function = call.function
         if self._engine.refusal() is None:
             self.unseen.called(function)
-        self._fresh.whole = []
         self._feed(function, call)
         try:
             done = self._tried(call, step)
             self.rescue.succeeded(call)
-            self._require_room(function)
         finally:
             call.feed.forget()
         self._engine.fusion.step_done()
@@ -307,17 +329,13 @@ class Steps:
             self._raise_what_was_noted()
         return result
 
-    def _require_room(self, function: Any) -> None:
+    def _require_room(self, rooms: Sequence[_Room], function: Any, name: str) -> None:
         """Have a step run in segments from now on that needed more than it may, compiled as one."""
-        config = self._engine.config
-        for work in self._fresh.whole:
-            room, memory = usable_bytes(config, work.limit_bytes), work.device.memory()
-            if room is None or memory is None:
-                continue
-            allowed = work.residents.nbytes + room
-            if memory[1] > allowed and self.growth.forbid_whole(function, ""):
-                took = f"{mib(memory[1])} where {mib(allowed)} are allowed"
-                self._engine.warn(f"{work.task.name} runs in segments from now on: as one it took {took}")
+        for room in rooms:
+            memory = room.device.memory()
+            if memory is not None and memory[1] > room.nbytes and self.growth.forbid_whole(function, name):
+                took = f"{mib(memory[1])} where {mib(room.nbytes)} are allowed"
+                self._engine.warn(f"{room.step} runs in segments from now on: as one it took {took}")
 
     def _may_be_whole(self, call: Call, runtime: RuntimeCall) -> bool:
         """Tell whether XLA can compile what it was to compile, for all that is known."""
@@ -330,6 +348,8 @@ class Steps:
         """Return why no step runs in segments here; ``None`` where steps may."""
         config = self._engine.config
         if config.xla == "auto":
+            if context.is_async():
+                return "eager execution is asynchronous (tf.config.experimental.set_synchronous_execution)"
             return segments_refused(config) or why_no_xla(self._engine.devices[0])
         return (
             "compiled as one, no swap would survive in it; xla='auto' (LMS_XLA=auto) leaves it whole where "

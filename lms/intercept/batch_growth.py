@@ -22,14 +22,15 @@ class _Step:
     arguments: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     """By function of the runtime the shapes of those of its arguments whose shape is open."""
     whole: dict[str, int] = field(default_factory=dict)
-    """By function of the runtime the plan that leaves it to XLA."""
+    """By function of the runtime the latest plan that leaves it to XLA."""
     never_whole: bool = False
-    draws: bool = False
-    """Whether its random numbers would begin anew with another plan, whose kernels are new."""
+    draws: set[str] = field(default_factory=set)
+    """The functions of the runtime whose random numbers would begin anew with another plan, whose kernels are
+    new."""
 
     def grown(self, what: str, was: object, will: object) -> str:
         """Count another plan, unless that would change what the step computes; return what has grown."""
-        if self.draws and self.generation not in self.whole.values():
+        if any(self.whole.get(name) != self.generation for name in self.draws):
             kept = f"keeps its plan for {what} of {was} with {will}"
             return f"{kept}: a new one would begin its random numbers anew"
         self.generation += 1
@@ -60,41 +61,41 @@ class Growth:
         kernel of it counts its own random numbers from a seed.
         """
         step = self._step(function, name)
-        step.draws |= draws
+        step.draws |= {name} if draws else set()
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
 
     def generation(self, function: Any, name: str) -> int:
         """Return the number of a step's latest plan."""
-        found = self._steps.get(function) if function is not None else self._nameless.get(name)
+        found = self._known(function, name)
         return 0 if found is None else found.generation
 
     def renew(self, function: Any, name: str) -> None:
         """Have a step planned again at its next call."""
         self._step(function, name).generation += 1
 
-    def leave_whole(self, function: Any, name: str) -> None:
-        """Note that the latest plan of a step leaves it to XLA, which compiles it whole."""
-        step = self._step(function, name)
-        step.whole[name] = step.generation
+    def leave_whole(self, function: Any, name: str, generation: int) -> None:
+        """Note that a plan of a step leaves it to XLA, which compiles it whole."""
+        self._step(function, name).whole[name] = generation
 
     def is_whole(self, function: Any, name: str) -> bool:
         """Tell whether the latest plan of a step leaves it to XLA."""
-        step = self._step(function, name)
-        return step.whole.get(name) == step.generation
+        step = self._known(function, name)
+        return step is not None and step.whole.get(name) == step.generation
 
     def may_be_whole(self, function: Any, name: str) -> bool:
         """Tell whether a plan may leave a step to XLA."""
-        return not self._step(function, name).never_whole
+        step = self._known(function, name)
+        return step is None or not step.never_whole
 
     def forbid_whole(self, function: Any, name: str) -> bool:
         """Have a step planned again that was left to XLA; return False where it was not."""
-        step = self._step(function, name)
-        was = step.generation in step.whole.values()
-        if was:
-            step.never_whole = True
-            step.generation += 1
-        return was
+        step = self._known(function, name)
+        if step is None or step.whole.get(name) != step.generation:
+            return False
+        step.never_whole = True
+        step.generation += 1
+        return True
 
     def watches_shapes(self, function: Any) -> bool:
         """Tell whether the shapes of each batch must be known to see the step's growth."""
@@ -136,7 +137,7 @@ class Growth:
 
     def outgrown_arguments(self, function: Any, name: str, inputs: Sequence[Any]) -> str:
         """Have a step planned again if it was planned for smaller arguments; return what has grown."""
-        step = self._steps.get(function) if function is not None else self._nameless.get(name)
+        step = self._known(function, name)
         known = None if step is None else step.arguments.get(name)
         if step is None or not known:
             return ""
@@ -150,9 +151,12 @@ class Growth:
 
     def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
         """Return the shapes to plan for of the tensors that a function of the runtime is called with."""
-        step = self._steps.get(function) if function is not None else self._nameless.get(name)
+        step = self._known(function, name)
         known = {} if step is None else step.arguments.get(name, {})
         return {number: known.get(number) or shape for number, shape in _plain_shapes(inputs)}
+
+    def _known(self, function: Any, name: str) -> _Step | None:
+        return self._steps.get(function) if function is not None else self._nameless.get(name)
 
     def _step(self, function: Any, name: str) -> _Step:
         if function is None:

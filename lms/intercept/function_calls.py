@@ -94,6 +94,11 @@ class Observer(Protocol):
     def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
         """Return the name of the copy that is to run in place of a function that XLA compiles, if any."""
 
+    def is_left_to_xla(
+        self, call: Call, runtime: RuntimeCall, generation: int, error: tf.errors.InvalidArgumentError
+    ) -> bool:
+        """Tell whether a copy ended with ``error`` because its plan leaves the step to XLA, and note that."""
+
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
 
@@ -197,11 +202,12 @@ class Watch:
         latest = self._latest
         self._local.runtime, self._latest = runtime, (self.call, runtime)
         try:
-            return self._call_function(ctx, copy.encode() or name, inputs, outputs)
-        except tf.errors.InvalidArgumentError:
-            if not copy or self._observer.without_xla(self.call, runtime):
-                raise
-            self._local.runtime = replace(runtime, copy="", whole=True)  # its plan was: leave it to XLA
+            try:
+                return self._call_function(ctx, copy.encode() or name, inputs, outputs)
+            except tf.errors.InvalidArgumentError as error:
+                if not (copy and self._observer.is_left_to_xla(self.call, runtime, generation, error)):
+                    raise
+            self._local.runtime = replace(runtime, copy="", whole=True)
             return self._call_function(ctx, name, inputs, outputs)
         finally:
             ctx.function_call_options = before

@@ -47,11 +47,11 @@ class Place:
         return [held[device] for device in table.devices]
 
 
-def step_frames(table: NodeTable, *, whole: bool = False) -> list[int]:
+def step_frames(table: NodeTable, *, is_body: bool = False) -> list[int]:
     """Find the frames that hold a training step: gradients, and updates of variables if there are any.
 
-    With ``whole``, a frame with gradients alone is no step. Of frames within each other the outer one is the
-    step: in it the loops of recurrent layers are one op each.
+    With ``is_body``, a frame with gradients alone is no step. Of frames within each other the outer one is
+    the step: in it the loops of recurrent layers are one op each.
     """
     gradients = Counter(
         table.frame[node]
@@ -60,7 +60,7 @@ def step_frames(table: NodeTable, *, whole: bool = False) -> list[int]:
     )
     updates = {table.frame[node] for node, op_type in enumerate(table.types) if is_update(op_type)}
     chosen: list[int] = []
-    for frame in sorted(gradients.keys() & updates or (() if whole else gradients)):
+    for frame in sorted(gradients.keys() & updates or (() if is_body else gradients)):
         if not any(table.is_within(frame, one) for one in chosen):
             chosen.append(frame)
     return chosen

@@ -4,6 +4,7 @@ A function with ``jit_compile=True`` is traced as its user asked. Which of the t
 chosen anew for each call, and neither is traced again for that.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,11 +56,24 @@ class CompiledFunctions:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._copies: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     def copy_of(self, name: str) -> Copy | None:
         """Return the copy of a function; ``None`` where XLA compiles no part of a training step in it."""
-        seen = self._look(name)
-        return Copy(self._copied(name), frozenset(seen.compiled)) if seen.trains else None
+        with self._lock:
+            if name not in self._seen:
+                self._forget_what_is_gone()
+            seen = self._look(name)
+            return Copy(self._copied(name), frozenset(seen.compiled)) if seen.trains else None
+
+    def _forget_what_is_gone(self) -> None:
+        """Remove the copies of functions that TensorFlow has removed."""
+        runtime = context.context()
+        for name in [one for one in self._seen if not runtime.has_function(one)]:
+            del self._seen[name]
+            copy = self._copies.pop(name, name)
+            if copy != name:
+                runtime.remove_function(copy)
 
     def _look(self, name: str) -> _Seen:
         known = self._seen.get(name)

@@ -20,10 +20,10 @@ from lms.reader.op_facts import NOT_PLAIN
 from lms.reader.step_reader import Step
 
 COMPILE, SCOPES = "_XlaCompile", ("_XlaScope", "_XlaInternalScope")
-OWN = b"lms_segment:"
-"""How the names of our scopes begin; the rest is the name of a node."""
 """The attributes that TensorFlow's pass goes by: whether a node is compiled, and what it may be merged with.
 The second scope counts where clustering is on for the whole program."""
+OWN = b"lms_segment:"
+"""How the names of our scopes begin; the rest is the name of a node."""
 
 RANDOM = ("Multinomial", "ParameterizedTruncated", "Random", "Stateful", "Stateless", "TruncatedNormal")
 """Beginnings of the types of ops that draw at random: TensorFlow's own kernels go on to draw."""

@@ -4,6 +4,9 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2, types_pb2
 
+LEFT = "lms: this step is left to XLA, which compiles it as one"
+"""The message of the error with which a step ends where XLA shall run the function as it was traced."""
+
 
 def stopped(graph_def: Any, why: str) -> bytes:
     """Return a graph that ends with the error ``why`` before any of its ops has run."""

@@ -44,9 +44,12 @@ def step_of(weights: list[Any]) -> Any:
 
 
 def calls(train: Any) -> list[Any]:
-    """Four calls of the step: its own, with more rows at last, or those of two functions around it."""
+    """Four calls of the step: its own, with more rows at last, of its trace, or of two functions around."""
     if case == "growing":
         return [train, train, *([lambda rows: train(tf.tile(rows, [2, 1]))] * 2)]
+    if case in ("traced first", "traced last"):
+        traced = train.get_concrete_function(tf.TensorSpec((ROWS, WIDTH), tf.float32))
+        return [traced, traced, train, train] if case == "traced first" else [train, train, traced, traced]
     if case != "callers":
         return [train] * 4
     first, second = tf.function(lambda rows: train(rows)), tf.function(lambda rows: 2.0 * train(rows))
@@ -69,6 +72,8 @@ def main() -> None:
         weights = [
             tf.Variable(draw.normal(0, scale, (WIDTH, WIDTH)).astype(np.float32)) for _ in range(LAYERS)
         ]
+        if case == "asynchronous":
+            tf.config.experimental.set_synchronous_execution(False)
         rows = tf.constant(draw.normal(0, 1, (ROWS, WIDTH)).astype(np.float32))
         train = step_of(weights)
         resident = tf.config.experimental.get_memory_info("CPU:0")["current"]

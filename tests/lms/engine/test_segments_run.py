@@ -76,6 +76,21 @@ def test_a_function_that_only_looks_ahead_stays_compiled() -> None:
     assert made["segments"] and [name.split("_")[3] for name in made["copies"]] == ["train"]
 
 
+@pytest.mark.parametrize("case", ["traced first", "traced last"])
+def test_a_step_and_its_trace_are_both_compiled_whole(case: str, seen: dict[str, dict[str, Any]]) -> None:
+    made = job("auto", "auto", case=case)
+    assert made["whole"] and not made["warnings"]
+    assert (made["losses"], made["bits"]) == (seen["whole"]["losses"], seen["whole"]["bits"])
+
+
+def test_asynchronous_eager_execution_runs_without_xla(seen: dict[str, dict[str, Any]]) -> None:
+    made = job("auto", "auto", case="asynchronous")
+    assert made["losses"] == pytest.approx(seen["whole"]["losses"], rel=1e-5) and not made["copies"]
+    assert [
+        text for text in made["warnings"] if "XLA is off for train: eager execution is asynchronous" in text
+    ]
+
+
 def test_what_xla_cannot_compile_runs_in_segments() -> None:
     made = job("auto", "auto", case="calls_numpy")
     assert made["segments"] and not made["whole"]

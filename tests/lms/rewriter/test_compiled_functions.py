@@ -26,6 +26,10 @@ def test_a_copy_computes_the_same(name: str, made: dict[str, Any]) -> None:
     assert copy == pytest.approx(original, rel=1e-5)
 
 
+def test_a_copy_goes_with_its_function(made: dict[str, Any]) -> None:
+    assert made["copies"] > 0 and made["copies at last"] == 0
+
+
 def test_a_copy_has_nothing_for_xla_and_its_loops_become_ops_of_the_graph(made: dict[str, Any]) -> None:
     assert made["outer attributes"] == []
     assert set(made["train attributes"]) == {"_lower_using_switch_merge"}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lms.config import LMSConfig
@@ -110,8 +110,7 @@ def test_no_legal_run_needs_more_than_is_planned(
     graph = step(sizes)
     made = planned(graph, int(room * least_peak(graph)), costs=COSTS.with_link(link))
     require_forward(graph, made)
-    if made.swaps:
-        return  # their copies are no ops of the graph
+    assume(not made.swaps)  # their copies are no ops of the graph
     buffers, chance = Buffers.of(graph), Random(seed)  # noqa: S311
     for _ in range(5):
         order = any_order(graph, made.serial_edges, chance)
@@ -152,7 +151,7 @@ def test_an_op_waits_for_what_must_have_left() -> None:
     made = planned(graph, least_peak(graph))
     names = {(graph.ops[edge.before].name, graph.ops[edge.after].name) for edge in made.serial_edges}
     assert any(before == "leave1" for before, _ in names)
-    assert ("gradient1", "backward1") not in names or made.peak_bytes <= least_peak(graph)
+    assert made.feasible
 
 
 def test_the_chain_never_waits_for_another_rank() -> None:
