@@ -301,12 +301,16 @@ class Planning:
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
-        made = decide(work.graph, config, kind, work.limit_bytes, costs)
-        if work.whole or (work.task.may_be_whole and fits_whole(made, config, work.limit_bytes)):
+        # Segments have no op that is repeated: with "auto" ops are repeated where swaps alone do not fit.
+        plain = replace(config, recompute="off") if config.recompute == "auto" else config
+        made = decide(work.graph, plain, kind, work.limit_bytes, costs)
+        if work.whole or (work.task.may_be_whole and fits_whole(made, plain, work.limit_bytes)):
             return replace(work, decision=made, whole=True)
-        if made.recomputation is None and config.recompute != "only":
+        if plain.recompute == "off" and (made.plan.feasible or config is plain):
             may = compilable_ops(work.step, kind)
-            made = plan_segments(work.graph, may, config, kind, work.limit_bytes, costs, made)
+            made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, costs, made)
+        elif config is not plain:
+            made = decide(work.graph, config, kind, work.limit_bytes, costs)
         return replace(work, decision=made)
 
 
