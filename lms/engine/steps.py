@@ -234,9 +234,16 @@ class Steps:
 
     def ran(self, runtime: RuntimeCall) -> None:
         """Raise the errors that were noted while a function of the runtime ran."""
-        rooms, self._fresh.whole = self._fresh.whole, []
-        self._require_room(rooms, self.watch.call.function, runtime.name)
+        self._fresh.whole = []
         self._raise_what_was_noted()
+
+    def ran_whole(self, call: Call, runtime: RuntimeCall) -> None:
+        """Have a step run in segments from now on that needed more than it may, compiled as one."""
+        for room in self._fresh.whole:
+            memory, forbid = room.device.memory(), self.growth.forbid_whole
+            if memory is not None and memory[1] > room.nbytes and forbid(call.function, runtime.name):
+                took = f"{mib(memory[1])} where {mib(room.nbytes)} are allowed"
+                self._engine.warn(f"{room.step} runs in segments from now on: as one it took {took}")
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, with stand-ins for its iterators; try it again where a plan may help."""
@@ -328,14 +335,6 @@ class Steps:
             self._fresh.stats = outer
             self._raise_what_was_noted()
         return result
-
-    def _require_room(self, rooms: Sequence[_Room], function: Any, name: str) -> None:
-        """Have a step run in segments from now on that needed more than it may, compiled as one."""
-        for room in rooms:
-            memory = room.device.memory()
-            if memory is not None and memory[1] > room.nbytes and self.growth.forbid_whole(function, name):
-                took = f"{mib(memory[1])} where {mib(room.nbytes)} are allowed"
-                self._engine.warn(f"{room.step} runs in segments from now on: as one it took {took}")
 
     def _may_be_whole(self, call: Call, runtime: RuntimeCall) -> bool:
         """Tell whether XLA can compile what it was to compile, for all that is known."""

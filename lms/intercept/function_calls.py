@@ -99,6 +99,9 @@ class Observer(Protocol):
     ) -> bool:
         """Tell whether a copy ended with ``error`` because its plan leaves the step to XLA, and note that."""
 
+    def ran_whole(self, call: Call, runtime: RuntimeCall) -> None:
+        """Note that a step that was left to XLA has run for the first time."""
+
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
 
@@ -208,7 +211,9 @@ class Watch:
                 if not (copy and self._observer.is_left_to_xla(self.call, runtime, generation, error)):
                     raise
             self._local.runtime = replace(runtime, copy="", whole=True)
-            return self._call_function(ctx, name, inputs, outputs)
+            done = self._call_function(ctx, name, inputs, outputs)
+            self._observer.ran_whole(self.call, runtime)
+            return done
         finally:
             ctx.function_call_options = before
             self._local.runtime, self._latest = outer, latest if outer is not None else None

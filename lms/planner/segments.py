@@ -37,8 +37,8 @@ SPARE = 0.5
 """The share of the margin that a plan with segments leaves free, even where the simulated allocator needs it.
 What a segment needs inside is estimated, and wanted in one piece."""
 
-WHOLE = 1.5
-"""What a step compiled as one may need, as a multiple of the plan's peak: 0.9 to 1.0 times were measured. Its
+WHOLE = 2.5
+"""What a step compiled as one may need, as a multiple of the plan's peak: 0.9 to 2.1 times were measured. Its
 schedule is XLA's own, which is not known before it is compiled, and its temporaries lie in one piece. Where
 memory runs out all the same, XLA has freed the variables that it was to update, and no step can follow."""
 

@@ -46,7 +46,7 @@ def step_of(weights: list[Any]) -> Any:
 def calls(train: Any) -> list[Any]:
     """Four calls of the step: its own, with more rows at last, of its trace, or of two functions around."""
     if case == "growing":
-        return [train, train, *([lambda rows: train(tf.tile(rows, [2, 1]))] * 2)]
+        return [train, train, *([lambda rows: train(tf.tile(rows, [4, 1]))] * 2)]
     if case in ("traced first", "traced last"):
         traced = train.get_concrete_function(tf.TensorSpec((ROWS, WIDTH), tf.float32))
         return [traced, traced, train, train] if case == "traced first" else [train, train, traced, traced]

@@ -67,7 +67,7 @@ def test_a_step_that_took_more_than_it_may_runs_in_segments_from_then_on() -> No
 
 
 def test_larger_batches_that_do_not_fit_run_in_segments() -> None:
-    made = job("auto", "budget", "48", "growing")
+    made = job("auto", "budget", "72", "growing")
     assert made["whole"] and made["segments"] and made["swapped"]
 
 
