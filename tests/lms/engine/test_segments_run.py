@@ -34,7 +34,10 @@ def test_what_a_segment_reads_is_freed_at_once(seen: dict[str, dict[str, Any]]) 
 
 
 def test_segments_need_little_more_memory_than_no_xla(seen: dict[str, dict[str, Any]]) -> None:
-    assert seen["auto"]["peak"] <= 1.15 * seen["off"]["peak"] + MIB  # eager code's rows may not be freed yet
+    """What lies there before the step, rows of eager code for one, differs by 1 MiB from run to run."""
+    own = {way: seen[way]["planned"] - seen[way]["resident"] for way in ("off", "auto")}
+    assert own["auto"] <= 1.15 * own["off"]
+    assert seen["auto"]["peak"] <= 1.15 * seen["auto"]["planned"]
     assert seen["auto"]["peak"] < 0.8 * seen["whole"]["peak"]
 
 
