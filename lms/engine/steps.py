@@ -417,7 +417,8 @@ class Steps:
 
     def _explained(self, error: Any) -> Exception:
         collector = self._engine.books.collector
-        explanation = explain_out_of_memory(collector.latest, self._engine.report())
+        swaps = self._engine.config.recompute != "only"
+        explanation = explain_out_of_memory(collector.latest, self._engine.report(), swaps=swaps)
         return _with_lines(error, explanation, self.rescue.refusal)
 
 

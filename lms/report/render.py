@@ -181,6 +181,7 @@ def _why_more(report: Report, error: float) -> str:
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
 MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
+MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
     "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
@@ -188,8 +189,14 @@ ADVICE = {
 """By the policy of the plan that failed what may help; for all others :data:`MORE_ROOM`."""
 
 
-def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
-    """Return the text to add to TensorFlow's message when a step ran out of device memory."""
+def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: bool = True) -> str:
+    """Return the text to add to TensorFlow's message when a step ran out of device memory.
+
+    Args:
+        planned: The latest plan.
+        report: What is known of all steps.
+        swaps: Whether plans may swap; with ``recompute="only"`` none does.
+    """
     lines = [
         "LMS: the step ran out of memory on "
         + report.device.name
@@ -201,8 +208,9 @@ def explain_out_of_memory(planned: Planned | None, report: Report) -> str:
         )
         lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)
-    lines += [_needs(planned), *_largest(planned)]
-    lines.append(OPEN if planned.open_sizes else ADVICE.get(planned.plan.policy, MORE_ROOM))
+    lines += [_needs(planned, swaps), *_largest(planned)]
+    advice = ADVICE.get(planned.plan.policy, MORE_ROOM) if swaps else MAY_SWAP
+    lines.append(OPEN if planned.open_sizes else advice)
     return "\n".join(lines)
 
 
@@ -217,7 +225,7 @@ def _largest(planned: Planned) -> list[str]:
     return ["Largest tensors alive at the planned peak:", *lines] if lines else []
 
 
-def _needs(planned: Planned) -> str:
+def _needs(planned: Planned, swaps: bool) -> str:
     plan = planned.plan
     swapped = f"{counted(plan.tensors_out, 'tensor')} swapped"
     if planned.open_sizes:
@@ -226,7 +234,8 @@ def _needs(planned: Planned) -> str:
         )
     return (
         f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
-        f"before; {swapped}; no plan needs less than {mib(plan.floor_bytes)}."
+        f"before; {swapped}; no plan {'' if swaps else 'without swaps '}needs less than "
+        f"{mib(plan.floor_bytes)}."
     )
 
 

@@ -227,6 +227,12 @@ def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: 
     assert ("LMS_POLICY=all" in last) == (policy != "all")
 
 
+def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
+    text = explain_out_of_memory(planned(), report_of(), swaps=False)
+    assert "no plan without swaps needs less than" in text
+    assert "LMS_RECOMPUTE=auto" in text.splitlines()[-1]
+
+
 def test_only_tensors_of_some_size_are_named() -> None:
     text = explain_out_of_memory(planned(), report_of())
     assert re.search(r"8\.0 MiB  a_model_with_a_long_name/block_\d/convolution:0", text)
