@@ -1,4 +1,4 @@
-"""What runs of blocks gain in the timed simulator: networks that are chains x links x memory.
+"""Measure what runs of blocks gain in the timed simulator: networks of layers in a row x links x memory.
 
 ``python bench/lms_chains.py`` needs no device and no TensorFlow. It plans each step three times: with swaps
 alone, with recomputing but without the dynamic programme over blocks, and with it. Slowdowns are against the
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """How much less the step takes with the dynamic programme, as a share of the step."""
+        """Return how much less the step takes with the dynamic programme, as a share of the step."""
         return 0.0 if self.without is None or self.runs is None else self.without - self.runs
 
 

@@ -67,12 +67,17 @@ print("sends:", values.sends)
 """
 
 
-def test_a_value_is_copied_for_a_variable_of_the_device_and_moved_to_the_host_once() -> None:
+def require_lines(program: str, *wanted: str) -> None:
+    """Run a program in a process of its own, and compare what it prints."""
     pytest.importorskip("tensorflow")
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", VALUES]
+    argv = [sys.executable, "-c", program]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.splitlines() == ["shared: False True", "sends: 1"], done.stdout + done.stderr[-2000:]
+    assert done.stdout.splitlines() == [*wanted], done.stdout + done.stderr[-2000:]
+
+
+def test_a_value_is_copied_for_a_variable_of_the_device_and_moved_to_the_host_once() -> None:
+    require_lines(VALUES, "shared: False True", "sends: 1")
 
 
 TABLE = """
@@ -107,8 +112,4 @@ print(found["peak"] <= 1.1 * report.planned_peak_bytes, found["current"] - befor
 
 
 def test_a_table_that_is_looked_up_and_updated_in_part_is_copied_no_more_than_planned() -> None:
-    pytest.importorskip("tensorflow")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", TABLE]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.splitlines() == ["True True", "True True"], done.stdout + done.stderr[-2000:]
+    require_lines(TABLE, "True True", "True True")
