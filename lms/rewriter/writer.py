@@ -14,8 +14,8 @@ import tensorflow as tf
 from lms.errors import LMSError
 from lms.ir.graph import Graph, Op, Use
 from lms.ir.liveness import positions
-from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT
-from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
+from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT, STREAM_TYPES
+from lms.ir.swap_plan import SerialEdge, Swap, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import MARK_ATTR, Source
 from lms.reader.step_reader import Step
@@ -78,15 +78,32 @@ def write_plan(
     editor = _Editor(graph_def, step, transport, plan)
     if relocation is not None:
         editor.read_from_host(relocation)
-    for swap in sorted(plan.swaps, key=lambda swap: swap.tensor):
-        editor.swap(swap)
+    held = {swap.tensor: editor.send(swap) for swap in sorted(plan.swaps, key=lambda swap: swap.tensor)}
+    for swap, number in _in_order_of_need(plan):
+        editor.bring_back(swap, number, held[swap.tensor])
     for edge in plan.serial_edges:
         for before in step.ends[edge.before]:
             editor.order(step.table.names[before], edge.after)
     for node, slot in fixed:
         editor.fix_sum(node, slot)
+    editor.launch_copies_first(plan.serial_edges)
     editor.finish()
     return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
+
+
+def _in_order_of_need(plan: SwapPlan) -> list[tuple[Swap, int]]:
+    """Return the copies back, each as a swap and a number, in the order in which ops need them.
+
+    Of copies that begin behind the same op an executor launches those first that stand first in the graph,
+    unless more than eight nodes wait for that op: these TensorFlow keeps in no order.
+    """
+    place = positions(plan.order)
+    needed = [
+        (min(place[use.op] for use in swap_in.uses), swap.tensor, number, swap)
+        for swap in plan.swaps
+        for number, swap_in in enumerate(swap.swap_ins)
+    ]
+    return [(swap, number) for _, _, number, swap in sorted(needed, key=lambda entry: entry[:3])]
 
 
 def put_copies_first(graph_def: Any) -> None:
@@ -172,6 +189,8 @@ class _Editor:
         """The node of each op that a relocation has added."""
         self._made: dict[int, str] = {}
         """The reference of each tensor that a relocation has added or brought back."""
+        self._begun: dict[int, None] = {}
+        """The ops behind which copies begin that read nothing of theirs."""
 
     @cached_property
     def _op_of(self) -> dict[int, int]:
@@ -249,21 +268,21 @@ class _Editor:
 
     # --- swaps -----------------------------------------------------------------------------------------
 
-    def swap(self, swap: Swap) -> None:
-        """Send a tensor out, and bring it back wherever the plan says so."""
+    def send(self, swap: Swap) -> str:
+        """Send a tensor out, and return the node that holds it."""
         step = self._step
         if swap.tensor in self._copied:
             held = self._made_ops[self._copied[swap.tensor]]
         else:
             is_maker = swap.after == step.graph.tensors[swap.tensor].op
-            held = self._out(swap.tensor, "swap_out", () if is_maker else self._ends(swap.after))
+            device = self._device(step.graph.tensors[swap.tensor].op)
+            held = self._out(swap.tensor, "swap_out", () if is_maker else self._begin(swap.after, device))
         freed = held
         if swap.until is not None and not self._copies_at_once(swap.after):
             freed = self._hold(swap, swap.until, held)
         for op in swap.blocks:
             self.order(freed, op)
-        for number, swap_in in enumerate(swap.swap_ins):
-            self._swap_in(swap, swap_in, held, f"{self._base(swap.tensor)}/swap_in_{number}")
+        return held
 
     def _copies_at_once(self, op: int) -> bool:
         """Tell whether a copy out is done when its op has run, so that it frees its buffer as planned."""
@@ -288,10 +307,12 @@ class _Editor:
         node.op, node.device = "IdentityN", device
         return node
 
-    def _swap_in(self, swap: Swap, swap_in: SwapIn, held: str, name: str) -> None:
-        graph = self._step.graph
+    def bring_back(self, swap: Swap, number: int, held: str) -> None:
+        """Bring a tensor back from the node that holds it, for the uses of its swap-in of that number."""
+        graph, swap_in = self._step.graph, swap.swap_ins[number]
+        name = f"{self._base(swap.tensor)}/swap_in_{number}"
         device = self._device(swap_in.uses[0].op)
-        back = self._in(held, swap.tensor, device, name, self._ends(swap_in.trigger))
+        back = self._in(held, swap.tensor, device, name, self._begin(swap_in.trigger, device))
         versions = {swap.tensor: back}
         for use in swap_in.uses:
             self._redirect(use, self._version(graph.ops[use.op].inputs[use.slot], versions, name))
@@ -300,6 +321,12 @@ class _Editor:
 
     def _ends(self, op: int) -> list[str]:
         return self._nodes(op, self._step.ends)
+
+    def _begin(self, op: int, device: str) -> list[str]:
+        """Return the nodes behind which a copy of a device begins once ``op`` has run."""
+        if self._device(op) == device and not self._copies_at_once(op):
+            self._begun[op] = None
+        return self._ends(op)
 
     def _out(self, tensor: int, called: str, waits: Iterable[str]) -> str:
         device = self._device(self._step.graph.tensors[tensor].op)
@@ -389,6 +416,37 @@ class _Editor:
             self.order(holder.name, min(free, key=lambda op: (ops[op].conditional, op)))
 
     # --- order -----------------------------------------------------------------------------------------
+
+    def launch_copies_first(self, edges: Iterable[SerialEdge]) -> None:
+        """Let what follows an op on a GPU be launched behind the copies that begin with the op.
+
+        A copy waits for all kernels that were launched before it, and what comes gets its buffer when it is
+        launched: behind the plan's next op it would come late, and lie elsewhere. An executor launches the
+        readers of a tensor before what only waits for its op; a node between the op and its readers makes
+        these the last, whether it runs before or after the copies. The readers wait for the op in any case.
+        """
+        ops, followers = self._step.graph.ops, dict[int, list[int]]()
+        for before, after in edges:
+            if ops[after].type not in STREAM_TYPES:
+                followers.setdefault(before, []).append(after)
+            elif ops[before].type not in STREAM_TYPES:
+                self._begin(before, self._device(after))
+        for op in self._begun:
+            later = dict.fromkeys([*self._step.graph.successors[op], *followers.get(op, ())])
+            kernels = [one for one in later if self._is_kernel_of(self._device(op), one)]
+            if kernels:
+                gate = self._add(f"{self._ends(op)[0]}/{MARK}/launched", "gate")
+                node = self.added[gate]
+                node.op, node.device = "NoOp", self._device(op)
+                node.input.extend(f"^{end}" for end in self._ends(op))
+                for one in kernels:
+                    self.order(gate, one)
+
+    def _is_kernel_of(self, device: str, op: int) -> bool:
+        """Tell whether an op is one of a device that always runs, and no copy."""
+        found = self._step.graph.ops[op]
+        is_copy = found.type in STREAM_TYPES or op in self._made_ops
+        return not is_copy and not found.conditional and self._device(op) == device
 
     def order(self, before: str, after: int) -> None:
         """Let an op wait for a node."""

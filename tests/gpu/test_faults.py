@@ -5,6 +5,7 @@ more. TensorFlow raises an error where a copy is refused, and ends the process o
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,13 +44,19 @@ def trained(library: Path, *held: str, **faults: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "way", "node"), [("FAULTY_OUT", "out", "out"), ("FAULTY_IN", "in", "in_0")]
+    ("fault", "way", "nodes"),
+    [("FAULTY_OUT", "out", "(swap_out|host_copy)"), ("FAULTY_IN", "in", r"(swap_in_\d|fetch)")],
 )
-def test_a_copy_that_fails_is_one_error_that_names_it(library: Path, fault: str, way: str, node: str) -> None:
-    """The training that is begun again behind it runs."""
+def test_a_copy_that_fails_is_one_error_that_names_it(
+    library: Path, fault: str, way: str, nodes: str
+) -> None:
+    """The training that is begun again behind it runs.
+
+    Which of the copies is refused depends on their order: one of a swap, or one that an op on the host needs.
+    """
     seen = trained(library, **{fault: "9"})
     assert seen["error"].startswith("InternalError") and f"a refused copy {way}" in seen["error"]
-    assert f"/swap_{node}" in seen["error"]
+    assert re.search(rf"/lms/\d+/{nodes}\b", seen["error"])
     assert seen["tensors"] > 5 and seen["retries"] == 0
 
 

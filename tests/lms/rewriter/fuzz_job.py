@@ -5,6 +5,7 @@
 Each graph is read, planned for a random budget, written, validated and run in a session without any of
 TensorFlow's optimizations: its results must be those of the graph as it was, bit for bit, unless it holds a
 sum whose order TensorFlow leaves to chance. A damaged copy of it must be refused or read, and nothing else.
+Every other graph is edited as on a GPU, where copies are launched before the kernels that follow.
 """
 
 import json
@@ -33,6 +34,7 @@ from lms.reader.node_table import NodeTable  # noqa: E402
 from lms.reader.shapes import infer  # noqa: E402
 from lms.reader.step_reader import read_step  # noqa: E402
 from lms.reader.survey import Place, step_frames  # noqa: E402
+from lms.rewriter import writer  # noqa: E402
 from lms.rewriter.decision import write_decision  # noqa: E402
 from lms.rewriter.validation import validate  # noqa: E402
 from lms.rewriter.writer import RewriteError  # noqa: E402
@@ -45,6 +47,11 @@ ROWS, WIDTH = 16, 32
 FORWARD = 12
 """The layers of the forward pass."""
 PLACE = Place(lambda device: True, OneDnnCpu())
+
+
+COPIES_AT_ONCE = writer._Editor._copies_at_once
+GATE = "/lms/launched"
+"""The end of the name of a node that kernels behind a copy wait for."""
 
 
 class TensorFlowRefusesError(Exception):
@@ -178,9 +185,12 @@ def main(first: int, count: int) -> dict[str, Any]:
         "faults": [],
         "swapped": 0,
         "repeated": 0,
+        "gates": 0,
     }
     for seed in range(first, first + count):
         graph_def, fetches = random_graph(seed)
+        at_once = COPIES_AT_ONCE if seed % 2 else lambda *_: False
+        writer._Editor._copies_at_once = at_once  # type: ignore[method-assign]
         try:
             copy, swapped, repeated = edited(graph_def, seed, transport, fetches)
         except RewriteError as error:
@@ -191,6 +201,7 @@ def main(first: int, count: int) -> dict[str, Any]:
             continue
         found["swapped"] += swapped
         found["repeated"] += repeated
+        found["gates"] += sum(node.name.endswith(GATE) for node in copy.node)
         before, after = run(graph_def, fetches), run(copy, fetches)
         if any(one.tobytes() != other.tobytes() for one, other in zip(before, after, strict=True)):
             found["racing" if racing_sums(graph_def, fetches) else "differ"].append(seed)

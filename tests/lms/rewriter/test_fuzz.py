@@ -17,4 +17,5 @@ def test_random_graphs_run_edited_and_damaged_ones_are_refused() -> None:
     assert seen["differ"] == seen["refused"] == seen["faults"] == []
     assert seen["swapped"] > int(GRAPHS) / 2
     assert seen["repeated"] > int(GRAPHS) / 2
+    assert seen["gates"] > int(GRAPHS) / 4
     assert len(seen["racing"]) < int(GRAPHS) / 5, "TensorFlow leaves the order of few sums to chance"

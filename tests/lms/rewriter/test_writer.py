@@ -13,7 +13,7 @@ from lms.ir.graph import Use
 from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
-from lms.reader.step_reader import read_step
+from lms.reader.step_reader import Step, read_step
 from lms.reader.survey import Place
 from lms.rewriter.writer import put_copies_first, write_plan
 from lms.transports.device import DeviceTransport
@@ -30,15 +30,20 @@ NODES = {
 FLOAT = tf.float32.as_datatype_enum
 
 
-def edited(device: str, *, held: bool = True) -> Any:
-    """The graph whose ``f`` leaves behind ``g`` and comes back behind ``h``, for ``b``."""
+def read(nodes: dict[str, tuple[str, ...]], device: str, elsewhere: str = "") -> tuple[Any, Step]:
+    """A graph of these nodes, as it is and read; one node may be on a second device."""
     graph_def = graph_pb2.GraphDef()
-    for name, (op_type, *read) in NODES.items():
-        node = graph_def.node.add(name=name, op=op_type, input=read, device=f"/job:a/device:{device}:0")
-        node.attr["T"].type = FLOAT
+    for name, (op_type, *inputs) in nodes.items():
+        where = f"/job:a/device:{device}:{int(name == elsewhere)}"
+        graph_def.node.add(name=name, op=op_type, input=inputs, device=where).attr["T"].type = FLOAT
     table = NodeTable.of(graph_def)
     outputs = [[Output(FLOAT, (1024,))] for _ in table.nodes]
-    step = read_step(table, outputs, Place(lambda device: True, PlainCpu()))
+    return graph_def, read_step(table, outputs, Place(lambda device: True, PlainCpu()))
+
+
+def edited(device: str, *, held: bool = True, elsewhere: str = "") -> Any:
+    """The graph whose ``f`` leaves behind ``g`` and comes back behind ``h``, for ``b``."""
+    graph_def, step = read(NODES, device, elsewhere)
     number = {op.name: op.id for op in step.graph.ops}
     leaves, until, waits, back = (number[name] for name in "fghb")
     (tensor,) = step.graph.ops[leaves].outputs
@@ -62,7 +67,36 @@ def test_a_buffer_is_held_until_its_copy_and_an_op_are_done() -> None:
     assert list(hold.attr["T"].list.type) == [FLOAT]
     assert list(hold.input) == ["f", "^f/lms/0/swap_out", "^g"]
     assert list(made["h"].input) == ["g", "^f/lms/0/hold"]
-    assert list(made["b"].input) == ["f/lms/0/swap_in_0", "h"]
+    assert list(made["b"].input) == ["f/lms/0/swap_in_0", "h", "^h/lms/launched"]
+
+
+def test_what_follows_the_trigger_of_a_copy_is_launched_behind_the_copy() -> None:
+    """A copy waits for all kernels launched before it; on a CPU none runs any more when its op is done."""
+    made = nodes(edited("GPU"))
+    gate = made["h/lms/launched"]
+    assert gate.op == "NoOp" and gate.device == made["h"].device and list(gate.input) == ["^h"]
+    assert "h/lms/launched" not in nodes(edited("CPU"))
+
+
+@pytest.mark.parametrize("elsewhere", ["h", "b"])
+def test_a_device_launches_no_copies_of_another(elsewhere: str) -> None:
+    """Both devices' plans may have a copy begin with one op, whose name a node behind it has."""
+    assert not [name for name in nodes(edited("GPU", elsewhere=elsewhere)) if "launched" in name]
+
+
+def test_of_copies_that_begin_together_the_one_needed_first_stands_first() -> None:
+    """Here it is the later one of the two tensors."""
+    graph_def, step = read({**NODES, "b": ("Mul", "g", "h"), "c": ("Mul", "f", "b")}, "GPU")
+    number = {op.name: op.id for op in step.graph.ops}
+    swaps = tuple(
+        Swap(step.graph.ops[number[made]].outputs[0], 4096, number[made], (back,))
+        for made, user in (("f", "c"), ("g", "b"))
+        for back in [SwapIn(number["h"], (Use(number[user], 0),))]
+    )
+    order = tuple(range(len(step.graph.ops)))
+    write_plan(graph_def, step, SwapPlan("budget", order, swaps, (), (), 0, 0, 0, None), DeviceTransport({}))
+    back = [node.name for node in graph_def.node if "swap_in" in node.name]
+    assert back == ["g/lms/0/swap_in_0", "f/lms/0/swap_in_0"]
 
 
 @pytest.mark.parametrize(("device", "held"), [("CPU", True), ("GPU", False)])
