@@ -9,11 +9,11 @@ gives the same again after a failure. Then the real iterator goes on where it st
 A batch can be looked at before the step is traced, too: it has the sizes that a specification leaves open.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class Source:
     def stand_in(self) -> Any:
         """Return an iterator like the real one, which goes on where the step stands."""
         if self._stand_in is None:
-            self._stand_in = iter(_dataset(self._real.element_spec, partial(_Giver, weakref.ref(self))))
+            self._stand_in = iter(_dataset(self._real.element_spec, weakref.ref(self)))
         return self._real._type_spec._from_components([self._stand_in._iterator_resource])
 
     @property
@@ -154,39 +154,45 @@ class Source:
         self._nbytes += sum(array.nbytes for array in batch)
 
 
+def _nothing(spec: Any) -> np.ndarray[Any, Any]:
+    """Return an array that ``spec`` describes."""
+    sizes = spec.shape.as_list() if spec.shape.rank is not None else ()
+    empty = b"" if spec.dtype == tf.string else 0
+    return np.full([size or 0 for size in sizes], empty, spec.dtype.as_numpy_dtype)
+
+
 def _array(tensor: Any) -> np.ndarray[Any, Any]:
     """Return a tensor's value as an array; of a single string TensorFlow gives the bytes alone."""
     value = tensor.numpy()
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
 
 
-class _Giver:
-    """Yields a source's batches; refers to it weakly, for TensorFlow never frees a dataset's Python code."""
-
-    def __init__(self, source: Callable[[], Source | None]) -> None:
-        self._source = source
-
-    def __iter__(self) -> "_Giver":
-        return self
-
-    def __next__(self) -> Batch:
-        source = self._source()
-        batch = None if source is None else source.next()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
-def _dataset(element_spec: Any, give: Any) -> Any:
-    """Make a dataset of what ``give`` yields, in the structure of ``element_spec``.
+def _dataset(element_spec: Any, source: Callable[[], Source | None]) -> Any:
+    """Make a dataset of a source's batches, in the structure of ``element_spec``.
 
     Nothing fetches ahead, for what is fetched is taken. The copies lie where a pipeline's batches do, in the
-    allocator of the CPU device, and not in NumPy's memory.
+    allocator of the CPU device, and not in NumPy's memory. The source is referred to weakly, for TensorFlow
+    may keep a dataset's Python code.
+
+    ``Dataset.from_generator`` would do with less. But with it TensorFlow 2.21 has ``malloc`` map and unmap
+    each block from 128 KiB on (``mallopt``) for the rest of the process. A CPU's kernels pack their operands
+    into such blocks; one step took a fifth longer for that.
     """
     specs = tf.nest.flatten(element_spec, expand_composites=True)
-    plain = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs)
+    types = [spec.dtype for spec in specs]
 
-    def pack(*components: Any) -> Any:
+    def give(_: Any) -> list[Any]:
+        batch = None if (found := source()) is None else found.next()
+        return [True, *batch] if batch is not None else [False, *map(_nothing, specs)]
+
+    def draw(number: Any) -> tuple[Any, ...]:
+        is_there, *components = tf.numpy_function(give, [number], [tf.bool, *types])
+        is_there.set_shape(())
+        for component, spec in zip(components, specs, strict=True):
+            component.set_shape(spec.shape)
+        return is_there, *components
+
+    def pack(_: Any, *components: Any) -> Any:
         copies = [tf.raw_ops.DeepCopy(x=component) for component in components]
         return tf.nest.pack_sequence_as(element_spec, copies, expand_composites=True)
 
@@ -194,7 +200,8 @@ def _dataset(element_spec: Any, give: Any) -> Any:
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_optimization.inject_prefetch = False
-    return tf.data.Dataset.from_generator(give, output_signature=plain).map(pack).with_options(options)
+    drawn = tf.data.Dataset.range(sys.maxsize).map(draw).take_while(lambda is_there, *_: is_there)
+    return drawn.map(pack).with_options(options)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Run as a child process by test_retry.py, with ``keras`` or ``loops``. A function
 memory ran out, so that each case meets all three tries.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -424,12 +425,39 @@ def batches_are_kept_outside_of_the_device() -> None:
     assert [int(batch[0]) for batch in source.stand_in()] == list(range(9))
 
 
+class Mallinfo(ctypes.Structure):
+    """The answer of ``mallinfo2``; ``hblks`` counts the blocks that are mapped one by one."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")
+        + ("uordblks", "fordblks", "keepcost")
+    ]
+
+
+def malloc_keeps_its_blocks() -> None:
+    """A block as large as one that was freed is not mapped anew, as it would be with a fixed threshold."""
+    assert int(next(lms_batches.Source.of(iter(tf.data.Dataset.range(2))).stand_in())) == 0
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return  # a libc that is older than glibc 2.33, or another one
+    libc.mallinfo2.restype, libc.malloc.restype = Mallinfo, ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    libc.free(libc.malloc(4 << 20))
+    before = libc.mallinfo2().hblks
+    block = libc.malloc(4 << 20)
+    now = libc.mallinfo2().hblks
+    libc.free(block)
+    assert now == before, (now, before)
+
+
 KERAS_CASES = (
     keras_trains_with_the_batches_that_it_would_have,
     several_steps_in_one_call,
     random_numbers_of_layers_are_drawn_again,
 )
 LOOP_CASES = (
+    malloc_keeps_its_blocks,  # the first: from_generator in another case would have malloc map each
     a_loop_whose_step_takes_its_batch,
     every_structure_is_given_again,
     a_loop_in_the_step,
