@@ -14,6 +14,7 @@ from lms.device.device import Device
 from lms.device.memory_pool import SmallPool
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
+from lms.reader.function_bodies import unread_arguments
 from lms.reader.survey import step_frames
 from lms.rewriter.stopped import LEFT, stopped
 from lms.rewriter.writer import RewriteError, put_copies_first
@@ -228,6 +229,9 @@ def _task_of(graph_def: Any, task: Task) -> Task:
     given = {number: one.dtype.as_datatype_enum for number, one in enumerate(task.inputs)}
     if types == given:
         return task
+    if task.function and types.items() <= given.items():
+        if given.keys() - types.keys() <= unread_arguments(task.function):
+            return task
     hints = replace(task.hints, arguments={})
     return replace(task, inputs=(), is_body=True, may_be_whole=False, hints=hints)
 

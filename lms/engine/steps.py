@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -140,11 +140,18 @@ class Steps:
         if self.watch.is_here:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call))
-        inputs = runtime.inputs if self.watch.is_here else ()
-        name = function_name(runtime.name)
         compiled = bool(runtime.copy)
-        whole = compiled and self._may_be_whole(call, runtime)
-        return Task(request, name, config, hints, inputs, compiled=compiled, may_be_whole=whole)
+        task = Task(
+            request,
+            function_name(runtime.name),
+            config,
+            hints,
+            compiled=compiled,
+            may_be_whole=compiled and self._may_be_whole(call, runtime),
+        )
+        if not self.watch.is_here:
+            return task
+        return replace(task, function=runtime.copy or runtime.name, inputs=runtime.inputs)
 
     def _session_task(self, request: Request, run: SessionRun) -> Task | None:
         if self.sessions.leaves(run.graph):

@@ -30,6 +30,8 @@ class Task:
     """What its user calls it."""
     config: LMSConfig
     hints: ShapeHints = field(default_factory=ShapeHints)
+    function: str = ""
+    """The function of TensorFlow's runtime that is called; empty where no call is known."""
     inputs: Sequence[Any] = ()
     """The tensors that the function is called with."""
     is_body: bool = False

@@ -36,6 +36,27 @@ def body_peak(place: Place, node: Any, name: str, arguments: Sequence[Output]) -
     return timeline(Buffers.of(body.graph), range(len(body.graph.ops))).peak_bytes
 
 
+def unread_arguments(name: str) -> frozenset[int]:
+    """Return the numbers of a function's arguments on which nothing depends that it returns or does.
+
+    TensorFlow removes them from the graph that it optimizes.
+    """
+    try:
+        definition = context.context().get_function_def(name)
+    except tf.errors.OpError:
+        return frozenset()
+    nodes = {node.name: node for node in definition.node_def}
+    wanted = [*definition.ret.values(), *definition.control_ret.values()]
+    seen: set[str] = set()
+    while wanted:
+        found = wanted.pop().removeprefix("^").partition(":")[0]
+        if found not in seen:
+            seen.add(found)
+            wanted += nodes[found].input if found in nodes else ()
+    arguments = enumerate(definition.signature.input_arg)
+    return frozenset(number for number, argument in arguments if argument.name not in seen)
+
+
 def _as_shape(output: Output) -> Any:
     if output.dims is None:
         return tf.TensorShape(None)

@@ -9,12 +9,18 @@ LEFT = "lms: this step is left to XLA, which compiles it as one"
 
 
 def stopped(graph_def: Any, why: str) -> bytes:
-    """Return a graph that ends with the error ``why`` before any of its ops has run."""
+    """Return a graph that ends with the error ``why`` before any of its ops has run.
+
+    The ops that only read what is there at the beginning wait for the error, and so all the others. An op in
+    a loop could not wait for it: it is outside of the loop.
+    """
     stopped_def = graph_pb2.GraphDef()
     stopped_def.CopyFrom(graph_def)
     host = "/job:localhost/replica:0/task:0/device:CPU:0"
+    there = {node.name for node in stopped_def.node if node.op in ("_Arg", "Const") and not node.input}
     for node in stopped_def.node:
-        if node.op not in ("_Arg", "Const"):
+        makers = {text.removeprefix("^").partition(":")[0] for text in node.input}
+        if node.name not in there and makers <= there:
             node.input.append("^lms/stop")
     for name, dtype in (("lms/false", types_pb2.DT_BOOL), ("lms/why", types_pb2.DT_STRING)):
         node = stopped_def.node.add(name=name, op="Const", device=host)

@@ -28,7 +28,7 @@ def step_of(weights: list[Any]) -> Any:
     """A step that its user has XLA compile: layers with gelu, and plain descent."""
 
     @tf.function(jit_compile=True)
-    def train(rows: Any) -> Any:
+    def train(rows: Any, unread: Any = None) -> Any:
         with tf.GradientTape() as tape:
             made = rows
             for weight in weights:
@@ -43,10 +43,26 @@ def step_of(weights: list[Any]) -> Any:
     return train
 
 
+def looped(train: Any) -> Any:
+    """The step in a loop of the graph, as Keras writes it for ``steps_per_execution``."""
+
+    def run(rows: Any) -> Any:
+        loss = tf.constant(0.0)
+        for _ in tf.range(1):
+            loss = train(rows)
+        return loss
+
+    return run
+
+
 def calls(train: Any) -> list[Any]:
     """Four calls of the step: its own, with more rows at last, of its trace, or of two functions around."""
     if case == "growing":
         return [train, train, *([lambda rows: train(tf.tile(rows, [4, 1]))] * 2)]
+    if case == "in a loop":
+        return [tf.function(looped(train))] * 4
+    if case == "unread argument":
+        return [lambda rows: train(rows, tf.ones((3,)))] * 4
     if case in ("traced first", "traced last"):
         traced = train.get_concrete_function(tf.TensorSpec((ROWS, WIDTH), tf.float32))
         return [traced, traced, train, train] if case == "traced first" else [train, train, traced, traced]
