@@ -26,10 +26,10 @@ from itertools import islice, product
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph
-from lms.ir.swap_plan import Recomputed, SwapPlan
+from lms.ir.swap_plan import Recomputed, Sent, SwapPlan
 from lms.planner.blocks import Blocks
 from lms.planner.choices import Choice, Choices
-from lms.planner.host_operands import Decision, plan_swaps
+from lms.planner.host_operands import Decision, plan_swaps, read_from_host
 from lms.planner.planner import Case, plan_case, usable_bytes
 from lms.planner.policy_budget import NO_STALL
 from lms.planner.recomputation import Recomputation, recompute
@@ -50,7 +50,7 @@ NEAR = 1.03
 """The best choices of two kinds are both improved if the second takes at most so many times as long."""
 FINALISTS = 2
 """The choices that are planned in full, with the fragmentation of free memory."""
-VARIED_OPS = 2_000
+VARIED_OPS = 12_000
 """The ops that the trials of the last search may plan."""
 AHEAD = (0, 1, 2, 4)
 """How many ops of the backward pass ahead of its need a chain may be repeated."""
@@ -67,7 +67,10 @@ class _Trial:
 
     choice: Choice
     recomputation: Recomputation
+    sources: Sequence[int | None]
+    """For each tensor of the planned graph the one of the step; ``None`` of copies on the host."""
     plan: SwapPlan
+    compute_s: float
     makespan_s: float
     score: Score
 
@@ -97,7 +100,7 @@ def decide(
     found = [swapped]
     before = swapped.case.peak_before_bytes
     for share in BUDGETS:
-        search = _Search(swapped, _tighter(config, limit_bytes, share), limit_bytes, costs)
+        search = _Search(swapped, _tighter(config, limit_bytes, share), device_type, limit_bytes, costs)
         for trial in search.finalists():
             made = trial.recomputation
             found.append(plan_recomputed(made, config, device_type, limit_bytes, costs, before))
@@ -184,16 +187,28 @@ class _Search:
     Args:
         swapped: The step planned with swaps alone.
         config: Policy and parameters.
+        device_type: ``CPU`` or ``GPU``.
         limit_bytes: What the device has for the step's own tensors.
         costs: The device and its link.
     """
 
-    def __init__(self, swapped: Decision, config: LMSConfig, limit_bytes: int | None, costs: Costs) -> None:
+    def __init__(
+        self,
+        swapped: Decision,
+        config: LMSConfig,
+        device_type: str,
+        limit_bytes: int | None,
+        costs: Costs,
+    ) -> None:
         self._config, self._limit, self._costs = config, limit_bytes, costs
         # With operands on the host the graph of the swaps is another one: begin with the step as it was read.
         relocation = swapped.relocation
         case = swapped.case if relocation is None else Case.of(relocation.before, config, costs)
-        self._case = case
+        self._case, self._direct = case, device_type != "GPU"
+        self._movers = frozenset(
+            () if relocation is None else (relocation.ops[read.op] for read in relocation.reads)
+        )
+        """The ops that read from the host in every trial, as in the plan of the swaps."""
         self._choices = Choices(case, config.min_tensor_bytes)
         self._repeats = self._choices.repeats
         self._trials: dict[Choice, _Trial] = {}
@@ -237,13 +252,24 @@ class _Search:
             return None
         self._left -= 1
         made = recompute(self._repeats, choice.dropped, choice.retained, choice.borrowed, choice.ahead)
-        case = Case.of(made.graph, self._config, self._costs)
+        graph, sources, sent = self._relocated(made)
+        case = Case.of(graph, self._config, self._costs)
         case = replace(case, peak_before_bytes=self._case.peak_before_bytes)
-        plan = plan_case(case, self._config, self._limit)
+        plan = replace(plan_case(case, self._config, self._limit), sent=sent)
         makespan_s = _makespan_s(case, plan)
-        trial = _Trial(choice, made, plan, makespan_s, (*_memory_score(case, plan), makespan_s))
+        score = (*_memory_score(case, plan), makespan_s)
+        trial = _Trial(choice, made, sources, plan, sum(case.seconds), makespan_s, score)
         self._trials[choice] = trial
         return trial
+
+    def _relocated(self, made: Recomputation) -> tuple[Graph, Sequence[int | None], tuple[Sent, ...]]:
+        """Return the graph to plan, for each tensor of it the one of the step, and what it sends."""
+        if not self._movers:
+            return made.graph, made.tensors, ()
+        movers = [op for op, source in enumerate(made.ops) if source in self._movers]
+        found = read_from_host(made.graph, movers, self._config.min_tensor_bytes, direct=self._direct)
+        sources = [None if one is None else made.tensors[one] for one in found.tensors]
+        return found.graph, sources, found.sent
 
     # --- in place of swaps -------------------------------------------------------------------------------
 
@@ -269,11 +295,10 @@ class _Search:
         First come those that take the least time a byte in place of their copies. What a chosen one repeats
         costs the next ones nothing.
         """
-        compute_s = sum(self._costs.op_seconds(trial.recomputation.graph))
-        stall_s = trial.makespan_s - compute_s
-        if stall_s <= (NO_STALL - 1) * compute_s:
+        stall_s = trial.makespan_s - trial.compute_s
+        if stall_s <= (NO_STALL - 1) * trial.compute_s:
             return ()
-        moved = {trial.recomputation.tensors[swap.tensor] for swap in trial.plan.swaps}
+        moved = {trial.sources[swap.tensor] for swap in trial.plan.swaps}
         dropped, retained, seconds = trial.choice.dropped, trial.choice.retained, self._case.seconds
         chain = self._repeats.chain
         repeated = set(chain(dropped, dropped, retained))

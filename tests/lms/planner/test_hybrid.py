@@ -1,0 +1,28 @@
+"""The search for what to recompute, on networks of the benchmarks."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from lms.config import LMSConfig
+from lms.planner.hybrid import decide
+from lms.planner.planner import Case
+from lms.simulate.cost_model import Costs
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))  # last: it has an lms.py, too
+
+from lms_models import unet3d  # noqa: E402
+
+PCIE_4 = Costs(flops_per_s=9e12, device_bytes_per_s=6e11, out_bytes_per_s=24e9, in_bytes_per_s=24e9)
+"""A V100 behind such a link."""
+
+
+def test_what_reads_from_the_host_does_so_while_repeats_are_searched() -> None:
+    """A U-Net fits into a quarter of its memory with concatenations on the host alone."""
+    graph = unet3d(1, 128)
+    case = Case.of(graph, LMSConfig(), PCIE_4)
+    budget = min(schedule.timeline.peak_bytes for schedule in case.schedules) // 4
+    config = replace(LMSConfig(policy="budget", budget_bytes=budget, margin=0.0), recompute="auto")
+    found = decide(graph, config, "GPU", None, PCIE_4)
+    assert found.plan.feasible and found.relocation is not None and found.recomputation is not None
+    assert found.case.makespan_s(found.plan) <= 1.2 * sum(case.seconds)
