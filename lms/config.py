@@ -243,6 +243,11 @@ class LMSConfig:
             raise ConfigError(
                 "policy is 'budget' without budget_bytes; needed a number of bytes, or policy 'auto'"
             )
+        if self.policy == "threshold" and self.recompute == "only":
+            raise ConfigError(
+                "recompute is 'only' with policy 'threshold', whose rules say what is swapped; needed "
+                "recompute 'off' or 'auto', or another policy"
+            )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], base: "LMSConfig | None" = None) -> "LMSConfig":
@@ -350,7 +355,7 @@ def levels_named(text: str) -> slice:
     """Return the levels of one item of ``serialization``: ``"7"``, or a slice such as ``"3:5"``.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If it is neither, or a slice of nothing.
     """
     try:
         if ":" in text:
@@ -360,6 +365,8 @@ def levels_named(text: str) -> slice:
         named.indices(0)  # refuses a step of 0
     except (TypeError, ValueError):
         raise ConfigError(f"serialization has {text!r}; needed levels such as 7 or 3:5") from None
+    if named.step is None and named.stop is not None and 0 <= named.stop <= (named.start or 0):
+        raise ConfigError(f"serialization has {text!r}, which names no level; needed levels such as 3:5")
     return named
 
 
@@ -394,7 +401,8 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
     if kind is float:
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
     if not good:
-        raise ConfigError(f"{declared.name} is {value!r}; needed {_name(kind)}")
+        wanted = "a finite number" if value != value else _name(kind)
+        raise ConfigError(f"{declared.name} is {value!r}; needed {wanted}")
     if kind is tuple:
         _check_items(declared.name, value)
     if low is not None and value < low:

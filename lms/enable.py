@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lms.config import LMSConfig, doubtful_variables
+from lms.config import ConfigError, LMSConfig, doubtful_variables
 from lms.errors import LMSError
 from lms.errors import LMSWarning as LMSWarning
 from lms.process_state import tensorflow_is_initialised
@@ -148,6 +148,8 @@ def plot(path: str | os.PathLike[str]) -> None:
 def _wanted(config: LMSConfig | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> LMSConfig:
     """Return the configuration that a call asks for: LMS on, unless an override or a variable forbids it."""
     base = LMSConfig.from_env(environ) if config is None else config
+    if not isinstance(base, LMSConfig):
+        raise ConfigError(f"lms.enable({config!r}); needed an LMSConfig, or fields: enable(policy='auto')")
     enabled = overrides.get("enabled", not _is_forbidden(environ))
     return LMSConfig.from_mapping({**overrides, "enabled": enabled}, base)
 

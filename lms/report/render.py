@@ -7,7 +7,7 @@ from typing import Any
 
 from lms.errors import LMSError, PlaceError, pip_install
 from lms.ir.liveness import Timeline
-from lms.report.stats import GraphStats, Planned, Report, counted
+from lms.report.stats import GraphStats, Planned, Report, counted, latest_of
 from lms.user_paths import require_file
 
 MIB = 1 << 20
@@ -26,7 +26,9 @@ LEFT_ALONE = "stays as it is"
 OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
 OUTSIDE = "; what ran outside of the planned steps, such as predict() or other training, is in it"
-WHY_MORE = "; with memory to spare the allocator gives a buffer up to twice its size, and counts all of it"
+WHY_MORE = "; where it has room the allocator gives a buffer up to twice its size, and counts all of it"
+MOST_UNEDITED = 5
+"""Lines about graphs that stay as they are."""
 NAME_WIDTH = 34
 """Characters of a tensor's name beside the picture."""
 
@@ -49,8 +51,7 @@ def render_report(report: Report) -> str:
     ]
     for graph, count in _distinct(report.edited):
         rows += _graph_rows(graph, count)
-    if not report.edited:
-        rows += [(graph.name, graph.why + _first_run(graph)) for graph in report.graphs[-5:]]
+    rows += [(graph.name, graph.why + _first_run(graph)) for graph in _told_unedited(report)]
     rows += [
         ("planned peak", _planned(report)),
         ("measured peak", _measured(report)),
@@ -65,6 +66,13 @@ def render_report(report: Report) -> str:
     if report.retries:
         rows.append(("planned again", f"{counted(report.retries, 'time')}, after running out of memory"))
     return _lines([*rows, *(("warning", text) for text in report.warnings)])
+
+
+def _told_unedited(report: Report) -> list[GraphStats]:
+    """Return the latest graphs that stay as they are; beside edited ones those that XLA compiles whole."""
+    if not report.edited:
+        return list(report.graphs[-MOST_UNEDITED:])
+    return [graph for graph in latest_of(report.graphs) if graph.whole][-MOST_UNEDITED:]
 
 
 def _streams(report: Report) -> bool:
@@ -181,12 +189,13 @@ def _why_more(report: Report, error: float) -> str:
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
 MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
+NO_ROOM = "No plan fits: take a smaller batch, or a device with more memory."
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
     "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
 }
-"""By the policy of the plan that failed what may help; for all others :data:`MORE_ROOM`."""
+"""By the policy of the plan that failed what may help; for others :data:`MORE_ROOM` or :data:`NO_ROOM`."""
 
 
 def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: bool = True) -> str:
@@ -209,7 +218,8 @@ def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: boo
         lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)
     lines += [_needs(planned, swaps), *_largest(planned)]
-    advice = ADVICE.get(planned.plan.policy, MORE_ROOM) if swaps else MAY_SWAP
+    more_room = MORE_ROOM if planned.plan.feasible else NO_ROOM
+    advice = ADVICE.get(planned.plan.policy, more_room) if swaps else MAY_SWAP
     lines.append(OPEN if planned.open_sizes else advice)
     return "\n".join(lines)
 

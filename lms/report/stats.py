@@ -1,7 +1,7 @@
 """The figures of what LMS did in this process, as values: one entry per graph, and the whole."""
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -228,7 +228,7 @@ class Report:
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:
-        return tuple({(graph.name, graph.place): graph for graph in self.graphs if graph.policy}.values())
+        return latest_of(graph for graph in self.graphs if graph.policy)
 
     @property
     def peak_error(self) -> float | None:
@@ -397,6 +397,11 @@ class Collector:
 
 def _key(stats: GraphStats) -> Hashable:
     return stats.name, stats.place
+
+
+def latest_of(graphs: Iterable[GraphStats]) -> tuple[GraphStats, ...]:
+    """Return the latest figures of each graph, which may have been planned several times."""
+    return tuple({_key(graph): graph for graph in graphs}.values())
 
 
 def report_idle(why: str) -> Report:

@@ -289,6 +289,8 @@ def test_a_misspelt_override() -> None:
     misspelt: dict[str, Any] = {"polcy": "all"}
     with pytest.raises(lms.ConfigError, match=r"^LMSConfig has no 'polcy'; did you mean policy\?$"):
         lms.LMSConfig(**misspelt)
+    with pytest.raises(lms.ConfigError, match=r"^lms.enable\('auto'\); needed an LMSConfig, or fields"):
+        lms.enable("auto")  # type: ignore[arg-type]
     with pytest.raises(lms.ConfigError, match=r"^LMSConfig has no 'zzz'$"):
         dataclasses.replace(lms.LMSConfig(), zzz=1)  # type: ignore[call-arg]
     assert list(inspect.signature(lms.LMSConfig).parameters)[:3] == ["enabled", "mode", "policy"]

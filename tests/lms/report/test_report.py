@@ -206,7 +206,7 @@ def test_the_policy_is_what_the_user_chose() -> None:
 
 def test_a_measured_peak_above_the_plan_is_explained() -> None:
     report = report_of(replace(stats_of("a step", None), planned_peak_bytes=26 * MIB))
-    assert "+15.4% against planned; with memory to spare the allocator gives" in str(report)
+    assert "+15.4% against planned; where it has room the allocator gives" in str(report)
     beside = replace(report, warnings=("another step stays as it is: it cannot be read",))
     assert "+15.4% against planned; what stays as it is (see the warnings) has no plan" in str(beside)
     far = report_of(replace(stats_of("a step", None), planned_peak_bytes=10 * MIB))
@@ -225,6 +225,13 @@ def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: 
     *_, last = explain_out_of_memory(step, report_of()).splitlines()
     assert advice in last and "smaller batch" in last
     assert ("LMS_POLICY=all" in last) == (policy != "all")
+
+
+def test_who_runs_out_of_memory_where_no_plan_fits_is_told_so() -> None:
+    step = planned()
+    small = replace(step.plan, policy="budget", budget_bytes=step.plan.peak_bytes - 1)
+    *_, last = explain_out_of_memory(replace(step, plan=small), report_of()).splitlines()
+    assert last == "No plan fits: take a smaller batch, or a device with more memory."
 
 
 def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
@@ -247,3 +254,13 @@ def test_what_onednn_keeps_beside_an_output_is_named_in_words() -> None:
     graph = build.build(kept=[places, *halves])
     assert graph.tensor_name(pooled) == "pool:0" and graph.tensor_name(halves[1]) == "halves:1"
     assert graph.tensor_name(places) == "pool (places of its maxima, kept for the gradient)"
+
+
+def test_a_step_that_xla_compiles_whole_is_told_beside_an_edited_one() -> None:
+    whole, edited = (stats_of(name, None) for name in ("left whole", "edited"))
+    whole = replace(whole, edited=False, whole=True, why="it fits; XLA compiles it whole")
+    other = replace(whole, name="left alone", whole=False, why="nothing is edited")
+    text = str(report_of(whole, other, edited))
+    assert re.search(r"left whole +it fits; XLA compiles it whole", text) and "left alone" not in text
+    since = replace(edited, name="left whole")
+    assert "compiles it whole" not in str(report_of(whole, since, edited))
