@@ -47,7 +47,7 @@ class Case:
     """Steps to take once more under TensorFlow's profiler."""
     copy_mb: int = 0
     """Instead of training, time copies of so many MiB."""
-    recompute: str = "off"
+    recompute: str = "auto"
     state: str = "device"
     """Where variables and the optimizer's state lie between steps."""
     optimizer: str = "sgd"

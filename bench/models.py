@@ -163,6 +163,49 @@ def _densenet(keras: Any, shape: tuple[int, ...]) -> Any:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def _preactivation(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Build a pre-activation ResNet (He et al. 2016) of 100 convolutions at one resolution."""
+    layers = keras.layers
+    x = layers.Conv2D(16, 3, padding="same", use_bias=False)(inputs := layers.Input(shape))
+    for _ in range(49):
+        y = x
+        for _ in range(2):
+            y = layers.ReLU()(layers.BatchNormalization()(y))
+            y = layers.Conv2D(16, 3, padding="same", use_bias=False)(y)
+        x = layers.Add()([x, y])
+    x = layers.Conv2D(16, 1, use_bias=False)(layers.ReLU()(layers.BatchNormalization()(x)))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+TRANSFORMER_WIDTH = 128
+
+
+def _transformer(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Build an encoder of twelve layers with four heads, which normalises first."""
+    layers = keras.layers
+    x = layers.Dense(TRANSFORMER_WIDTH)(inputs := layers.Input(shape))
+    for _ in range(12):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, TRANSFORMER_WIDTH // 4)(y, y)])
+        y = layers.Dense(4 * TRANSFORMER_WIDTH, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(TRANSFORMER_WIDTH)(y)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _convnext(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Build a ConvNeXt (Liu et al. 2022) of a quarter of Tiny's width, on images of 64 pixels a side."""
+    layers = keras.layers
+    x = inputs = layers.Input(shape)
+    for stage, blocks in enumerate((3, 3, 9, 3)):
+        width, size = 24 << stage, 2 if stage else 4
+        x = layers.LayerNormalization()(layers.Conv2D(width, size, strides=size)(x))
+        for _ in range(blocks):
+            y = layers.LayerNormalization()(layers.DepthwiseConv2D(7, padding="same")(x))
+            y = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(y))
+            x = layers.Add()([x, y])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
 def _chain(keras: Any, shape: tuple[int, ...]) -> Any:
     inputs = x = keras.layers.Input(shape)
     for _ in range(8):
@@ -178,6 +221,9 @@ MODELS = {
     "densenet": Model("images of 32x32", 200, 5.0, lambda n: (n, 32, 32, 3), _densenet),
     "unet3d": Model(SLICES, 200, 6.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_small),
     "unet3d-plain": Model(SLICES, 300, 4.0, lambda n: (1, 32, 32, 8 * n, 1), _unet3d_plain),
+    "preactivation": Model("images of 32x32", 200, 24.0, lambda n: (n, 32, 32, 3), _preactivation),
+    "transformer": Model("rows of 128 tokens", 200, 24.0, lambda n: (n, 128, 64), _transformer),
+    "convnext": Model("images of 64x64", 200, 6.0, lambda n: (n, 64, 64, 3), _convnext),
 }
 
 

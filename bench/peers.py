@@ -38,7 +38,7 @@ WAYS = {
     "tf.recompute_grad by hand": Case("peers-by-hand", ""),
     "keras.RematScope": Case("peers", "", peer="RematScope"),
     "Grappler's memory optimizer": Case("peers", "", peer="Grappler"),
-    "LMS swaps": Case("peers", "", policy="auto"),
+    "LMS swaps": Case("peers", "", policy="auto", recompute="off"),
     "LMS recomputes": Case("peers", "", policy="auto", recompute="only"),
     "LMS does both": Case("peers", "", policy="auto", recompute="auto"),
     "LMS does both, variables on the host": Case("peers", "", policy="auto", recompute="auto", state="host"),

@@ -7,8 +7,8 @@
 ``plain`` and ``again`` are TensorFlow's own settings, but for its memory optimizer. ``all`` is that policy.
 ``budget`` has half of what the plain step takes beside what stays; it needs ``plain`` before it.
 ``recompute`` recomputes and swaps nothing, ``hybrid`` is ``budget`` with both, planned for a slow link.
-``auto`` is for a process with a hard limit (``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is started once
-a rank.
+``auto`` is the default, for a process with a hard limit (``TF_CPU_BFC_MEM_LIMIT_IN_MB``). A case on ranks is
+started once a rank.
 """
 
 import argparse
@@ -31,10 +31,11 @@ from case_tools import Case, Variables, digest, prepare, values_of  # noqa: E402
 MODES = ("plain", "again", "all", "budget")
 PLAIN = ("plain", "again")
 RECOMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("auto", {}),
     "recompute": ("all", {"recompute": "only"}),
     "hybrid": ("budget", {"recompute": "auto", "bandwidth_gb_s": 0.02}),
 }
-"""Modes with the policy and the further settings of each: swaps alone would not hide behind compute."""
+"""Modes with the policy and the further settings of each; modes that are not here swap alone."""
 DEVICE = "CPU:0"
 MIN_TENSOR_BYTES = 1024
 LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument(
         "--modes",
         default=",".join(MODES),
-        help="trainings, in order, of: auto, " + ", ".join([*MODES, *RECOMPUTING]),
+        help="trainings, in order, of: " + ", ".join([*MODES, *RECOMPUTING]),
     )
     parser.add_argument("--least", type=int, default=MIN_TENSOR_BYTES, help="min_tensor_bytes")
     options = parser.parse_args()
