@@ -200,7 +200,8 @@ class Watch:
         copy = self._observer.without_xla(self.call, runtime)
         runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
-        ctx.function_call_options, iterations = self._options.planned(before, generation)
+        planned = self._options.planned(before, generation, in_segments=bool(copy))
+        ctx.function_call_options, iterations = planned
         plugin.expect_iterations(iterations)
         latest = self._latest
         self._local.runtime, self._latest = runtime, (self.call, runtime)

@@ -43,21 +43,25 @@ class OptimizerOptions:
         self._arithmetic = arithmetic
         self._number: dict[int, int] = {}
         """By generation of a plan what no other has in the process."""
-        self._made: dict[tuple[bytes, str, int], tuple[Any, int]] = {}
+        self._made: dict[tuple[bytes, str, int, bool], tuple[Any, int]] = {}
 
-    def planned(self, options: Any, generation: int) -> tuple[Any, int]:
+    def planned(self, options: Any, generation: int, *, in_segments: bool = False) -> tuple[Any, int]:
         """Return the options for a call with ``options`` that runs the plan ``generation``.
+
+        Where XLA may compile segments of the step TensorFlow fuses no ops itself: XLA has no kernels for
+        what it makes of them.
 
         Returns:
             The options, and how often TensorFlow's optimizer goes over a graph with them.
         """
-        key = options.config_proto_serialized, options.executor_type, generation
+        key = options.config_proto_serialized, options.executor_type, generation, in_segments
         made = self._made.get(key)
         if made is None:
             config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
-            planned = context.FunctionCallOptions(
-                executor_type=options.executor_type, config_proto=self.as_planned(config, generation)
-            )
+            wanted = self.as_planned(config, generation)
+            if in_segments:
+                wanted.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+            planned = context.FunctionCallOptions(executor_type=options.executor_type, config_proto=wanted)
             made = self._made[key] = planned, iterations_of(config)
         return made
 

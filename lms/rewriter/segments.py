@@ -79,7 +79,9 @@ def _may_compile(step: Step, number: int) -> bool:
     op, members = step.graph.ops[number], step.members[number]
     if len(members) > 1 or op.conditional or not op.chainable or is_update(op.type):
         return False
-    if CONVOLUTION in op.type or op.type in OUTSIDE_TYPES or op.type.startswith(RANDOM) or not op.outputs:
+    # A constant that waits for an op would cut that op's segment.
+    is_outside = op.type in OUTSIDE_TYPES and not (op.type == "Const" and op.controls)
+    if CONVOLUTION in op.type or is_outside or op.type.startswith(RANDOM) or not op.outputs:
         return False
     if len(step.slots[number]) < len(op.inputs):
         return False

@@ -46,3 +46,11 @@ def test_the_plan_counts_horovods_fusion_buffer(asked: int | None, mib: int) -> 
     for rank in run_ranks("peaks", **default):
         assert all(mib << 20 <= base < mib + 8 << 20 for base in rank["base"]), rank
         assert rank["planned"] == pytest.approx(rank["measured"], rel=0.1), rank
+
+
+def test_two_ranks_train_in_segments_that_xla_compiles() -> None:
+    first, second = sorted(run_ranks("segments"), key=lambda rank: int(rank["rank"]))
+    for rank in (first, second):
+        assert min(rank["segments"]) >= 2 and rank["executed"] == rank["swapped"] != []
+        assert rank["losses"][-1] < rank["losses"][0]
+    assert first["trained"] == second["trained"]

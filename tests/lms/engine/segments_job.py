@@ -26,19 +26,27 @@ WIDTH, LAYERS, ROWS = 256, 6, 1024
 
 def step_of(weights: list[Any]) -> Any:
     """A step that its user has XLA compile: layers with gelu, and plain descent."""
+    bias, total = tf.Variable(tf.zeros(WIDTH)), tf.Variable(0.0)
+
+    def with_bias(made: Any) -> Any:
+        """Add what TensorFlow would fuse with a product, and what leaves a constant behind an op."""
+        made = tf.nn.bias_add(made, bias)
+        mean, variance = tf.nn.moments(made, -1, keepdims=True)
+        return made + (mean - variance)
 
     @tf.function(jit_compile=True)
     def train(rows: Any, unread: Any = None) -> Any:
         with tf.GradientTape() as tape:
             made = rows
             for weight in weights:
-                made = tf.nn.gelu(tf.matmul(made, weight))
+                made = tf.matmul(made, weight)
+                made = tf.nn.gelu(with_bias(made) if case == "one segment" else made)
             loss = tf.reduce_mean(tf.square(made - rows))
             if case == "calls_numpy":
                 loss += tf.numpy_function(np.zeros_like, [loss], tf.float32)
         for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
             weight.assign_sub(0.05 * slope)
-        return loss
+        return tf.math.divide_no_nan(total.assign_add(loss), 1.0) if case == "one segment" else loss
 
     return train
 

@@ -63,6 +63,11 @@ def test_a_step_that_nearly_fills_the_device_runs_in_segments() -> None:
     assert made["segments"] and not made["whole"] and not made["swapped"]
 
 
+def test_biases_norms_and_metrics_cut_no_segment() -> None:
+    made = job("auto", "budget", "60", "one segment")
+    assert made["segments"] == 1 and not made["whole"] and not made["swapped"]
+
+
 def test_a_step_that_took_more_than_it_may_runs_in_segments_from_then_on() -> None:
     made = job("auto", "budget", "18", "hopeful")
     assert made["whole"] and made["segments"] and made["executed"] == made["swapped"] > 0

@@ -7,7 +7,7 @@ from test_recompute_properties import MODEST, steps
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
-from lms.planner.segments import SEGMENT, plan_segments, segmented, updating_ops
+from lms.planner.segments import OWN_ORDER, SEGMENT, plan_segments, segmented, updating_ops
 
 BLOCK = 64 * 1024  # with less a segment is not worth its call
 
@@ -68,6 +68,16 @@ def test_updates_do_not_cut_the_backward_pass() -> None:
     assert [len(ops) for ops in put(graph, may - updating)] == [5]
 
 
+def test_a_metric_does_not_cut_the_backward_pass() -> None:
+    build = GraphBuilder()
+    (x,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
+    (loss,) = build.add("loss", "Mean", inputs=[x], outputs=[BLOCK])
+    (total,) = build.add("total", "AssignAddVariableOp", inputs=[loss], outputs=[4])
+    (shown,) = build.add("shown", "DivNoNan", inputs=[total], outputs=[4])
+    (slope,) = build.add("slope", "Exp", inputs=[loss], outputs=[BLOCK])
+    assert put(build.build([shown, slope]), {1, 3, 4}) == [(1, 4)]
+
+
 def test_ops_without_an_edge_between_them_are_apart() -> None:
     build = GraphBuilder()
     (x,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
@@ -93,7 +103,7 @@ def test_what_one_matrix_product_makes_for_another_is_scratch_memory() -> None:
     graph = chain("MatMul", "MatMul", "MatMul")
     made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None)
     (segment,) = (made.graph.ops[op] for op in made.segments)
-    assert segment.type == SEGMENT and segment.workspace_bytes == 2 * BLOCK
+    assert segment.type == SEGMENT and segment.workspace_bytes == OWN_ORDER * 2 * BLOCK
     assert [made.graph.tensors[tensor].nbytes for tensor in segment.outputs] == [BLOCK]
 
 
