@@ -11,7 +11,7 @@ from tensorflow.core.framework import graph_pb2
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
-from lms.device.memory_pool import PoolClaim
+from lms.device.memory_pool import PoolClaim, load_filler
 from lms.engine.books import Books
 from lms.engine.editing import Editing
 from lms.engine.estimating import STOPPED, Traced, told_to, trace
@@ -20,7 +20,7 @@ from lms.engine.measuring import profiles_of
 from lms.engine.observer import Guest
 from lms.engine.steps import Steps
 from lms.engine.work import Task
-from lms.errors import LMSArgumentError, LMSError, LMSWarning
+from lms.errors import BuildError, LMSArgumentError, LMSError, LMSWarning
 from lms.intercept.edit_guards import collector_paused, level_of_user
 from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
 from lms.ir.graph import GraphError
@@ -86,6 +86,15 @@ class Engine:
         if self._profiles is None:
             self._profiles = profiles_of(self.devices[0], self._environ, self.warn)
         return self._profiles
+
+    def can_fill(self) -> bool:
+        """Tell whether plans may have fillers; compile their op when it is first needed."""
+        try:
+            load_filler(self._environ)
+        except BuildError as error:
+            logger.info("plans without fillers: %s", error)
+            return False
+        return True
 
     def transport(self) -> Transport:
         """Return the transport that moves swapped bytes; choose it when it is first needed."""

@@ -33,6 +33,7 @@ from lms.rewriter.segments import compilable_ops
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
+from lms.simulate.cost_model import Costs
 from lms.transports.base import Transport
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 from lms.variables.memory import give_own_memory
@@ -280,9 +281,10 @@ class Planning:
         claim: PoolClaim,
         transport: Callable[[], Transport],
         profiles: Callable[[], Profiles],
+        can_fill: Callable[[], bool],
     ) -> None:
         self._bandwidth_gb_s, self._claim = bandwidth_gb_s, claim
-        self._transport, self._profiles = transport, profiles
+        self._transport, self._profiles, self._can_fill = transport, profiles, can_fill
 
     def requires(self, work: Work) -> bool:
         """Tell whether there is a step."""
@@ -298,6 +300,13 @@ class Planning:
             if (room := self._transport().room_bytes()) is not None:
                 costs = replace(costs, host_room_bytes=max(0, room - work.stored_bytes))
         costs = replace(costs, profile_s=self._profiles().find(work.graph))
+        planned = self._planned(work, costs)
+        if planned.decision is not None and planned.decision.plan.fillers and not self._can_fill():
+            return self._planned(work, replace(costs, fills=False))
+        return planned
+
+    def _planned(self, work: Work, costs: Costs) -> Work:
+        assert work.graph is not None  # noqa: S101 - required
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
@@ -308,7 +317,9 @@ class Planning:
             return replace(work, decision=made, whole=True)
         if plain.recompute == "off" and (made.plan.feasible or config is plain):
             may = compilable_ops(work.step, kind)
-            made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, costs, made)
+            # What XLA allocates inside of a segment comes in an order of its own.
+            unfilled = replace(costs, fills=False)
+            made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, unfilled, made)
         elif config is not plain:
             made = decide(work.graph, config, kind, work.limit_bytes, costs)
         return replace(work, decision=made)
@@ -426,6 +437,7 @@ def standard_passes(
     bandwidth_gb_s: float | None,
     claim: PoolClaim,
     profiles: Callable[[], Profiles],
+    can_fill: Callable[[], bool],
 ) -> Passes:
     """Return the passes of an engine."""
     return Passes(
@@ -433,7 +445,7 @@ def standard_passes(
         (Shaping(), counting, Bounding(host)),
         (
             *(Streaming(host, transport), Reading(), Filtering(), counting),
-            Planning(bandwidth_gb_s, claim, transport, profiles),
+            Planning(bandwidth_gb_s, claim, transport, profiles, can_fill),
         ),
         (Writing(transport, pool), Validating()),
     )

@@ -128,6 +128,16 @@ class Buffers:
             if op.in_place and len(op.outputs) > in_place_output(op.type) and (sources := self._takeable(op))
         )
 
+    @cached_property
+    def takeable(self) -> Mapping[int, tuple[int, ...]]:
+        """By op what it may write over, as in :attr:`takeovers`."""
+        return dict(self.takeovers)
+
+    def made_in_place(self, op: int) -> int:
+        """Return the tensor that an op makes in place."""
+        node = self.graph.ops[op]
+        return node.outputs[in_place_output(node.type)]
+
     def _takeable(self, op: Op) -> tuple[int, ...]:
         wanted = self.nbytes[op.outputs[in_place_output(op.type)]]
         read = [self.graph.roots[tensor] for tensor in op.inputs]
@@ -173,6 +183,8 @@ class Timeline:
     allocated: tuple[int, ...]
     """Bytes allocated at each point, scratch included."""
     residencies: tuple[Residency, ...]
+    handed_on: Mapping[int, int]
+    """By the buffer that a kernel makes in place the buffer whose bytes it keeps."""
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -195,20 +207,35 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
 
     A swapped buffer leaves when its last reader on the device is done and an op that waits for the copy
     (``blocks``) starts; without such an op the copy is taken to keep up. It comes back right behind the
-    trigger.
+    trigger. A kernel may write in place over what came back, too, if no op reads that later.
     """
     placed = buffers.placement(order)
     by_tensor = {swap.tensor: swap for swap in swaps}
+    over_copies = _taken_copies(buffers, placed, swaps)
+    handed_on = {buffers.made_in_place(op): root for root, op in placed.takers.items()}
+    handed_on |= {buffers.made_in_place(op): root for op, root in over_copies.items()}
     change = list(placed.change)
     stays: list[Residency] = []
     for stay in placed.stays:
         if stay.tensor in by_tensor:
-            swapped = _swapped_stays(buffers, placed.position, by_tensor[stay.tensor], stay.last)
+            swapped = _swapped_stays(buffers, placed.position, by_tensor[stay.tensor], stay.last, over_copies)
             _count(change, (stay._replace(nbytes=-stay.nbytes), *swapped))
             stays += swapped
         else:
             stays.append(stay)
-    return Timeline(placed.order, tuple(accumulate(change[:-1])), tuple(stays))
+    return Timeline(placed.order, tuple(accumulate(change[:-1])), tuple(stays), handed_on)
+
+
+def _taken_copies(buffers: Buffers, placed: "Placement", swaps: Sequence[Swap]) -> dict[int, int]:
+    """Map ops to the swapped buffers of which they write over a copy that came back for them."""
+    copies: dict[int, list[int]] = {}
+    for swap in swaps:
+        for swap_in in swap.swap_ins:
+            last = max((use.op for use in swap_in.uses), key=placed.position.__getitem__)
+            if last in buffers.takeable and swap.tensor in buffers.takeable[last]:
+                copies.setdefault(last, []).append(swap.tensor)
+    taken = frozenset(placed.takers.values())
+    return {op: min(roots, key=buffers.takeable[op].index) for op, roots in copies.items() if op not in taken}
 
 
 def _count(change: list[int], stays: Iterable[Residency]) -> None:
@@ -282,7 +309,9 @@ def _last_uses(buffers: Buffers, position: Sequence[int]) -> list[int]:
     return last
 
 
-def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: int) -> list[Residency]:
+def _swapped_stays(
+    buffers: Buffers, position: Sequence[int], swap: Swap, end: int, over_copies: Mapping[int, int]
+) -> list[Residency]:
     """Return the stays of a swapped buffer, of which the last one ends at point ``end``."""
     root, nbytes, users = swap.tensor, buffers.nbytes[swap.tensor], buffers.users[swap.tensor]
     made = position[buffers.graph.tensors[root].op]
@@ -291,8 +320,9 @@ def _swapped_stays(buffers: Buffers, position: Sequence[int], swap: Swap, end: i
     copied = min((2 * position[op] - 1 for op in swap.blocks), default=0)
     stays = [Residency(root, nbytes, 2 * made, max(2 * near, copied))]
     for swap_in in swap.swap_ins:
-        last = max(position[use.op] for use in swap_in.uses)
-        stays.append(Residency(root, nbytes, 2 * position[swap_in.trigger] + 1, min(2 * last, end)))
+        reader = max((use.op for use in swap_in.uses), key=position.__getitem__)
+        last = min(2 * position[reader] - (over_copies.get(reader) == root), end)
+        stays.append(Residency(root, nbytes, 2 * position[swap_in.trigger] + 1, last))
     return stays
 
 

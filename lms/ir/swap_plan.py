@@ -9,6 +9,9 @@ Meaning of a plan for the executor, all by ids of :class:`lms.ir.graph.Graph`:
   use in ``uses`` reads the swap-in instead of what it read (reshaped where it read an alias of another
   shape). Ops in ``blocks`` get a control edge from the swap-in.
 * For each :class:`SerialEdge` op ``after`` gets a control edge from op ``before``.
+* For each :class:`Filler` one node takes memory behind all that op ``op`` waits for, and before the op; with
+  ``copies`` behind the op, and before the swap-ins that it triggers and op ``follower``. Another frees it
+  once the op, or these swap-ins, are done, and before op ``until``.
 * Each :class:`Sent` is an op of the graph itself that copies a tensor to the host, for another op to read it
   there. A swap of that tensor takes this copy instead of making one (:meth:`SwapPlan.copied`).
 
@@ -76,6 +79,31 @@ class SerialEdge(NamedTuple):
     after: int
 
 
+class Filler(NamedTuple):
+    """Memory that is taken while a buffer is allocated, so that the buffer gets what it asks for and no more.
+
+    See :mod:`lms.simulate.fillers`.
+    """
+
+    op: int
+    """An op of the chain: the one that makes the buffer, or with ``copies`` that brings it back."""
+    copies: bool
+    """Whether the buffer is one that comes back."""
+    sizes: tuple[int, ...]
+    """Bytes of each buffer that is allocated then, in that order."""
+    least: int
+    """The fewest bytes that are worth taking."""
+    follower: int
+    """The next op of the chain."""
+    until: int
+    """The op that waits until they are free again."""
+
+    @property
+    def edges(self) -> "tuple[SerialEdge, ...]":
+        """The pairs of ops that run one after the other because the filler lies between them."""
+        return (SerialEdge(self.op, self.follower), SerialEdge(self.op, self.until))
+
+
 class Sent(NamedTuple):
     """A copy to the host of which an op reads there (see :mod:`lms.planner.host_operands`)."""
 
@@ -135,6 +163,8 @@ class SwapPlan:
     """Copies to the host that ops read there, beside the swaps."""
     fetched_bytes: int = 0
     """Bytes that ops on the host have made there, and that are copied to the device."""
+    fillers: tuple[Filler, ...] = ()
+    """In plan order."""
     recomputed: Recomputed | None = None
     """What is made again in place of being kept; ``None``: nothing."""
 

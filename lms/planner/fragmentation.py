@@ -1,6 +1,6 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lms.config import LMSConfig
@@ -9,6 +9,7 @@ from lms.planner.planner import Case, least_plans, plan_case
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
+from lms.simulate.fillers import find_fillers
 
 TRIES = 9
 MOST_OPS = 150_000
@@ -26,8 +27,9 @@ LARGER = 1.04
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
-    Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
-    made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
+    Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason
+    gets fillers (:mod:`lms.simulate.fillers`). If it would fail all the same, it is made again with fewer
+    bytes, down to the least that is possible: what policy ``all`` trains, this does.
     The least plans move several times the bytes, so before they are tried a plan may use half of the margin.
 
     Args:
@@ -46,6 +48,8 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         # More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
         if _room(case, made, room) <= room and _peak(case, made, limit_bytes) is not None:
             return _told(made, first)
+        if (filled := _filled(case, made, (room, limit_bytes))) is not None:
+            return _told(filled, first)
         tries.append(made)
     closer = int(limit_bytes * (1 - config.margin / 2))
     for made in tries:
@@ -54,6 +58,8 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
     for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
         if all(_peak(case, made, size) is not None for size in (room, limit_bytes)):
             return _told(made, first)
+        if (filled := _filled(case, made, (room, limit_bytes))) is not None:
+            return _told(filled, first)
     # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
     least = _least_in_pieces(case, replace(config, policy="all"), limit_bytes)
     helps = case.streams or least.peak_bytes < case.peak_before_bytes
@@ -65,8 +71,14 @@ def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> 
     leanest = plan_case(case, config, limit_bytes)
     if limit_bytes is None or _peak(case, leanest, limit_bytes) is not None:
         return leanest
+    if (filled := _filled(case, leanest, (limit_bytes,))) is not None:
+        return filled
     options = least_plans(case, leanest.budget_bytes)
-    return min(options, key=lambda made: (_need(case, made, limit_bytes), made.peak_bytes))
+    best = min(options, key=lambda made: (_need(case, made, limit_bytes), made.peak_bytes))
+    if _peak(case, best, limit_bytes) is not None:
+        return best
+    with_fillers = (_filled(case, made, (limit_bytes,)) for made in options)
+    return next((made for made in with_fillers if made is not None), best)
 
 
 def _least_stored(case: Case, config: LMSConfig, limit_bytes: int | None, least: SwapPlan) -> SwapPlan:
@@ -109,6 +121,23 @@ def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterato
             break
 
 
+def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:
+    """Return a plan with the fillers with which it fits in regions of some sizes, or ``None``.
+
+    The fillers are those for the last size; in regions of the other sizes it fits with others.
+    """
+    if not case.fills or made.is_empty or not made.feasible:
+        return None
+    filled = made
+    for size in sizes:
+        fillers = find_fillers(_demand(case, made), size, made.order, case.big, made.swaps)
+        filled = replace(made, fillers=fillers)
+        if not fillers or _peak(case, filled, size) is None:
+            return None
+    note = f"{len(filled.fillers)} fillers keep buffers from being given more memory than they ask for"
+    return replace(filled, notes=(*made.notes, note))
+
+
 def _moved_bytes(made: SwapPlan) -> int:
     return made.bytes_out + made.bytes_in
 
@@ -122,8 +151,12 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     if made is first:
         return made
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
-    note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
     told = replace(made, budget_bytes=first.budget_bytes)
+    if made.peak_bytes == first.peak_bytes:
+        return told
+    note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
+    if made.fillers:
+        return replace(told, notes=(*made.notes[-1:], note))
     # Drop the notes of a try that missed its own, tighter budget.
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
@@ -140,11 +173,13 @@ def predicted_peak(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
 
 
 def _need(case: Case, made: SwapPlan, limit_bytes: int) -> int:
-    """Return the peak in the smallest region, from the limit on upwards, in which the steps fit."""
+    """Return the peak of steps that fit within the limit; else the smallest region in which they do."""
     size = max(limit_bytes, made.peak_bytes)
-    while (peak := _peak(case, made, size)) is None:
+    if (peak := _peak(case, made, size)) is not None:
+        return peak
+    while _peak(case, made, size) is None:
         size = int(size * LARGER) + 1
-    return peak
+    return size
 
 
 def _room(case: Case, made: SwapPlan, room: int) -> int:
@@ -165,4 +200,4 @@ def pool_bytes(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
 
 def _demand(case: Case, made: SwapPlan) -> Demand:
     order = executor_order(case.graph) if made.is_empty else made.order
-    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes)
+    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes, made.fillers)

@@ -82,6 +82,11 @@ class Case:
         """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
         return bool(streams_of(self.graph))
 
+    @property
+    def fills(self) -> bool:
+        """Whether plans may have fillers: where the pool grows, these would make it grow."""
+        return self.costs.fills and self.costs.resident_bytes is None
+
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """The time of each op by id."""

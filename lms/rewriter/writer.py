@@ -7,6 +7,7 @@ Ensures: every planned use reads a swap-in, every added node is marked, and the 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ from lms.errors import LMSError
 from lms.ir.graph import Graph, Op, Use
 from lms.ir.liveness import positions
 from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT, STREAM_TYPES
-from lms.ir.swap_plan import SerialEdge, Swap, SwapPlan
+from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import MARK_ATTR, Source
 from lms.reader.step_reader import Step
@@ -23,6 +24,9 @@ from lms.transports.base import Transport, host_beside, write_copy
 
 MARK = "lms"
 """A part of the name of every added node."""
+
+FILLER = "LmsFiller"
+"""The op of ``ops/filler.cc``."""
 
 FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, STREAM_OUT))
 """The marks of copies to the host, and of all that streams a variable."""
@@ -87,6 +91,8 @@ def write_plan(
     for node, slot in fixed:
         editor.fix_sum(node, slot)
     editor.launch_copies_first(plan.serial_edges)
+    for filler in plan.fillers:
+        editor.fill(filler)
     editor.finish()
     return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
 
@@ -136,6 +142,9 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
             forward(other, op, "plan order")
     for edge in plan.serial_edges:
         forward(edge.before, edge.after, "serial edge")
+    for filler in plan.fillers:
+        for edge in filler.edges:
+            forward(edge.before, edge.after, "filler")
     for swap in plan.swaps:
         producer = graph.tensors[swap.tensor].op
         if swap.after != producer:
@@ -189,6 +198,9 @@ class _Editor:
         """The node of each op that a relocation has added."""
         self._made: dict[int, str] = {}
         """The reference of each tensor that a relocation has added or brought back."""
+        self._backs: dict[int, list[tuple[int, str]]] = {}
+        """By op the swap-ins that begin behind it, each with the place of the op that reads it last."""
+        self._place = positions(plan.order)
         self._begun: dict[int, None] = {}
         """The ops behind which copies begin that read nothing of theirs."""
 
@@ -313,6 +325,8 @@ class _Editor:
         name = f"{self._base(swap.tensor)}/swap_in_{number}"
         device = self._device(swap_in.uses[0].op)
         back = self._in(held, swap.tensor, device, name, self._begin(swap_in.trigger, device))
+        last = max(self._place[use.op] for use in swap_in.uses)
+        self._backs.setdefault(swap_in.trigger, []).append((last, back))
         versions = {swap.tensor: back}
         for use in swap_in.uses:
             self._redirect(use, self._version(graph.ops[use.op].inputs[use.slot], versions, name))
@@ -448,6 +462,36 @@ class _Editor:
         is_copy = found.type in STREAM_TYPES or op in self._made_ops
         return not is_copy and not found.conditional and self._device(op) == device
 
+    # --- fillers ---------------------------------------------------------------------------------------
+
+    def fill(self, filler: Filler) -> None:
+        """Take memory while an op, or the copies back that begin behind it, get theirs; see ``Filler``."""
+        device, ends = self._device(filler.op), self._ends(filler.op)
+        node = self.added[self._add(f"{ends[0]}/{MARK}/filler_{int(filler.copies)}", "filler")]
+        node.op, node.device = FILLER, device
+        node.attr["sizes"].list.i.extend(filler.sizes)
+        node.attr["least"].i = filler.least
+        backs = [back for _, back in sorted(self._backs[filler.op])] if filler.copies else []
+        waits = ends if filler.copies else self._waited_for(self._nodes(filler.op, self._step.starts))
+        node.input.extend(f"^{wait}" for wait in waits)
+        for before, back in pairwise((node.name, *backs)):  # in the order in which they were simulated
+            self.added[back].input.append(f"^{before}")
+        self.order(node.name, filler.follower if filler.copies else filler.op)
+        holder = self._holder(f"{node.name}/hold", device)
+        holder.attr["T"].list.type.append(tf.uint8.as_datatype_enum)
+        holder.input.extend([node.name, *(f"^{wait}" for wait in backs or ends)])
+        self.order(holder.name, filler.until)
+
+    def _waited_for(self, names: Iterable[str]) -> list[str]:
+        """Return the nodes that some nodes read from or wait for."""
+        texts: list[str] = []
+        for name in names:
+            texts += [*self._node(name).input, *self._waits.get(name, ())]
+        return [*dict.fromkeys(text.removeprefix("^").partition(":")[0] for text in texts)]
+
+    def _node(self, name: str) -> Any:
+        return self.added[name] if name in self.added else self._table.nodes[self._table.number[name]]
+
     def order(self, before: str, after: int) -> None:
         """Let an op wait for a node."""
         for name in self._nodes(after, self._step.starts):
@@ -457,9 +501,8 @@ class _Editor:
 
     def finish(self) -> None:
         """Write the new control inputs, each once, behind those that are there."""
-        number = self._table.number
         for name, waits in self._waits.items():
-            node = self.added[name] if name in self.added else self._table.nodes[number[name]]
+            node = self._node(name)
             known = {text[1:] for text in node.input if text[0] == "^"}
             new = [f"^{before}" for before in waits if before not in known]
             node.input.extend(new)

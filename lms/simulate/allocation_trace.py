@@ -1,15 +1,14 @@
 """The allocations that a planned step asks of the device, and what it leaves for the next step."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
 from lms.ir.liveness import Buffers, Residency, round_up
-from lms.ir.op_traits import in_place_output
-from lms.ir.swap_plan import Swap
+from lms.ir.swap_plan import Filler, Swap
 
 
 class Update(NamedTuple):
@@ -23,6 +22,17 @@ class Update(NamedTuple):
     """The buffer that becomes the variable's too, whoever else holds it; ``None``: it is updated in place,
     which takes a copy where somebody still reads it or another variable has the same chunk."""
     freed: int
+
+
+class Filled(NamedTuple):
+    """A filler that takes memory at a point, before all else that is allocated there."""
+
+    sizes: tuple[int, ...]
+    """Bytes of what is allocated there."""
+    least: int
+    """The fewest bytes that it takes."""
+    last: int
+    """The last point at which they are taken."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Demand:
     """By the buffer that a kernel makes in place the buffer whose chunk it keeps."""
     resident_bytes: int | None = None
     """Where the device's pool grows region by region: the bytes in use before the step. Else ``None``."""
+    fillers: Mapping[int, Filled] = field(default_factory=dict)
+    """By the point at which something is allocated beside."""
 
     @classmethod
     def of(
@@ -47,11 +59,18 @@ class Demand:
         order: Sequence[int],
         swaps: Sequence[Swap] = (),
         resident_bytes: int | None = None,
+        fillers: Sequence[Filler] = (),
     ) -> "Demand":
         """Return the demand of a step that runs in ``order`` with ``swaps``, computed once."""
-        order, swaps = tuple(order), tuple(swaps)
-        return buffers.once(
+        order, swaps, fillers = tuple(order), tuple(swaps), tuple(fillers)
+        found: Demand = buffers.once(
             (Demand, order, swaps, resident_bytes), lambda: cls._of(buffers, order, swaps, resident_bytes)
+        )
+        if not fillers:
+            return found
+        return buffers.once(
+            (Demand, order, swaps, resident_bytes, fillers),
+            lambda: replace(found, fillers=filled(fillers, buffers.placement(order).position)),
         )
 
     @classmethod
@@ -62,20 +81,14 @@ class Demand:
         swaps: tuple[Swap, ...],
         resident_bytes: int | None,
     ) -> "Demand":
-        stays, placed = buffers.timeline(order, swaps).residencies, buffers.placement(order)
+        timeline, placed = buffers.timeline(order, swaps), buffers.placement(order)
+        stays = timeline.residencies
         scratch = tuple(
             Residency(-1 - op, nbytes, point, point)
             for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)
         )
-        ends = {stay.tensor: stay.last for stay in stays}  # the last stay of a buffer comes last
-        takers = ((source, buffers.graph.ops[op]) for source, op in placed.takers.items())
-        handed_on = {
-            op.outputs[in_place_output(op.type)]: source
-            for source, op in takers
-            if ends[source] == 2 * placed.position[op.id] - 1
-        }
         updates = buffers.once((Update, order), lambda: tuple(updates_of(buffers, placed.position)))
-        return cls(stays + scratch, updates, handed_on, resident_bytes)
+        return cls(stays + scratch, updates, timeline.handed_on, resident_bytes)
 
     @cached_property
     def tape(self) -> "Tape":
@@ -91,6 +104,16 @@ class Demand:
     def rooms(self) -> dict[tuple[int, bool], int]:
         """The region sizes found so far, by the size at first and whether small buffers are pooled."""
         return {}
+
+
+def filled(fillers: Iterable[Filler], position: Sequence[int]) -> dict[int, Filled]:
+    """Return what fillers take, by the point at which it is allocated."""
+    found: dict[int, Filled] = {}
+    for one in fillers:
+        point = 2 * position[one.op] + one.copies
+        last = 2 * position[one.until] - 1 if one.copies else point
+        found[point] = Filled(one.sizes, one.least, last)
+    return found
 
 
 def updates_of(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
@@ -141,6 +164,16 @@ SMALL_BYTES = 16 << 10
 """Up to here a buffer is small: the statistics of 4,096 channels."""
 
 
+class Fill(NamedTuple):
+    """A filler takes memory between two calls of a tape: :meth:`lms.simulate.bfc_arena.Arena.take_rest`."""
+
+    place: int
+    """How many calls come before it."""
+    register: int
+    sizes: tuple[int, ...]
+    least: int
+
+
 class Tape:
     """A step as a list of calls of the allocator, computed once for all steps.
 
@@ -158,6 +191,11 @@ class Tape:
         """By register the buffer that it was allocated for; a variable's first one has none."""
         self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}
         """Bytes by variable; their registers come first, in this order."""
+        self.points: dict[int, int] = {}
+        """By register the point of its allocation; a variable's first one has none."""
+        self.fills: list[Fill] = []
+        """What fillers take, in the order of the calls."""
+        self._fillers = dict(demand.fillers)
         self._latest = {variable: register for register, variable in enumerate(self.variables)}
         self.registers = len(self._latest)
         self._handed_on = demand.handed_on
@@ -197,20 +235,23 @@ class Tape:
                 most = max(most, used)
         return most
 
-    def _begin(self, stay: Residency) -> tuple[int, bool, int]:
+    def _begin(self, stay: Residency) -> tuple[int, bool, int, int]:
         """Return the sort key of a stay.
 
         Of the stays that begin at one point, one that takes a chunk over comes first: else its chunk would be
-        free.
+        free. Of copies back, which begin between two ops, the one that is needed first comes first.
         """
-        return stay.first, stay.tensor not in self._handed_on, stay.nbytes
+        rank = stay.last if stay.first % 2 else stay.nbytes
+        return stay.first, stay.tensor not in self._handed_on, rank, stay.tensor
 
     def _stay(self, stay: Residency) -> None:
         source = self._handed_on.get(stay.tensor)
         register = None if source is None else self._handed_from(source, stay.first)
         if register is None:
             self._free_before(stay.first)
-            register = self._allocate(stay.nbytes)
+            if (filler := self._fillers.pop(stay.first, None)) is not None:
+                self._fill(filler, stay.first)
+            register = self._allocate(stay.nbytes, stay.first)
             self.tensors[register] = stay.tensor
         self._held[stay.tensor] = stay.last, register
         heappush(self._ends, (stay.last, register))
@@ -225,6 +266,11 @@ class Tape:
         self._holders[register] += 1
         return register
 
+    def _fill(self, filler: Filled, point: int) -> None:
+        register = self._add_register(point)
+        self.fills.append(Fill(len(self.calls), register, filler.sizes, filler.least))
+        heappush(self._ends, (filler.last, register))
+
     def _update(self, update: Update) -> None:
         self._free_before(update.point)
         old = self._latest[update.variable]
@@ -232,7 +278,7 @@ class Tape:
             _, register = self._held[update.source]
             self._holders[register] += 1
         elif update.freed > update.point or self._holders[old] > 1:
-            register = self._allocate(update.nbytes)
+            register = self._allocate(update.nbytes, update.point)
         else:
             if old < len(self._latest):
                 self.calls.append((old, -update.nbytes))
@@ -240,11 +286,16 @@ class Tape:
         heappush(self._ends, (update.freed, old))
         self._latest[update.variable] = register
 
-    def _allocate(self, nbytes: int) -> int:
+    def _allocate(self, nbytes: int, point: int) -> int:
+        register = self._add_register(point)
+        self.calls.append((register, nbytes))
+        return register
+
+    def _add_register(self, point: int) -> int:
         register = self.registers
+        self.points[register] = point
         self.registers += 1
         self._holders.append(1)
-        self.calls.append((register, nbytes))
         return register
 
     def _free_before(self, point: int | None) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 
-from lms.ir.liveness import round_up
+from lms.ir.liveness import GRANULE_BYTES, round_up
 from lms.simulate.allocation_trace import Demand
 
 STEPS = 10
@@ -21,6 +21,10 @@ GROWN_STEPS = 4
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
+
+LEFT = 8
+"""Of what a buffer is given beyond what it asks for a filler leaves this part, so that small buffers that
+come between do no harm. The plain 3D U-Net of ``bench/models.py`` fits with a quarter, too."""
 
 POOL_SHARE = 64
 """The room for small buffers is at most this part of the region, and what keeps it apart takes as much."""
@@ -140,6 +144,50 @@ class Arena:
                 self.peak = self.used
             chunks[register] = offset
         return True
+
+    def take_rest(self, sizes: Iterable[int], least: int) -> tuple[int, int]:
+        """Take what one of some buffers would be given beyond what it asks for (``lms/ops/filler.cc``).
+
+        Args:
+            sizes: Bytes of the buffers, in the order in which they are allocated afterwards.
+            least: The fewest bytes that are worth it.
+
+        Returns:
+            The offset of the chunk that is taken, and its bytes; nearly nothing where nothing is worth it.
+        """
+        spare, end, given = self._most_wasted(sizes)
+        nbytes = (spare - spare // LEFT) // GRANULE_BYTES * GRANULE_BYTES
+        if spare < least or not nbytes:
+            return self.allocate(GRANULE_BYTES) or 0, 0
+        size, begin = next(chunk for chunk in self._free if chunk[1] < end <= chunk[0] + chunk[1])
+        self.peak = max(self.peak, self.used + given)
+        del self._free[bisect_left(self._free, (size, begin))]
+        del self._ends[begin + size]
+        offset = begin + size - nbytes
+        self._begins[begin], self._ends[offset] = offset, begin
+        insort(self._free, (size - nbytes, begin))
+        self._taken[offset] = nbytes
+        self.used += nbytes
+        return offset, nbytes
+
+    def _most_wasted(self, sizes: Iterable[int]) -> tuple[int, int, int]:
+        """Return the most bytes that a buffer would be given beyond what it asks for, and where they begin.
+
+        The third number is what all of them would be given.
+        """
+        free, most, where, given = self._free.copy(), 0, 0, 0
+        for nbytes in sizes:
+            index = bisect_left(free, (nbytes, 0))
+            if index == len(free):
+                break
+            size, offset = free.pop(index)
+            if size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES:
+                insort(free, (size - nbytes, offset + nbytes))
+                size = nbytes
+            given += size
+            if size - nbytes > most:
+                most, where = size - nbytes, offset + nbytes
+        return most, where, given
 
     def reserve(self, nbytes: int) -> int:
         """Cut ``nbytes`` off the largest free chunk, which must hold them, and return the offset.
@@ -339,12 +387,36 @@ class Rehearsal:
 
         Where the region grows, every buffer finds one.
         """
-        chunks = self._chunks
-        if not self._arena.play(self._tape.calls, chunks, self._sharers, grows=grows):
+        tape, done = self._tape, 0
+        for place, register, sizes, least in tape.fills:
+            if not self.play(tape.calls[done:place], grows=grows):
+                return False
+            self.take_rest(register, sizes, least)
+            done = place
+        if not self.play(tape.calls[done:] if done else tape.calls, grows=grows):
             return False
+        self.end_step()
+        return True
+
+    def play(self, calls: Iterable[tuple[int, int]], *, grows: bool = False) -> bool:
+        """Do what some calls of a step ask for, and tell whether every buffer found a chunk."""
+        return self._arena.play(calls, self._chunks, self._sharers, grows=grows)
+
+    def take_rest(self, register: int, sizes: Iterable[int], least: int) -> int:
+        """Let a filler take memory, as :meth:`Arena.take_rest` does; return its bytes."""
+        self._chunks[register], nbytes = self._arena.take_rest(sizes, least)
+        return nbytes
+
+    def add_register(self) -> int:
+        """Return a register for what is in no call of the step."""
+        self._chunks.append(0)
+        return len(self._chunks) - 1
+
+    def end_step(self) -> None:
+        """Let the variables have the chunks that the step has left them."""
+        chunks = self._chunks
         for register, latest in self._tape.moves:
             chunks[register] = chunks[latest]
         if self._tape.shares:
             holders = Counter(chunks[: len(self._tape.variables)])
             self._sharers = {chunk: count - 1 for chunk, count in holders.items() if count > 1}
-        return True

@@ -33,6 +33,8 @@ class Costs:
     """Whether copies run beside compute."""
     resident_bytes: int | None = None
     """Bytes in use on the device before the step, where its pool grows region by region; else ``None``."""
+    fills: bool = True
+    """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
     host_room_bytes: int | None = None
     """Bytes that the host holds of a step's swapped tensors at once; ``None`` where no limit is known."""
     profile_s: Mapping[str, float] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.kernels import PlainCpu
 from lms.ir.graph import Use
-from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
+from lms.ir.swap_plan import Filler, Swap, SwapIn, SwapPlan
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import Step, read_step
@@ -114,3 +114,25 @@ def test_copies_to_the_host_come_first_and_the_others_keep_their_order() -> None
     assert [node.name for node in graph_def.node] == ["f/lms/0/swap_out", *before]
     assert all("_lms" in node.attr for node in graph_def.node if "/lms/" in node.name)
     assert not any("_lms" in node.attr for node in graph_def.node if node.name in NODES)
+
+
+def test_a_filler_is_there_while_an_op_or_a_copy_gets_its_memory() -> None:
+    """It waits for what these wait for, and the op behind waits until it is freed."""
+    graph_def, step = read(NODES, "GPU")
+    number = {op.name: op.id for op in step.graph.ops}
+    f, g, h, b = (number[name] for name in "fghb")
+    swap = Swap(step.graph.ops[f].outputs[0], 4096, f, (SwapIn(g, (Use(b, 0),)),))
+    fillers = (Filler(g, False, (4096,), 256, h, h), Filler(g, True, (4096, 4096), 512, h, b))
+    order = tuple(range(len(step.graph.ops)))
+    plan = SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None, fillers=fillers)
+    write_plan(graph_def, step, plan, DeviceTransport({}))
+    made = nodes(graph_def)
+    first, second = made["g/lms/filler_0"], made["g/lms/filler_1"]
+    assert first.op == second.op == "LmsFiller" and first.device == made["g"].device
+    assert (list(second.attr["sizes"].list.i), second.attr["least"].i) == ([4096, 4096], 512)
+    assert list(first.input) == ["^f"] and "^g/lms/filler_0" in made["g"].input
+    assert list(made["g/lms/filler_0/hold"].input) == ["g/lms/filler_0", "^g"]
+    assert list(second.input) == ["^g"] and "^g/lms/filler_1" in made["f/lms/0/swap_in_0"].input
+    assert list(made["g/lms/filler_1/hold"].input) == ["g/lms/filler_1", "^f/lms/0/swap_in_0"]
+    assert {"^g/lms/filler_0/hold", "^g/lms/filler_1"} <= {*made["h"].input}
+    assert "^g/lms/filler_1/hold" in made["b"].input

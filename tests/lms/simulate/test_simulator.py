@@ -1,7 +1,7 @@
 import pytest
 
 from lms.ir.graph import GraphBuilder, Use
-from lms.ir.liveness import Buffers
+from lms.ir.liveness import Buffers, timeline
 from lms.ir.swap_plan import Swap, SwapIn
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.step_time import simulate
@@ -75,3 +75,29 @@ def test_costs_come_from_a_roofline_or_a_profile():
     seconds = Costs(profile_s={"known": 7.0}).op_seconds(build.build())
     assert seconds == pytest.approx((0, 0.002, 0, 1.0, 5e-6, 7.0))
     assert costs_of("CPU").flops_per_s < costs_of("GPU").flops_per_s
+
+
+def test_a_kernel_writes_over_a_copy_that_came_back_where_it_reads_it_last() -> None:
+    """The product takes the copy that came back for it, although the sum reads another copy later."""
+    build = GraphBuilder()
+    (x,) = build.add("x", "Placeholder", outputs=[0])
+    (made,) = build.add("made", "Conv2D", inputs=[x], outputs=[4096])
+    (_,) = build.add("far", "Conv2D", inputs=[x], outputs=[256])
+    (product,) = build.add("product", "Mul", inputs=[made, x], outputs=[4096])
+    (_,) = build.add("between", "Conv2D", inputs=[product], outputs=[256])
+    (_,) = build.add("sum", "Sum", inputs=[made], outputs=[256])
+    graph = build.build()
+    number = {op.name: op.id for op in graph.ops}
+
+    def uses(reader: str) -> tuple[Use, ...]:
+        return (Use(number[reader], 0),)
+
+    swap_ins = (SwapIn(number["far"], uses("product")), SwapIn(number["between"], uses("sum")))
+    swap = Swap(made, 4096, number["made"], swap_ins)
+    buffers, order = Buffers.of(graph), tuple(range(len(graph.ops)))
+    found = timeline(buffers, order, (swap,))
+    assert found.handed_on == {product: made}
+    assert found.allocated[2 * number["product"]] == 4096, "the product, in the copy's place"
+    assert max(found.allocated[2 * number["made"] :]) < 2 * 4096
+    later = swap._replace(swap_ins=(SwapIn(number["far"], (*uses("product"), *uses("sum"))),))
+    assert timeline(buffers, order, (later,)).handed_on == {}, "the sum still reads this copy"

@@ -1,0 +1,33 @@
+"""A step whose plan has fillers trains to the same bits, in memory of the planned size."""
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
+    pytest.importorskip("tensorflow")
+    pool = {
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    plain = run_job("filled_job.py", "0", **pool)
+    filled = run_job("filled_job.py", "9", **pool)
+    assert filled["fillers"] > 4 < filled["swaps"]
+    assert filled["digest"] == plain["digest"]
+    (note, *_) = filled["notes"]
+    assert note.startswith(f"{filled['fillers']} fillers keep buffers")
+
+
+def test_without_a_compiler_plans_have_no_fillers() -> None:
+    """The plan had some, and the step is planned again."""
+    pytest.importorskip("tensorflow")
+    pool = {
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    found = run_job("filled_job.py", "9", "without", **pool)
+    assert found["fillers"] == 0 < found["swaps"]

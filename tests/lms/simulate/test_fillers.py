@@ -1,0 +1,84 @@
+"""Fillers: what they take, where they are found, and what they are good for."""
+
+from dataclasses import replace
+
+import pytest
+from child_job import run_job
+
+from lms.ir.graph import Use
+from lms.ir.liveness import Residency
+from lms.ir.swap_plan import Filler, Swap, SwapIn
+from lms.simulate.allocation_trace import Demand, Filled, filled
+from lms.simulate.bfc_arena import LEFT, Arena, peak_in_pieces
+from lms.simulate.fillers import SHARE, find_fillers
+
+K = 1 << 20
+
+
+def test_a_filler_takes_what_a_buffer_would_be_given_beyond_its_size() -> None:
+    arena = Arena(12 * K)
+    offset, taken = arena.take_rest([8 * K], K)
+    assert taken == 4 * K - 4 * K // LEFT and offset == 12 * K - taken, "at the end of the chunk"
+    first = arena.allocate(8 * K)
+    assert first == 0 and arena.size_of(first) == 8 * K + 4 * K // LEFT
+    assert arena.peak == 12 * K
+    arena.release(offset)
+    assert arena.allocate(3 * K) == offset
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"), [([4 * K], K), ([8 * K], 5 * K), ([12 * K], K), ([20 * K], K), ([], K)]
+)
+def test_a_filler_takes_nearly_nothing_where_little_is_spared(sizes: list[int], least: int) -> None:
+    """A chunk that is divided anyway, too little, a chunk that fits, none that is large enough, no buffer."""
+    arena = Arena(12 * K)
+    offset, taken = arena.take_rest(sizes, least)
+    assert taken == 0 and arena.used <= 256
+    arena.release(offset)
+    assert arena.allocate(12 * K) == 0
+
+
+def test_a_filler_looks_at_all_buffers_of_its_point() -> None:
+    """Two of 4 MiB are cut off the chunk of 12, and a third would be given all that is left."""
+    arena = Arena(14 * K)
+    _, taken = arena.take_rest([4 * K] * 3, K)
+    assert taken == 2 * K - 2 * K // LEFT
+    assert [arena.allocate(4 * K) for _ in range(3)] == [0, 4 * K, 8 * K]
+
+
+def test_a_step_fits_with_fillers_that_does_not_without() -> None:
+    """The op at point 0 is given 12 MiB for 8, while that at point 2 wants 3."""
+    stays = (Residency(0, 8 * K, 0, 4), Residency(1, 3 * K, 2, 4), Residency(2, K // 4, 4, 4))
+    demand = Demand(stays)
+    assert peak_in_pieces(demand, 12 * K) is None
+    fillers = find_fillers(demand, 12 * K, (0, 1, 2), {0, 1, 2}, ())
+    assert fillers[0] == Filler(0, False, (8 * K,), 12 * K // SHARE, 1, 1)
+    assert peak_in_pieces(replace(demand, fillers=filled(fillers, (0, 1, 2))), 12 * K) == 12 * K
+    later = find_fillers(demand, 12 * K, (0, 1, 2), {1, 2}, ())
+    assert 0 not in {one.op for one in later}, "the op is not in the chain"
+
+
+def test_a_filler_for_copies_stays_until_the_first_of_them_is_read() -> None:
+    swap = Swap(0, 8 * K, 0, (SwapIn(1, (Use(3, 0),)),))
+    stays = (Residency(0, 8 * K, 3, 6), Residency(1, 3 * K, 6, 6))
+    (made,) = find_fillers(Demand(stays), 12 * K, (0, 1, 2, 3), {0, 1, 2, 3}, (swap,))
+    assert made == Filler(1, True, (8 * K,), 12 * K // SHARE, 2, 3)
+    assert filled((made,), (0, 1, 2, 3)) == {3: Filled(made.sizes, made.least, 5)}
+    assert {(edge.before, edge.after) for edge in made.edges} == {(1, 2), (1, 3)}
+
+
+@pytest.mark.tensorflow
+def test_the_allocator_does_what_is_simulated() -> None:
+    """In a region of 62 MiB with a chunk of 8 in use."""
+    pytest.importorskip("tensorflow")
+    seen = run_job(
+        "filler_job.py",
+        TF_CPU_ALLOCATOR_USE_BFC="true",
+        TF_CPU_BFC_MEM_LIMIT_IN_MB="64",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert 0 <= seen["taken"] - seen["simulated"] <= 1024, "but for small tensors of eager execution"
+    assert seen["simulated"] > 8 * K
+    assert seen["given"] < seen["given without"] - 8 * K
+    assert seen["nothing"] == 0, "where half of the chunk would remain"
+    assert seen["too large"] == 0, "nothing fails where there is no room at all"
