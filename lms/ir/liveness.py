@@ -17,6 +17,10 @@ from lms.ir.swap_plan import Swap
 
 Found = TypeVar("Found")
 
+COPY_POINTS = 2
+"""How many points a buffer outlives its last reader where its copy to the host frees it at once: those of the
+op behind, while which the copy is made."""
+
 GRANULE_BYTES = 256
 """``BFCAllocator::kMinAllocationSize``: every allocation is a multiple of it."""
 
@@ -318,6 +322,8 @@ def _swapped_stays(
     far = {use.op for swap_in in swap.swap_ins for use in swap_in.uses}
     near = max([made, position[swap.after], *(position[op] for op in users if op not in far)])
     copied = min((2 * position[op] - 1 for op in swap.blocks), default=0)
+    if swap.until is None:  # the copy is done while the next op runs
+        copied = min(copied, 2 * near + COPY_POINTS)
     stays = [Residency(root, nbytes, 2 * made, max(2 * near, copied))]
     for swap_in in swap.swap_ins:
         reader = max((use.op for use in swap_in.uses), key=position.__getitem__)

@@ -52,7 +52,10 @@ class Swap(NamedTuple):
     blocks: tuple[int, ...] = ()
     """Ops that wait until the copy to the host is done, because they need its memory."""
     until: int | None = None
-    """The op that the buffer outlives in any case, where ``blocks`` holds the one behind it in the chain."""
+    """The op that the buffer outlives in any case, where ``blocks`` holds the one behind it in the chain.
+
+    ``None``: the copy frees the buffer as soon as it is done, so no later than the ops in ``blocks`` begin.
+    """
 
     @property
     def waiting(self) -> tuple[int, ...]:

@@ -62,7 +62,10 @@ class Case:
         given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
         orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (
-            Schedule.of(buffers, closest(graph, order), big, verdict.candidates) for order in orders
+            Schedule.of(
+                *(buffers, closest(graph, order), big, verdict.candidates), copies_at_once=not costs.overlaps
+            )
+            for order in orders
         )
         before = buffers.timeline(closest(graph, executor_order(graph)), ()).peak_bytes
         return cls(buffers, big, floating, verdict.rejected, given, frugal, before, costs)

@@ -42,13 +42,23 @@ class Schedule:
     chain: tuple[int, ...]
     candidates: tuple[int, ...]
     """Buffers that may be swapped; all their readers are steps."""
+    copies_at_once: bool = False
+    """Whether a copy to the host frees its buffer as soon as it is done, as on a CPU device; else the buffer
+    is held until a step of the plan."""
 
     @classmethod
     def of(
-        cls, buffers: Buffers, order: Sequence[int], big: Collection[int], candidates: Iterable[int]
+        cls,
+        buffers: Buffers,
+        order: Sequence[int],
+        big: Collection[int],
+        candidates: Iterable[int],
+        *,
+        copies_at_once: bool = False,
     ) -> "Schedule":
         """Build the schedule of ``order`` whose steps are the ops in ``big``."""
-        return cls(buffers, tuple(order), tuple(op for op in order if op in big), tuple(candidates))
+        chain = tuple(op for op in order if op in big)
+        return cls(buffers, tuple(order), chain, tuple(candidates), copies_at_once)
 
     @cached_property
     def step(self) -> dict[int, int]:
@@ -168,7 +178,8 @@ class Schedule:
             for trip, end in zip(trips, ends, strict=True)
         )
         freed = trips[0].freed
-        blocks, until = ((), None) if freed is None else ((self.chain[freed],), self.chain[freed - 1])
+        blocks = () if freed is None else (self.chain[freed],)
+        until = None if freed is None or self.copies_at_once else self.chain[freed - 1]
         tensor = graph.tensors[root]
         return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks, until)
 
