@@ -11,7 +11,8 @@ from lms.native.library import load_library
 from lms.simulate.bfc_arena import Arena
 
 M = 1 << 20
-DEVICE = "CPU:0"
+GPU = bool(tf.config.list_physical_devices("GPU"))
+DEVICE = "GPU:0" if GPU else "CPU:0"
 
 
 def in_use() -> int:
@@ -25,31 +26,32 @@ def empty(nbytes: int) -> tf.Tensor:
 claim = PoolClaim(os.environ)
 claim.install()
 tf.constant(0.0)
-assert claim.is_whole
-region = 64 * M - 2 * M  # the first region is one of its own
+assert GPU or claim.is_whole
+region = 64 * M - (0 if GPU else 2 * M)  # the CPU's first region is one of its own
 ops = load_library(FILLER, os.environ).ops
-held = empty(8 * M)
-before = in_use()
-whole = empty(30 * M)
-without = in_use() - before
-del whole
-rest = ops.lms_filler(sizes=[30 * M], least=M)
-taken = in_use() - before
-buffer = empty(30 * M)
-given = in_use() - before - taken
-arena = Arena(region)
-arena.allocate(8 * M)
-_, simulated = arena.take_rest([30 * M], M)
-del rest, buffer
-print(
-    json.dumps(
-        {
-            "taken": taken,
-            "simulated": simulated,
-            "given": given,
-            "given without": without,
-            "nothing": int(tf.size(ops.lms_filler(sizes=[10 * M], least=M))),
-            "too large": int(tf.size(ops.lms_filler(sizes=[200 * M], least=M))),
-        }
+with tf.device(DEVICE):
+    held = empty(8 * M)
+    before = in_use()
+    whole = empty(30 * M)
+    without = in_use() - before
+    del whole
+    rest = ops.lms_filler(sizes=[30 * M], least=M)
+    taken = in_use() - before
+    buffer = empty(30 * M)
+    given = in_use() - before - taken
+    arena = Arena(region)
+    arena.allocate(8 * M)
+    _, simulated = arena.take_rest([30 * M], M)
+    del rest, buffer
+    print(
+        json.dumps(
+            {
+                "taken": taken,
+                "simulated": simulated,
+                "given": given,
+                "given without": without,
+                "nothing": int(tf.size(ops.lms_filler(sizes=[10 * M], least=M))),
+                "too large": int(tf.size(ops.lms_filler(sizes=[200 * M], least=M))),
+            }
+        )
     )
-)
