@@ -18,7 +18,7 @@ from random import Random
 from lms.ir.liveness import Buffers, Residency, round_up
 from lms.ir.op_traits import in_place_output, may_end_step
 from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
-from lms.simulate.allocation_trace import Demand, updates_of
+from lms.simulate.allocation_trace import Demand, Filled, updates_of
 from lms.simulate.bfc_arena import GROWN_STEPS, STEPS, peak_in_pieces
 from lms.simulate.cost_model import Costs
 
@@ -70,7 +70,7 @@ class Execution:
         chance: Random,
     ) -> None:
         self._buffers, self._graph = buffers, buffers.graph
-        self._chance, swaps = chance, plan.swaps
+        self._chance, self._fillers, swaps = chance, plan.fillers, plan.swaps
         self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
         self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
         self._swaps = {swap.tensor: swap for swap in swaps}
@@ -155,7 +155,20 @@ class Execution:
             graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root for root, op in takers.items()
         }
         position = [point // 2 for point in self.begins]
-        return Demand(tuple(stays), tuple(updates_of(buffers, position)), handed_on, resident_bytes)
+        updates = tuple(updates_of(buffers, position))
+        return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled())
+
+    def _filled(self) -> dict[int, Filled]:
+        """Return what fillers take, by the begin of the op or of the first copy back that they precede."""
+        copies: dict[int, list[int]] = {}
+        for task, (_, back) in enumerate(self._back, self._first_back):
+            copies.setdefault(back.trigger, []).append(self.begins[task])
+        found: dict[int, Filled] = {}
+        for one in self._fillers:
+            point = min(copies[one.op]) if one.copies else self.begins[one.op]
+            last = self.begins[one.until] - 1 if one.copies else self.ends[one.op]
+            found[point] = Filled(one.sizes, one.least, last)
+        return found
 
     def _next_batch(self) -> Iterator[Residency]:
         """Yield the buffers of the batch that the input pipeline makes ready meanwhile, at any time."""

@@ -7,8 +7,9 @@ import pytest
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Buffers
-from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
+from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapIn, SwapPlan
 from lms.planner.planner import plan
+from lms.simulate.allocation_trace import Filled
 from lms.simulate.cost_model import Costs
 from lms.simulate.executor import RUNS, Execution, peaks_by_chance
 
@@ -125,3 +126,20 @@ def test_a_run_that_finds_no_room_has_no_peak() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_the_same_step_has_the_same_peaks(threads: int) -> None:
     assert peaks(backward(), threads) == peaks(backward(), threads)
+
+
+def test_fillers_are_there_while_their_op_runs_or_until_a_copy_is_read() -> None:
+    build = GraphBuilder()
+    (x,) = build.add("x", "Conv2D", outputs=[SLOPE])
+    (y,) = build.add("y", "Conv2D", inputs=[x], outputs=[K])
+    (z,) = build.add("z", "Conv2D", inputs=[y], outputs=[K])
+    build.add("last", "Conv2D", inputs=[x, z], outputs=[K])
+    swap = Swap(x, SLOPE, 0, (SwapIn(1, (Use(3, 0),)),))
+    fillers = (Filler(1, False, (K,), 256, 2, 2), Filler(1, True, (SLOPE,), 256, 2, 3))
+    order = (0, 1, 2, 3)
+    found = run(build.build(), SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None, fillers=fillers), 2)
+    back = found.begins[5]
+    assert found.demand(None).fillers == {
+        found.begins[1]: Filled((K,), 256, found.ends[1]),
+        back: Filled((SLOPE,), 256, found.begins[3] - 1),
+    }
