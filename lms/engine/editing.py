@@ -63,7 +63,7 @@ class Editing:
             engine.config.bandwidth_gb_s,
             engine.pool,
             engine.profiles,
-            engine.can_fill,
+            engine.load_fillers,
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
         self._lock = threading.Lock()

@@ -69,6 +69,8 @@ class Engine:
         self._transport: Transport | None = None
         self._values: HostValues | None = None
         self._profiles: Profiles | None = None
+        self._fills: bool | None = None
+        """Whether plans may have fillers, once that was asked."""
         self._warned: set[str] = set()
         self._editing = Editing(self, environ)
 
@@ -87,14 +89,20 @@ class Engine:
             self._profiles = profiles_of(self.devices[0], self._environ, self.warn)
         return self._profiles
 
-    def can_fill(self) -> bool:
-        """Tell whether plans may have fillers; compile their op when it is first needed."""
-        try:
-            load_filler(self._environ)
-        except BuildError as error:
-            logger.info("plans without fillers: %s", error)
-            return False
-        return True
+    def load_fillers(self) -> bool:
+        """Load the op of fillers, compiled when it is first needed; tell whether plans may have them.
+
+        With several devices they may not: a buffer may be allocated on one at the point of an op of another.
+        """
+        if self._fills is None:
+            self._fills = len(self.devices) == 1
+            try:
+                if self._fills:
+                    load_filler(self._environ)
+            except BuildError as error:
+                logger.info("plans without fillers: %s", error)
+                self._fills = False
+        return self._fills
 
     def transport(self) -> Transport:
         """Return the transport that moves swapped bytes; choose it when it is first needed."""

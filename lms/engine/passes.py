@@ -281,10 +281,10 @@ class Planning:
         claim: PoolClaim,
         transport: Callable[[], Transport],
         profiles: Callable[[], Profiles],
-        can_fill: Callable[[], bool],
+        load_fillers: Callable[[], bool],
     ) -> None:
         self._bandwidth_gb_s, self._claim = bandwidth_gb_s, claim
-        self._transport, self._profiles, self._can_fill = transport, profiles, can_fill
+        self._transport, self._profiles, self._load_fillers = transport, profiles, load_fillers
 
     def requires(self, work: Work) -> bool:
         """Tell whether there is a step."""
@@ -301,7 +301,7 @@ class Planning:
                 costs = replace(costs, host_room_bytes=max(0, room - work.stored_bytes))
         costs = replace(costs, profile_s=self._profiles().find(work.graph))
         planned = self._planned(work, costs)
-        if planned.decision is not None and planned.decision.plan.fillers and not self._can_fill():
+        if planned.decision is not None and planned.decision.plan.fillers and not self._load_fillers():
             return self._planned(work, replace(costs, fills=False))
         return planned
 
@@ -437,7 +437,7 @@ def standard_passes(
     bandwidth_gb_s: float | None,
     claim: PoolClaim,
     profiles: Callable[[], Profiles],
-    can_fill: Callable[[], bool],
+    load_fillers: Callable[[], bool],
 ) -> Passes:
     """Return the passes of an engine."""
     return Passes(
@@ -445,7 +445,7 @@ def standard_passes(
         (Shaping(), counting, Bounding(host)),
         (
             *(Streaming(host, transport), Reading(), Filtering(), counting),
-            Planning(bandwidth_gb_s, claim, transport, profiles, can_fill),
+            Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers),
         ),
         (Writing(transport, pool), Validating()),
     )

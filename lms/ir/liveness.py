@@ -17,10 +17,6 @@ from lms.ir.swap_plan import Swap
 
 Found = TypeVar("Found")
 
-COPY_POINTS = 2
-"""How many points a buffer outlives its last reader where its copy to the host frees it at once: those of the
-op behind, while which the copy is made."""
-
 GRANULE_BYTES = 256
 """``BFCAllocator::kMinAllocationSize``: every allocation is a multiple of it."""
 
@@ -173,6 +169,8 @@ class Residency(NamedTuple):
     nbytes: int
     first: int
     last: int
+    needed: int = 0
+    """Of a copy that came back: the place of its first reader in the order."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,7 @@ def _taken_copies(buffers: Buffers, placed: "Placement", swaps: Sequence[Swap]) 
 
 def _count(change: list[int], stays: Iterable[Residency]) -> None:
     """Add the bytes of stays to those by which the allocated memory changes at each point."""
-    for _, nbytes, first, last in stays:
+    for _, nbytes, first, last, _ in stays:
         change[first] += nbytes
         change[last + 1] -= nbytes
 
@@ -322,13 +320,14 @@ def _swapped_stays(
     far = {use.op for swap_in in swap.swap_ins for use in swap_in.uses}
     near = max([made, position[swap.after], *(position[op] for op in users if op not in far)])
     copied = min((2 * position[op] - 1 for op in swap.blocks), default=0)
-    if swap.until is None:  # the copy is done while the next op runs
-        copied = min(copied, 2 * near + COPY_POINTS)
+    if swap.at_once and swap.until is not None:
+        copied = min(copied, 2 * position[swap.until])
     stays = [Residency(root, nbytes, 2 * made, max(2 * near, copied))]
     for swap_in in swap.swap_ins:
         reader = max((use.op for use in swap_in.uses), key=position.__getitem__)
         last = min(2 * position[reader] - (over_copies.get(reader) == root), end)
-        stays.append(Residency(root, nbytes, 2 * position[swap_in.trigger] + 1, last))
+        needed = min(position[use.op] for use in swap_in.uses)
+        stays.append(Residency(root, nbytes, 2 * position[swap_in.trigger] + 1, last, needed))
     return stays
 
 

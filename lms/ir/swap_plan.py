@@ -52,10 +52,9 @@ class Swap(NamedTuple):
     blocks: tuple[int, ...] = ()
     """Ops that wait until the copy to the host is done, because they need its memory."""
     until: int | None = None
-    """The op that the buffer outlives in any case, where ``blocks`` holds the one behind it in the chain.
-
-    ``None``: the copy frees the buffer as soon as it is done, so no later than the ops in ``blocks`` begin.
-    """
+    """The op that the buffer outlives in any case, where ``blocks`` holds a later one of the chain."""
+    at_once: bool = False
+    """Whether the copy frees the buffer as soon as it is done, which is taken to be while ``until`` runs."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -98,13 +97,15 @@ class Filler(NamedTuple):
     """The fewest bytes that are worth taking."""
     follower: int
     """The next op of the chain."""
+    last: int
+    """The last op of the chain that they outlive."""
     until: int
     """The op that waits until they are free again."""
 
     @property
     def edges(self) -> "tuple[SerialEdge, ...]":
         """The pairs of ops that run one after the other because the filler lies between them."""
-        return (SerialEdge(self.op, self.follower), SerialEdge(self.op, self.until))
+        return (SerialEdge(self.op, self.follower), SerialEdge(self.last, self.until))
 
 
 class Sent(NamedTuple):

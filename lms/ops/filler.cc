@@ -5,7 +5,7 @@
 // they are given, and takes what one of them would be given beyond its size, from the end of that chunk; an eighth of that
 // is left, for small buffers that come between. What it takes is its output; an empty one where nothing is worth it.
 //
-// No request of its fails by intention, and none waits for memory. The C API does not tell what a buffer was given, so
+// No request of its fails by intention, and none waits for memory; if one fails all the same, TensorFlow's log says so. The C API does not tell what a buffer was given, so
 // this takes the C++ headers. It is a library of its own, compiled for the first plan that has fillers.
 
 #include <algorithm>

@@ -20,6 +20,8 @@ TIGHTER, TIGHTENING = 0.97, 0.03
 later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
 LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps."""
+FILLED_OPS = 12_000
+"""The most ops of a step whose plans get fillers: for each plan they take twice the time of a rehearsal."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 
@@ -126,11 +128,13 @@ def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None
 
     The fillers are those for the last size; in regions of the other sizes it fits with others.
     """
-    if not case.fills or made.is_empty or not made.feasible:
+    if not case.fills or made.is_empty or not made.feasible or len(case.graph.ops) > FILLED_OPS:
         return None
     filled = made
     for size in sizes:
-        fillers = find_fillers(_demand(case, made), size, made.order, case.big, made.swaps)
+        fillers = find_fillers(
+            _demand(case, made), size, case.graph, made, case.big, overlaps=case.costs.overlaps
+        )
         filled = replace(made, fillers=fillers)
         if not fillers or _peak(case, filled, size) is None:
             return None

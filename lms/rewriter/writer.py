@@ -198,8 +198,8 @@ class _Editor:
         """The node of each op that a relocation has added."""
         self._made: dict[int, str] = {}
         """The reference of each tensor that a relocation has added or brought back."""
-        self._backs: dict[int, list[tuple[int, str]]] = {}
-        """By op the swap-ins that begin behind it, each with the place of the op that reads it last."""
+        self._backs: dict[int, list[tuple[int, int, str, str]]] = {}
+        """By op the swap-ins that begin behind it: place of the first reader, tensor, node and device."""
         self._place = positions(plan.order)
         self._begun: dict[int, None] = {}
         """The ops behind which copies begin that read nothing of theirs."""
@@ -325,8 +325,8 @@ class _Editor:
         name = f"{self._base(swap.tensor)}/swap_in_{number}"
         device = self._device(swap_in.uses[0].op)
         back = self._in(held, swap.tensor, device, name, self._begin(swap_in.trigger, device))
-        last = max(self._place[use.op] for use in swap_in.uses)
-        self._backs.setdefault(swap_in.trigger, []).append((last, back))
+        needed = min(self._place[use.op] for use in swap_in.uses)
+        self._backs.setdefault(swap_in.trigger, []).append((needed, swap.tensor, back, device))
         versions = {swap.tensor: back}
         for use in swap_in.uses:
             self._redirect(use, self._version(graph.ops[use.op].inputs[use.slot], versions, name))
@@ -466,28 +466,33 @@ class _Editor:
 
     def fill(self, filler: Filler) -> None:
         """Take memory while an op, or the copies back that begin behind it, get theirs; see ``Filler``."""
-        device, ends = self._device(filler.op), self._ends(filler.op)
+        ends = self._ends(filler.op)
+        # The order of the copies is the one in which they were simulated.
+        copies = sorted(self._backs[filler.op]) if filler.copies else []
+        backs = [back for _, _, back, _ in copies]
+        device = copies[0][3] if copies else self._device(filler.op)
         node = self.added[self._add(f"{ends[0]}/{MARK}/filler_{int(filler.copies)}", "filler")]
         node.op, node.device = FILLER, device
         node.attr["sizes"].list.i.extend(filler.sizes)
         node.attr["least"].i = filler.least
-        backs = [back for _, back in sorted(self._backs[filler.op])] if filler.copies else []
-        waits = ends if filler.copies else self._waited_for(self._nodes(filler.op, self._step.starts))
-        node.input.extend(f"^{wait}" for wait in waits)
-        for before, back in pairwise((node.name, *backs)):  # in the order in which they were simulated
+        node.input.extend(f"^{wait}" for wait in (ends if copies else self._waited_for(filler.op)))
+        for before, back in pairwise((node.name, *backs)):
             self.added[back].input.append(f"^{before}")
-        self.order(node.name, filler.follower if filler.copies else filler.op)
+        self.order(node.name, filler.follower if copies else filler.op)
         holder = self._holder(f"{node.name}/hold", device)
         holder.attr["T"].list.type.append(tf.uint8.as_datatype_enum)
-        holder.input.extend([node.name, *(f"^{wait}" for wait in backs or ends)])
+        waits = (*backs, *self._ends(filler.last)) if copies else ends
+        holder.input.extend([node.name, *(f"^{wait}" for wait in dict.fromkeys(waits))])
         self.order(holder.name, filler.until)
 
-    def _waited_for(self, names: Iterable[str]) -> list[str]:
-        """Return the nodes that some nodes read from or wait for."""
+    def _waited_for(self, op: int) -> list[str]:
+        """Return the nodes that an op reads from or waits for, without its own."""
+        own = {*self._nodes(op, self._step.members)}
         texts: list[str] = []
-        for name in names:
+        for name in self._nodes(op, self._step.starts):
             texts += [*self._node(name).input, *self._waits.get(name, ())]
-        return [*dict.fromkeys(text.removeprefix("^").partition(":")[0] for text in texts)]
+        names = dict.fromkeys(text.removeprefix("^").partition(":")[0] for text in texts)
+        return [name for name in names if name not in own]
 
     def _node(self, name: str) -> Any:
         return self.added[name] if name in self.added else self._table.nodes[self._table.number[name]]

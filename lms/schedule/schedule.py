@@ -179,9 +179,13 @@ class Schedule:
         )
         freed = trips[0].freed
         blocks = () if freed is None else (self.chain[freed],)
-        until = None if freed is None or self.copies_at_once else self.chain[freed - 1]
+        until = None
+        if freed is not None:  # a copy that frees its buffer at once is done while the next step runs
+            outlived = min(freed - 1, trips[0].left + 1) if self.copies_at_once else freed - 1
+            until = self.chain[outlived]
         tensor = graph.tensors[root]
-        return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks, until)
+        at_once = self.copies_at_once and until is not None
+        return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks, until, at_once)
 
 
 def _passes_on(buffers: Buffers, op: int, tensor: int) -> bool:

@@ -241,7 +241,7 @@ class Tape:
         Of the stays that begin at one point, one that takes a chunk over comes first: else its chunk would be
         free. Of copies back, which begin between two ops, the one that is needed first comes first.
         """
-        rank = stay.last if stay.first % 2 else stay.nbytes
+        rank = stay.needed if stay.first % 2 else stay.nbytes
         return stay.first, stay.tensor not in self._handed_on, rank, stay.tensor
 
     def _stay(self, stay: Residency) -> None:
@@ -249,8 +249,6 @@ class Tape:
         register = None if source is None else self._handed_from(source, stay.first)
         if register is None:
             self._free_before(stay.first)
-            if (filler := self._fillers.pop(stay.first, None)) is not None:
-                self._fill(filler, stay.first)
             register = self._allocate(stay.nbytes, stay.first)
             self.tensors[register] = stay.tensor
         self._held[stay.tensor] = stay.last, register
@@ -287,6 +285,8 @@ class Tape:
         self._latest[update.variable] = register
 
     def _allocate(self, nbytes: int, point: int) -> int:
+        if (filler := self._fillers.pop(point, None)) is not None:
+            self._fill(filler, point)
         register = self._add_register(point)
         self.calls.append((register, nbytes))
         return register

@@ -38,6 +38,10 @@ BORDER = 1
 """The distance between two regions, so that their chunks have no common end."""
 
 
+NOWHERE = -1
+"""The offset of a chunk that is not there."""
+
+
 class Arena:
     """The memory of a device, in one region or in more and more; chunks are known by their offset.
 
@@ -110,7 +114,9 @@ class Arena:
                 elif nbytes:
                     continue
                 else:
-                    size = taken.pop(offset)
+                    size = taken.pop(offset, 0)
+                    if not size:
+                        continue  # a filler that took nothing
                     self.used -= size
                     end = offset + size
                     if (behind := begins.pop(end, None)) is not None:
@@ -153,13 +159,13 @@ class Arena:
             least: The fewest bytes that are worth it.
 
         Returns:
-            The offset of the chunk that is taken, and its bytes; nearly nothing where nothing is worth it.
+            The offset of the chunk that is taken, and its bytes; ``NOWHERE`` and 0 if nothing is worth it.
         """
         spare, end, given = self._most_wasted(sizes)
         nbytes = (spare - spare // LEFT) // GRANULE_BYTES * GRANULE_BYTES
         if spare < least or not nbytes:
-            return self.allocate(GRANULE_BYTES) or 0, 0
-        size, begin = next(chunk for chunk in self._free if chunk[1] < end <= chunk[0] + chunk[1])
+            return NOWHERE, 0
+        size, begin = next(chunk for chunk in self._free if chunk[1] < end <= sum(chunk))
         self.peak = max(self.peak, self.used + given)
         del self._free[bisect_left(self._free, (size, begin))]
         del self._ends[begin + size]
@@ -179,7 +185,7 @@ class Arena:
         for nbytes in sizes:
             index = bisect_left(free, (nbytes, 0))
             if index == len(free):
-                break
+                return 0, 0, 0
             size, offset = free.pop(index)
             if size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES:
                 insort(free, (size - nbytes, offset + nbytes))

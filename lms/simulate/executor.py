@@ -190,7 +190,7 @@ class Execution:
             yield self.begins[maker], [maker, *users]
             return
         far = {use.op for back in swap.swap_ins for use in back.uses}
-        held = [] if swap.until is None else [swap.until]
+        held = [] if swap.until is None or swap.at_once else [swap.until]
         yield self.begins[maker], [maker, self._out[root], *held, *(op for op in users if op not in far)]
         for task, (moved, back) in enumerate(self._back, self._first_back):
             if moved is swap:

@@ -6,12 +6,13 @@ op of ours (``lms/ops/filler.cc``) runs right before: it sees what the buffer wo
 rest. Once the op that makes the buffer is done, or a buffer that came back is there, the rest is freed.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from lms.ir.graph import Graph
 from lms.ir.liveness import GRANULE_BYTES, positions
-from lms.ir.swap_plan import Filler, Swap
+from lms.ir.swap_plan import Filler, SwapPlan
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.bfc_arena import STEPS, Rehearsal, steps_to_run
 
@@ -19,23 +20,29 @@ SHARE = 64
 """A rest is worth a filler from this part of the region on."""
 
 
+UNFIT = ("Loop", "Merge")
+"""Ops that get no filler. What a loop needs is the peak of many allocations; what waits for the inputs of a
+``Merge`` runs only if none of them is dead."""
+
+
 def find_fillers(
-    demand: Demand, size: int, order: Sequence[int], chain: Collection[int], swaps: Iterable[Swap]
+    demand: Demand, size: int, graph: Graph, plan: SwapPlan, chain: Collection[int], *, overlaps: bool
 ) -> tuple[Filler, ...]:
     """Find a filler for each buffer that would be given much more than it asks for.
 
     Args:
-        demand: What a step allocates and when.
+        demand: What a step allocates and when, by the plan.
         size: Bytes of the region, not counting the variables that the step moves.
-        order: The step's ops in the plan's order.
-        chain: Those of them that run one after the other; only they get fillers.
-        swaps: Those of the plan.
+        graph: The step.
+        plan: Its plan, without fillers.
+        chain: The ops that run one after the other; only they get fillers.
+        overlaps: Whether copies run beside compute: an op then waits for no copies that others read.
 
     Returns:
         The fillers in plan order. Whether the buffers find room with them is left to be seen.
     """
     least = max(GRANULE_BYTES, size // SHARE)
-    places = _places(order, chain, swaps, least)
+    places = _places(graph, plan, chain, least, overlaps)
     parts, run = _parts(demand, places, least), Rehearsal(demand, size, pooled=True)
     filler = run.add_register()
     found: dict[int, Filler] = {}
@@ -47,20 +54,24 @@ def find_fillers(
 
 
 def _places(
-    order: Sequence[int], chain: Collection[int], swaps: Iterable[Swap], least: int
+    graph: Graph, plan: SwapPlan, chain: Collection[int], least: int, overlaps: bool
 ) -> Mapping[int, Filler]:
     """Return by point the fillers that there may be."""
-    place = positions(order)
-    users: dict[int, list[int]] = {}
-    for swap in swaps:
+    place = positions(plan.order)
+    in_order = [op for op in plan.order if op in chain]
+    before = {op: earlier for earlier, op in pairwise(in_order)}
+    readers: dict[int, set[int]] = {}
+    for swap in plan.swaps:
         for back in swap.swap_ins:
-            users.setdefault(back.trigger, []).extend(use.op for use in back.uses)
+            first = min((use.op for use in back.uses), key=place.__getitem__)
+            readers.setdefault(back.trigger, set()).add(first)
     found: dict[int, Filler] = {}
-    for op, follower in pairwise(op for op in order if op in chain):
-        found[2 * place[op]] = Filler(op, False, (), least, follower, follower)
-        if op in users:
-            first = min(users[op], key=place.__getitem__)
-            found[2 * place[op] + 1] = Filler(op, True, (), least, follower, first)
+    for op, follower in pairwise(in_order):
+        if graph.ops[op].type not in UNFIT:
+            found[2 * place[op]] = Filler(op, False, (), least, follower, op, follower)
+        until = min(readers.get(op, ()), key=place.__getitem__, default=None)
+        if until is not None and until in before and not (overlaps and len(readers[op]) > 1):
+            found[2 * place[op] + 1] = Filler(op, True, (), least, follower, before[until], until)
     return found
 
 

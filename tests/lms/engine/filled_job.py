@@ -18,12 +18,14 @@ from lms.engine import engine, installation
 from lms.errors import BuildError
 from lms.planner import fragmentation
 
+LIMIT = int(sys.argv[1]) << 20
 _peak = fragmentation._peak
 
 
 def peak_with_fillers(case: Any, made: Any, *sizes: int) -> int | None:
-    """Let no plan fit that has swaps and no fillers."""
-    return _peak(case, made, *sizes) if made.is_empty or made.fillers or not case.fills else None
+    """Let no plan fit within the limit that has swaps and no fillers."""
+    is_plain = bool(made.swaps) and not made.fillers and case.fills
+    return None if is_plain and sizes[0] <= LIMIT else _peak(case, made, *sizes)
 
 
 def refuse(environ: Any) -> None:
@@ -69,4 +71,4 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
 if "without" in sys.argv:
     engine.load_filler = refuse
 fragmentation._peak = peak_with_fillers
-print(json.dumps(train(int(sys.argv[1]) << 20 or None)))
+print(json.dumps(train(LIMIT or None)))

@@ -122,7 +122,7 @@ def test_a_filler_is_there_while_an_op_or_a_copy_gets_its_memory() -> None:
     number = {op.name: op.id for op in step.graph.ops}
     f, g, h, b = (number[name] for name in "fghb")
     swap = Swap(step.graph.ops[f].outputs[0], 4096, f, (SwapIn(g, (Use(b, 0),)),))
-    fillers = (Filler(g, False, (4096,), 256, h, h), Filler(g, True, (4096, 4096), 512, h, b))
+    fillers = (Filler(g, False, (4096,), 256, h, g, h), Filler(g, True, (4096, 4096), 512, h, h, b))
     order = tuple(range(len(step.graph.ops)))
     plan = SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None, fillers=fillers)
     write_plan(graph_def, step, plan, DeviceTransport({}))
@@ -133,6 +133,6 @@ def test_a_filler_is_there_while_an_op_or_a_copy_gets_its_memory() -> None:
     assert list(first.input) == ["^f"] and "^g/lms/filler_0" in made["g"].input
     assert list(made["g/lms/filler_0/hold"].input) == ["g/lms/filler_0", "^g"]
     assert list(second.input) == ["^g"] and "^g/lms/filler_1" in made["f/lms/0/swap_in_0"].input
-    assert list(made["g/lms/filler_1/hold"].input) == ["g/lms/filler_1", "^f/lms/0/swap_in_0"]
+    assert list(made["g/lms/filler_1/hold"].input) == ["g/lms/filler_1", "^f/lms/0/swap_in_0", "^h"]
     assert {"^g/lms/filler_0/hold", "^g/lms/filler_1"} <= {*made["h"].input}
     assert "^g/lms/filler_1/hold" in made["b"].input

@@ -469,7 +469,7 @@ def begin_of(event: Residency | Update) -> tuple[int, bool, int]:
     """When an event comes: updates after what begins at the same point, and first the copy needed first."""
     if isinstance(event, Update):
         return event.point, True, event.variable
-    return event.first, False, event.last if event.first % 2 else event.nbytes
+    return event.first, False, 0 if event.first % 2 else event.nbytes
 
 
 def layers(count: int, nbytes: int) -> Graph:

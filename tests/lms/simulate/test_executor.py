@@ -135,7 +135,7 @@ def test_fillers_are_there_while_their_op_runs_or_until_a_copy_is_read() -> None
     (z,) = build.add("z", "Conv2D", inputs=[y], outputs=[K])
     build.add("last", "Conv2D", inputs=[x, z], outputs=[K])
     swap = Swap(x, SLOPE, 0, (SwapIn(1, (Use(3, 0),)),))
-    fillers = (Filler(1, False, (K,), 256, 2, 2), Filler(1, True, (SLOPE,), 256, 2, 3))
+    fillers = (Filler(1, False, (K,), 256, 2, 1, 2), Filler(1, True, (SLOPE,), 256, 2, 2, 3))
     order = (0, 1, 2, 3)
     found = run(build.build(), SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None, fillers=fillers), 2)
     back = found.begins[5]

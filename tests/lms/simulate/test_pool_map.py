@@ -51,7 +51,7 @@ def test_the_map_is_the_rehearsal_at_its_peak(policy: str, room: float) -> None:
     assert found.used + sum(nbytes for _, nbytes in found.holes) == found.size >= size
     named = [chunk.tensor for chunk in found.chunks]
     assert None not in named and len(set(named)) == len(named)
-    sizes = {tensor: demand_bytes for tensor, demand_bytes, _, _ in demand.stays}
+    sizes = {stay.tensor: stay.nbytes for stay in demand.stays}
     assert all(chunk.nbytes >= sizes[chunk.tensor or 0] for chunk in found.chunks)
 
 

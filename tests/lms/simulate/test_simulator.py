@@ -2,7 +2,7 @@ import pytest
 
 from lms.config import LMSConfig
 from lms.ir.graph import GraphBuilder, Use
-from lms.ir.liveness import COPY_POINTS, Buffers, timeline
+from lms.ir.liveness import Buffers, timeline
 from lms.ir.swap_plan import Swap, SwapIn
 from lms.planner.planner import plan
 from lms.simulate.cost_model import Costs, costs_of
@@ -105,8 +105,8 @@ def test_a_kernel_writes_over_a_copy_that_came_back_where_it_reads_it_last() -> 
     assert timeline(buffers, order, (later,)).handed_on == {}, "the sum still reads this copy"
 
 
-@pytest.mark.parametrize(("until", "last"), [(None, COPY_POINTS + 2), (3, 7)])
-def test_a_copy_frees_its_buffer_at_once_where_no_op_holds_it(until: int | None, last: int) -> None:
+@pytest.mark.parametrize(("until", "at_once", "last"), [(2, True, 4), (3, False, 7)])
+def test_a_copy_frees_its_buffer_at_once_where_no_op_holds_it(until: int, at_once: bool, last: int) -> None:
     """Made by op 0, read by op 1, and waited for by op 4 at the latest."""
     build = GraphBuilder()
     (x,) = build.add("x", "Conv2D", outputs=[4096])
@@ -114,7 +114,7 @@ def test_a_copy_frees_its_buffer_at_once_where_no_op_holds_it(until: int | None,
     for name in "abcd":
         (y,) = build.add(name, "Conv2D", inputs=[y], outputs=[256])
     build.add("z", "Conv2D", inputs=[x, y])
-    swap = Swap(x, 4096, 0, (SwapIn(5, (Use(6, 0),)),), (4,), until)
+    swap = Swap(x, 4096, 0, (SwapIn(5, (Use(6, 0),)),), (4,), until, at_once)
     stays = timeline(Buffers.of(build.build()), range(7), (swap,)).residencies
     first, back = (stay for stay in stays if stay.tensor == x)
     assert (first.first, first.last) == (0, last) and back.first == 11
@@ -132,4 +132,4 @@ def test_buffers_of_a_gpu_are_held_while_they_are_copied(device_type: str) -> No
         (made_last,) = build.add(f"b{number}", "Conv2D", inputs=[tensor, made_last], outputs=[256])
     config = LMSConfig(policy="budget", budget_bytes=5 << 20, margin=0.0, min_tensor_bytes=1)
     made = plan(build.build(), config, costs=costs_of(device_type))
-    assert made.swaps and {swap.until is None for swap in made.swaps if swap.blocks} == {device_type == "CPU"}
+    assert made.swaps and {swap.at_once for swap in made.swaps if swap.blocks} == {device_type == "CPU"}
