@@ -9,7 +9,7 @@ from lms.planner.planner import Case, least_plans, plan_case
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
-from lms.simulate.fillers import find_fillers
+from lms.simulate.fillers import SHARES, find_fillers
 
 TRIES = 9
 MOST_OPS = 150_000
@@ -130,16 +130,20 @@ def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None
     """
     if not case.fills or made.is_empty or not made.feasible or len(case.graph.ops) > FILLED_OPS:
         return None
-    filled = made
-    for size in sizes:
-        fillers = find_fillers(
-            _demand(case, made), size, case.graph, made, case.big, overlaps=case.costs.overlaps
-        )
-        filled = replace(made, fillers=fillers)
-        if not fillers or _peak(case, filled, size) is None:
-            return None
-    note = f"{len(filled.fillers)} fillers keep buffers from being given more memory than they ask for"
-    return replace(filled, notes=(*made.notes, note))
+    for share in SHARES:
+        filled = [_with_fillers(case, made, size, share) for size in sizes]
+        pairs = zip(filled, sizes, strict=True)
+        if all(one.fillers and _peak(case, one, size) is not None for one, size in pairs):
+            count = len(filled[-1].fillers)
+            note = f"{count} fillers keep buffers from being given more memory than they ask for"
+            return replace(filled[-1], notes=(*made.notes, note))
+    return None
+
+
+def _with_fillers(case: Case, made: SwapPlan, size: int, share: int) -> SwapPlan:
+    demand, overlaps = _demand(case, made), case.costs.overlaps
+    found = find_fillers(demand, size, case.graph, made, case.big, overlaps=overlaps, share=share)
+    return replace(made, fillers=found)
 
 
 def _moved_bytes(made: SwapPlan) -> int:

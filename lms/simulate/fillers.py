@@ -16,8 +16,8 @@ from lms.ir.swap_plan import Filler, SwapPlan
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.bfc_arena import STEPS, Rehearsal, steps_to_run
 
-SHARE = 64
-"""A rest is worth a filler from this part of the region on."""
+SHARES = (8, 64)
+"""From which part of the region on a rest is worth a filler: first few fillers are tried, then more."""
 
 
 UNFIT = ("Loop", "Merge")
@@ -26,7 +26,14 @@ UNFIT = ("Loop", "Merge")
 
 
 def find_fillers(
-    demand: Demand, size: int, graph: Graph, plan: SwapPlan, chain: Collection[int], *, overlaps: bool
+    demand: Demand,
+    size: int,
+    graph: Graph,
+    plan: SwapPlan,
+    chain: Collection[int],
+    *,
+    overlaps: bool,
+    share: int = SHARES[-1],
 ) -> tuple[Filler, ...]:
     """Find a filler for each buffer that would be given much more than it asks for.
 
@@ -37,11 +44,12 @@ def find_fillers(
         plan: Its plan, without fillers.
         chain: The ops that run one after the other; only they get fillers.
         overlaps: Whether copies run beside compute: an op then waits for no copies that others read.
+        share: The part of the region from which on a rest is worth a filler.
 
     Returns:
         The fillers in plan order. Whether the buffers find room with them is left to be seen.
     """
-    least = max(GRANULE_BYTES, size // SHARE)
+    least = max(GRANULE_BYTES, size // share)
     places = _places(graph, plan, chain, least, overlaps)
     parts, run = _parts(demand, places, least), Rehearsal(demand, size, pooled=True)
     filler = run.add_register()

@@ -15,7 +15,7 @@ def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
     }
     plain = run_job("filled_job.py", "0", **pool)
     filled = run_job("filled_job.py", "9", **pool)
-    assert filled["fillers"] > 4 < filled["swaps"]
+    assert filled["fillers"] > 0 < filled["swaps"]
     assert filled["digest"] == plain["digest"]
     (note, *_) = filled["notes"]
     assert note.startswith(f"{filled['fillers']} fillers keep buffers")

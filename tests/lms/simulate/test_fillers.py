@@ -10,7 +10,7 @@ from lms.ir.liveness import Residency
 from lms.ir.swap_plan import Filler, Swap, SwapIn, SwapPlan
 from lms.simulate.allocation_trace import Demand, Filled, Update, filled
 from lms.simulate.bfc_arena import LEFT, NOWHERE, Arena, peak_in_pieces
-from lms.simulate.fillers import SHARE, find_fillers
+from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.pool_map import map_pool
 
 K = 1 << 20
@@ -72,7 +72,7 @@ def test_a_step_fits_with_fillers_that_does_not_without() -> None:
     demand, graph = Demand(stays), chain_of("Conv2D", "Conv2D")
     assert peak_in_pieces(demand, 12 * K) is None
     fillers = found_in(demand, graph)
-    assert fillers[0] == Filler(0, False, (8 * K,), 12 * K // SHARE, 1, 0, 1)
+    assert fillers[0] == Filler(0, False, (8 * K,), 12 * K // SHARES[-1], 1, 0, 1)
     assert peak_in_pieces(replace(demand, fillers=filled(fillers, (0, 1, 2))), 12 * K) == 12 * K
     outside = find_fillers(demand, 12 * K, graph, planned(graph), {1, 2}, overlaps=False)
     assert 0 not in {one.op for one in outside}, "the op is not in the chain"
@@ -102,7 +102,7 @@ def test_a_filler_for_copies_stays_until_the_first_of_them_is_read() -> None:
     swaps = (Swap(0, 8 * K, 0, (SwapIn(1, (Use(3, 0),)),)),)
     stays = (Residency(0, 8 * K, 3, 6), Residency(1, 3 * K, 6, 6))
     (made,) = found_in(Demand(stays), graph, *swaps, overlaps=True)
-    assert made == Filler(1, True, (8 * K,), 12 * K // SHARE, 2, 2, 3)
+    assert made == Filler(1, True, (8 * K,), 12 * K // SHARES[-1], 2, 2, 3)
     assert filled((made,), (0, 1, 2, 3)) == {3: Filled(made.sizes, made.least, 5)}
     assert {(edge.before, edge.after) for edge in made.edges} == {(1, 2), (2, 3)}
     another = Swap(1, K, 1, (SwapIn(1, (Use(2, 0),)),))
