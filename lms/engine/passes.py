@@ -310,6 +310,7 @@ class Planning:
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
+        costs = replace(costs, frees_at_once=False)  # what a segment reads is freed late
         # Segments have no op that is repeated: with "auto" ops are repeated where swaps alone do not fit.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
         made = decide(work.graph, plain, kind, work.limit_bytes, costs)

@@ -63,7 +63,7 @@ class Case:
         orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (
             Schedule.of(
-                *(buffers, closest(graph, order), big, verdict.candidates), copies_at_once=not costs.overlaps
+                *(buffers, closest(graph, order), big, verdict.candidates), copies_at_once=costs.frees_at_once
             )
             for order in orders
         )

@@ -33,6 +33,8 @@ class Costs:
     """Whether copies run beside compute."""
     resident_bytes: int | None = None
     """Bytes in use on the device before the step, where its pool grows region by region; else ``None``."""
+    frees_at_once: bool = False
+    """Whether a copy to the host frees its buffer as soon as it is done, as on a CPU device."""
     fills: bool = True
     """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
     host_room_bytes: int | None = None
@@ -126,7 +128,7 @@ def costs_of(device_type: str, capability: int | None = None, name: str = "", ma
         machine: The processor's architecture, as ``platform.machine()`` has it.
     """
     if device_type == "CPU":
-        return Costs(5e10, 8e9, 2e-5, 4e9, 4e9, copy_latency_s=2e-5, overlaps=False)
+        return Costs(5e10, 8e9, 2e-5, 4e9, 4e9, copy_latency_s=2e-5, overlaps=False, frees_at_once=True)
     costs = V100 if capability is None else GENERATIONS[min(max(capability, 7), 9)]
     if machine == "ppc64le":
         return costs.with_link(NVLINK_TO_POWER9)
