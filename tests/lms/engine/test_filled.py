@@ -5,16 +5,17 @@ from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 
+POOL = {
+    "TF_CPU_ALLOCATOR_USE_BFC": "true",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
 
 def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
     pytest.importorskip("tensorflow")
-    pool = {
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    plain = run_job("filled_job.py", "0", **pool)
-    filled = run_job("filled_job.py", "9", **pool)
+    plain = run_job("filled_job.py", "0", **POOL)
+    filled = run_job("filled_job.py", "9", **POOL)
     assert filled["fillers"] > 0 < filled["swaps"]
     assert filled["digest"] == plain["digest"]
     (note, *_) = filled["notes"]
@@ -24,10 +25,5 @@ def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
 def test_without_a_compiler_plans_have_no_fillers() -> None:
     """The plan had some, and the step is planned again."""
     pytest.importorskip("tensorflow")
-    pool = {
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    found = run_job("filled_job.py", "9", "without", **pool)
+    found = run_job("filled_job.py", "9", "without", **POOL)
     assert found["fillers"] == 0 < found["swaps"]
