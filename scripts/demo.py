@@ -20,7 +20,7 @@ from lmsrun.wheels.build_horovod import progress  # noqa: E402 - behind the path
 
 OUTPUT = ROOT / "out" / "demo"
 LIMIT_MIB = 20
-"""Without Large Model Support the step needs 24, with it 17."""
+"""Without Large Model Support the step needs 24, with it 13 to 17."""
 EPOCHS = 16
 PROGRAM = (
     "examples/train_digits.py",

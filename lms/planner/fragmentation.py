@@ -135,7 +135,8 @@ def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None
         pairs = zip(filled, sizes, strict=True)
         if all(one.fillers and _peak(case, one, size) is not None for one, size in pairs):
             count = len(filled[-1].fillers)
-            note = f"{count} fillers keep buffers from being given more memory than they ask for"
+            keep = "filler keeps" if count == 1 else "fillers keep"
+            note = f"{count} {keep} buffers from being given more memory than they ask for"
             return replace(filled[-1], notes=(*made.notes, note))
     return None
 

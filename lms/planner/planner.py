@@ -8,6 +8,7 @@ from lms.config import LMSConfig, levels_named
 from lms.ir.eligibility import UNKNOWN_SIZE, judge
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
+from lms.ir.op_traits import is_collective
 from lms.ir.swap_plan import Rejected, SerialEdge, Swap, SwapPlan
 from lms.planner.policy_budget import NO_STALL, Pace, fit, memory_with, postpone, prefetch
 from lms.planner.policy_threshold import best_point, grid, plan_threshold, rule_of, uses_first_generation
@@ -85,10 +86,15 @@ class Case:
         """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
         return bool(streams_of(self.graph))
 
-    @property
+    @cached_property
     def fills(self) -> bool:
-        """Whether plans may have fillers: where the pool grows, these would make it grow."""
-        return self.costs.fills and self.costs.resident_bytes is None
+        """Whether plans may have fillers.
+
+        Where the pool grows, these would make it grow. In a step that talks to other ranks these decide when
+        buffers are made and freed: fillers for another order left no room in a third of such jobs.
+        """
+        talks = any(is_collective(op.type) for op in self.graph.ops)
+        return self.costs.fills and self.costs.resident_bytes is None and not talks
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:

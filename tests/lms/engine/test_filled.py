@@ -1,5 +1,7 @@
 """A step whose plan has fillers trains to the same bits, in memory of the planned size."""
 
+import re
+
 import pytest
 from child_job import run_job
 
@@ -19,7 +21,7 @@ def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
     assert filled["fillers"] > 0 < filled["swaps"]
     assert filled["digest"] == plain["digest"]
     (note, *_) = filled["notes"]
-    assert note.startswith(f"{filled['fillers']} fillers keep buffers")
+    assert re.match(rf"{filled['fillers']} fillers? keeps? buffers from", note)
 
 
 def test_without_a_compiler_plans_have_no_fillers() -> None:
