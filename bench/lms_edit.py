@@ -113,7 +113,9 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
         lms.enable(policy="auto", batch_size=BATCH)
         engine = installation.engine()
         share = SHARE / (1 - engine.config.margin)
-        engine.assume_limit(before.base_bytes + int(share * (before.peak_before_bytes - before.base_bytes)))
+        engine.resources.assume_limit(
+            before.base_bytes + int(share * (before.peak_before_bytes - before.base_bytes))
+        )
     watch = Stopwatch(installation.engine())
     runs = []
     for _ in range(repeats):

@@ -85,7 +85,7 @@ def case(name: str, policy: str) -> dict[str, float]:
         under = timed(PROFILED)
     measured += timed(TIMED)
     planned = max(engine().books.collector.planned.values(), key=lambda one: len(one.graph.ops))
-    profile = engine().profiles().find(planned.unedited)
+    profile = engine().resources.profiles().find(planned.unedited)
 
     def predicted(costs: Any) -> float:
         seconds = costs.op_seconds(planned.graph)

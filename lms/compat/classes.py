@@ -208,7 +208,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             elif missed.filter in self._own:
                 raise LMSArgumentError(missed.text)
             elif (engine := current()) is not None:
-                engine.warn(missed.text)
+                engine.books.warn(missed.text)
 
     def planned(self, stats: GraphStats) -> None:
         """Log what was planned, in IBM's words, and plot it if the script asks for that."""
@@ -304,7 +304,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if engine is not None:
             resume(Lifecycle.BORROWED if borrowed else Lifecycle.ON)
             engine.guest = self
-            engine.assume_limit(self._limit())
+            engine.resources.assume_limit(self._limit())
         return engine
 
     def _limit(self) -> int | None:
@@ -314,7 +314,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _take_leave(self, engine: Engine) -> None:
         """Stop being the engine's guest, and drop the device size that was assumed."""
         engine.guest = None
-        engine.assume_limit(None)
+        engine.resources.assume_limit(None)
 
     def _engine_at_work(self) -> Engine | None:
         state = lms.state()

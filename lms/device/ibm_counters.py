@@ -117,7 +117,7 @@ def store_stats(what: str) -> "StoreStats":
 def _transport() -> Any:
     hook = sys.modules.get("lms.engine.installation")
     try:
-        return None if hook is None else hook.engine().active_transport
+        return None if hook is None else hook.engine().resources.active_transport
     except LMSError:
         return None
 

@@ -1,14 +1,16 @@
 """Record the graphs that were planned, left alone and warned of, for the report."""
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from lms.config import LMSConfig, idle_rules
-from lms.engine.observer import Guest
+from lms.engine.lifecycle import Guest
 from lms.engine.work import Work
-from lms.errors import LMSError
+from lms.errors import LMSError, LMSWarning
+from lms.intercept.edit_guards import level_of_user
 from lms.ir.graph import Graph, GraphError
 from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
@@ -31,17 +33,25 @@ class Books:
 
     Args:
         config: What was asked for.
-        warn: Warns, once of each text or of all with one remedy.
     """
 
-    def __init__(self, config: LMSConfig, warn: Callable[..., None]) -> None:
-        self._config, self._warn = config, warn
+    def __init__(self, config: LMSConfig) -> None:
+        self._config = config
         self.collector = Collector()
         self._unmatched: set[Unmatched] = set()
+        self._warned: set[str] = set()
+
+    def warn(self, text: str, remedy: str = "") -> None:
+        """Warn once in the process of ``text``, or once of all texts that share a ``remedy``."""
+        told = remedy or text
+        if told not in self._warned:
+            self._warned.add(told)
+            self.collector.warnings.append(text)
+            warnings.warn(text, LMSWarning, stacklevel=level_of_user())
 
     def leave(self, name: str, why: str, ops: int) -> None:
         """Note in a warning and in the report that a step is not edited."""
-        self._warn(f"{name} stays as it is: {why}")
+        self.warn(f"{name} stays as it is: {why}")
         self.skip(name, why, ops)
 
     def skip(self, name: str, why: str, ops: int) -> None:
@@ -80,7 +90,7 @@ class Books:
         self._tell_unmatched(work.unmatched, name, guest)
         for reason, count in work.streamed.stay.items():
             if reason != SMALL:
-                self._warn(f"{name}: {counted(count, 'variable')} cannot lie on the host: {reason}")
+                self.warn(f"{name}: {counted(count, 'variable')} cannot lie on the host: {reason}")
         base = work.residents.nbytes
         stats = replace(
             GraphStats.of(name, made, work.edits, base, base + decided.peak_bytes, open_sizes, work.streamed),
@@ -106,7 +116,7 @@ class Books:
             why = "none of its ops can be compiled within the planned memory"
             if decided.recomputation is not None:
                 why = "its plan recomputes tensors; recompute='off' compiles it in segments between swaps"
-            self._warn(f"{name} runs without XLA: {why}")
+            self.warn(f"{name} runs without XLA: {why}")
         logger.info("%s: %s", stats.name, stats.why)
         self._tell_of_rules()
         if self._config.debug:
@@ -128,26 +138,26 @@ class Books:
 
     def _tell_of_rules(self) -> None:
         if idle := idle_rules(self._config):
-            self._warn(
+            self.warn(
                 f"{', '.join(idle)}: of no effect with policy {self._config.policy!r}, for these are rules "
                 "of policy 'threshold'; set policy='threshold' (LMS_POLICY=threshold), or leave them out"
             )
 
     def _tell_of_plan(self, name: str, made: SwapPlan, *, has_unknown: bool) -> None:
         if not made.feasible:
-            self._warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
+            self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
         elif self._means_to_swap(made) and not (made.swaps or made.recomputed or has_unknown):
-            self._warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
+            self.warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
 
     def _tell_unplanned(self, name: str, open_sizes: OpenSizes | None, loops: Sequence[str]) -> None:
         """Warn of tensors that no plan covers, unless the step's loops are the reason."""
         if open_sizes is not None and not (loops and open_sizes.by_data):
             stay = "such tensors stay on the device and are in no planned peak"
-            self._warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
+            self.warn(f"{name}: {open_sizes}; {stay}", open_sizes.remedy)
         if loops:
             which = f"{counted(len(loops), 'loop')} (such as {loops[0]}) {'keep' if loops[1:] else 'keeps'}"
             kept = f"what {which} for the backward pass is in no plan and is not swapped"
-            self._warn(f"{name}: {kept}; {UNROLL}", UNROLL)
+            self.warn(f"{name}: {kept}; {UNROLL}", UNROLL)
 
     def _tell_unmatched(self, names: Sequence[Unmatched], graph_name: str, guest: Guest | None) -> None:
         """Warn once of each name in the configuration's filters that a graph lacks, or tell the guest."""
@@ -157,7 +167,7 @@ class Books:
         for missed in names:
             if missed not in self._unmatched:
                 self._unmatched.add(missed)
-                self._warn(f"{graph_name}: {missed.text}")
+                self.warn(f"{graph_name}: {missed.text}")
 
     def _means_to_swap(self, made: SwapPlan) -> bool:
         """Tell whether the policy swaps tensors even where the step fits."""

@@ -54,16 +54,16 @@ class Editing:
 
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, self._environ = engine, environ
-        self._counting = Counting(engine.fusion, engine.host)
+        self._counting = Counting(engine.resources.fusion, engine.resources.host)
         self._passes = standard_passes(
             self._counting,
-            engine.host,
-            engine.transport,
+            engine.resources.host,
+            engine.resources.transport,
             SmallPool(),
             engine.config.bandwidth_gb_s,
-            engine.pool,
-            engine.profiles,
-            engine.load_fillers,
+            engine.resources.pool,
+            engine.resources.profiles,
+            engine.resources.load_fillers,
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Editing:
         if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def, task.request.graph):
             return Edit()
         task = _task_of(graph_def, task)
-        key = (_key(graph_def, task), self._engine.profiles().kept)
+        key = (_key(graph_def, task), self._engine.resources.profiles().kept)
         known = self._kept_for(key)
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
@@ -123,9 +123,10 @@ class Editing:
         return False
 
     def _devices(self, task: Task) -> tuple[Device, ...]:
+        found: tuple[Device, ...] = self._engine.resources.devices
         if task.limit_bytes is None:
-            return self._engine.devices
-        return tuple(replace(device, limit_bytes=task.limit_bytes) for device in self._engine.devices)
+            return found
+        return tuple(replace(device, limit_bytes=task.limit_bytes) for device in found)
 
     def _used_again(self, known: Edit, task: Task) -> Edit | None:
         """Return the kept edit for another function; ``None`` if the device's free room differs.
@@ -145,7 +146,7 @@ class Editing:
             return None
         for work in works:
             if work.edits is not None:
-                self._engine.transport().require_room(work.stored_bytes)
+                self._engine.resources.transport().require_room(work.stored_bytes)
         return replace(known, works=tuple(works))
 
     def _edit_for(self, device: Device, task: Task, graph_def: Any, earlier: Work | None) -> list[Work]:
@@ -156,7 +157,7 @@ class Editing:
         if earlier is not None:
             begun = replace(earlier.reopened(), device=device, place=place)
         begun = run_passes([passes.parse], begun)
-        if begun.table is None or (len(self._engine.devices) > 1 and not _is_used(begun)):
+        if begun.table is None or (len(self._engine.resources.devices) > 1 and not _is_used(begun)):
             return []
         frames = [begun.table.frames[frame].name for frame in step_frames(begun.table, is_body=task.is_body)]
         if not frames:
@@ -183,7 +184,7 @@ class Editing:
 
     def _without_repeats(self, work: Work, graph: bytes, error: RewriteError) -> Work:
         """Plan a step again that TensorFlow would refuse with repeated ops."""
-        self._engine.warn(f"{work.task.name} is planned without recomputing: {error}")
+        self._engine.books.warn(f"{work.task.name} is planned without recomputing: {error}")
         task = replace(work.task, config=replace(work.task.config, recompute="off"))
         graph_def = graph_pb2.GraphDef.FromString(graph)
         again = replace(work, task=task, graph_def=graph_def, table=None)

@@ -68,7 +68,7 @@ def resume(state: Lifecycle = Lifecycle.ON) -> None:
             _log_everything()
         _engine.tell_of_options()
         _engine.steps.install()
-        _engine.pool.install()
+        _engine.resources.pool.install()
         plugin.arm(_engine.edit, _engine.fault)
 
 
@@ -96,7 +96,7 @@ def pause() -> None:
     """
     if _engine is not None and _engine.state.edits:
         _engine.state = Lifecycle.PAUSED
-        _engine.pool.uninstall()
+        _engine.resources.pool.uninstall()
         plugin.disarm()
         _engine.steps.uninstall()
 

@@ -57,8 +57,8 @@ def require_cpu(engine: "Engine") -> None:
     Raises:
         LMSError: If it is a GPU.
     """
-    name = engine.devices[0].name
-    if engine.devices[0].type != "CPU":
+    name = engine.resources.devices[0].name
+    if engine.resources.devices[0].type != "CPU":
         raise LMSError(
             f"lms.profile() measures the CPU device, and steps run on {name} here; hide the GPUs to measure "
             "(CUDA_VISIBLE_DEVICES=-1), or leave the profile out: plans then use estimates"
@@ -82,7 +82,7 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
             )
         found = _of_step(planned.unedited, measured)
         if found:
-            path = engine.profiles().keep(planned.unedited, found)
+            path = engine.resources.profiles().keep(planned.unedited, found)
             total_s = sum(found.values())
             kept[planned.name] = f"{len(found):,} ops measured, {1000 * total_s:,.1f} ms a step, in {path}"
     if not kept:

@@ -91,9 +91,9 @@ class Steps:
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, config = engine, engine.config
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
-        self.rescue = Rescue(config, engine.host)
-        self.values = VariableValues(engine.host)
-        self.unseen = Unseen(engine.warn)
+        self.rescue = Rescue(config, engine.resources.host)
+        self.values = VariableValues(engine.resources.host)
+        self.unseen = Unseen(engine.books.warn)
         self.watch = Watch(self, engine.options)
         self.sessions = SessionWatch(self, engine.options)
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
@@ -210,7 +210,7 @@ class Steps:
             return False
         if engine.refusal() is not None:
             return True
-        engine.warn(f"XLA is off for {function._name}: {obstacle}")
+        engine.books.warn(f"XLA is off for {function._name}: {obstacle}")
         return True
 
     def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
@@ -236,7 +236,7 @@ class Steps:
         """Return the number of the wanted plan; a new one where the call's arguments have grown."""
         grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
         if grown:
-            self._engine.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+            self._engine.books.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
         return self.growth.generation(call.function, runtime.name)
 
     def ran(self, runtime: RuntimeCall) -> None:
@@ -250,7 +250,7 @@ class Steps:
             memory, forbid = room.device.memory(), self.growth.forbid_whole
             if memory is not None and memory[1] > room.nbytes and forbid(call.function, runtime.name):
                 took = f"{mib(memory[1])} where {mib(room.nbytes)} are allowed"
-                self._engine.warn(f"{room.step} runs in segments from now on: as one it took {took}")
+                self._engine.books.warn(f"{room.step} runs in segments from now on: as one it took {took}")
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, with stand-ins for its iterators; try it again where a plan may help."""
@@ -263,7 +263,7 @@ class Steps:
             self.rescue.succeeded(call)
         finally:
             call.feed.forget()
-        self._engine.fusion.step_done()
+        self._engine.resources.fusion.step_done()
         return done
 
     def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
@@ -300,7 +300,7 @@ class Steps:
         if grown := self.growth.outgrown(function, self._size_now(function, call), call.batches):
             text = f"{function._name} {grown}"
             many = TRACED_ONCE if call.batches else ""
-            self._engine.warn(f"{text}; {many}" if many else text, many)
+            self._engine.books.warn(f"{text}; {many}" if many else text, many)
 
     def _size_now(self, function: Any, call: Call) -> int | None:
         """Find the size of the batches that a planned step is about to get, from Keras or its datasets."""
@@ -326,7 +326,7 @@ class Steps:
                     raise self._explained(failure) from error
             self.growth.renew(call.function, "")
             engine.books.collector.retries += 1
-            engine.warn(self.rescue.message)
+            engine.books.warn(self.rescue.message)
             log = None
 
     def _counted(self, step: Callable[[], Any]) -> Any:
@@ -346,9 +346,9 @@ class Steps:
     def _may_be_whole(self, call: Call, runtime: RuntimeCall) -> bool:
         """Tell whether XLA can compile what it was to compile, for all that is known."""
         copy, may = self._functions.copy_of(runtime.name), self.growth.may_be_whole
-        if copy is None or self._engine.host.is_on or not may(call.function, runtime.name):
+        if copy is None or self._engine.resources.host.is_on or not may(call.function, runtime.name):
             return False
-        return copy.types <= compiled_types(self._engine.devices[0].type)
+        return copy.types <= compiled_types(self._engine.resources.devices[0].type)
 
     def _without_segments(self) -> str | None:
         """Return why no step runs in segments here; ``None`` where steps may."""
@@ -356,7 +356,7 @@ class Steps:
         if config.xla == "auto":
             if context.is_async():
                 return "eager execution is asynchronous (tf.config.experimental.set_synchronous_execution)"
-            return segments_refused(config) or why_no_xla(self._engine.devices[0])
+            return segments_refused(config) or why_no_xla(self._engine.resources.devices[0])
         return (
             "compiled as one, no swap would survive in it; xla='auto' (LMS_XLA=auto) leaves it whole where "
             "it fits, and else compiles it in segments between the swaps; to keep it whole, call "
@@ -381,13 +381,13 @@ class Steps:
             raise noted[0]
 
     def _moved(self) -> StoreStats | None:
-        transport = self._engine.active_transport
+        transport = self._engine.resources.active_transport
         return transport.stats() if transport is not None and transport.counts else None
 
     def _swap_outs(self) -> int | None:
         """Count the copies out that steps made; those that made room between steps are not theirs."""
         moved = self._moved()
-        return None if moved is None else moved.swap_outs - self._engine.host.sent
+        return None if moved is None else moved.swap_outs - self._engine.resources.host.sent
 
     def _compare(self, before: int) -> None:
         """Warn where an edited step ran without its swaps: TensorFlow has not taken the edit."""
@@ -398,7 +398,7 @@ class Steps:
         wanted = sum(stats.copies_out for stats in fresh)
         self._engine.books.collector.executed(fresh, ran)
         if ran < wanted and not any(stats.varies for stats in fresh):
-            self._engine.warn(
+            self._engine.books.warn(
                 f"{fresh[0].name}: {wanted} tensors were planned to be swapped and {ran} were: TensorFlow "
                 "has not taken the edited graph; its log says why (TF_CPP_MIN_LOG_LEVEL=0)"
             )
@@ -415,11 +415,11 @@ class Steps:
         return kept if self.status is None else partial(self.status.run, owner, kept)
 
     def _figures(self) -> tuple[Report, bool]:
-        transport = self._engine.active_transport
+        transport = self._engine.resources.active_transport
         return self._engine.report(settled=False), transport is not None and transport.counts
 
     def _counters(self) -> tuple[StoreStats | None, int | None]:
-        memory = self._engine.devices[0].memory()
+        memory = self._engine.resources.devices[0].memory()
         return self._moved(), None if memory is None else memory[1]
 
     def _explained(self, error: Any) -> Exception:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lms.config import LMSConfig
 from lms.device.device import Device, kernels_of
-from lms.engine.observer import Guest
+from lms.engine.lifecycle import Guest
 from lms.ir.graph import Graph
 from lms.ir.name_filters import Unmatched
 from lms.optimizer.grappler_item import Output

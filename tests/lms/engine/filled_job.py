@@ -14,7 +14,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 
 import lms
-from lms.engine import engine, installation
+from lms.engine import installation, resources
 from lms.errors import BuildError
 from lms.planner import fragmentation
 
@@ -51,7 +51,7 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
     """Train six steps, on a device of ``limit_bytes`` or without a plan."""
     if limit_bytes is not None:
         lms.enable(policy="auto", recompute="off")
-        installation.engine().assume_limit(limit_bytes)
+        installation.engine().resources.assume_limit(limit_bytes)
     made = model()
     with tf.device("CPU:0"):
         images = tf.random.stateless_uniform((4, 16, 16, 32, 1), (1, 2))
@@ -69,6 +69,6 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
 
 
 if "without" in sys.argv:
-    engine.load_filler = refuse
+    resources.load_filler = refuse
 fragmentation._peak = peak_with_fillers
 print(json.dumps(train(LIMIT or None)))

@@ -38,7 +38,7 @@ def step() -> Any:
 def run(limit_bytes: int | None, **config: Any) -> dict[str, Any]:
     """Train one step on a device of ``limit_bytes``; what was read before the report was made."""
     lms.enable(policy="auto", **config)
-    installation.engine().assume_limit(limit_bytes)
+    installation.engine().resources.assume_limit(limit_bytes)
     read, read_step = [], passes.read_step
     passes.read_step = lambda *args: read.append(1) or read_step(*args)
     step()(tf.ones((SIZE, SIZE)))

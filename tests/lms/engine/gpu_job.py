@@ -82,7 +82,7 @@ def planned(out: str, back: str, **fields: Any) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # a function that nobody calls has open sizes
     lms.enable(policy="all", min_tensor_bytes=1 << 14, **fields)
     plugin.load(("GPU",), os.environ)
-    engine()._devices = (Device("GPU:0", None, (9, 0)),)
+    engine().resources._devices = (Device("GPU:0", None, (9, 0)),)
     nodes = optimized(graph, (9, 0))
     (stats,) = lms.report().edited
     ours = Counter(node.op for node in nodes if MARK_ATTR in node.attr)

@@ -56,7 +56,7 @@ def main() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lms.enable(policy="all")
-        engine()._devices = (Half("CPU:0", 64 * MIB), Half("CPU:1", 32 * MIB))
+        engine().resources._devices = (Half("CPU:0", 64 * MIB), Half("CPU:1", 32 * MIB))
         same = train() == off
     report = lms.report()
     return {

@@ -84,7 +84,7 @@ def train_around_lms() -> tuple[str, int, int]:
         session.run(v1.global_variables_initializer())
         lms.enable(policy="all")
         weights_after(session, net, steps=3)
-        store = installation.engine().transport()
+        store = installation.engine().resources.transport()
         moved = store.stats().swap_outs
         lms.disable()
         weights = weights_after(session, net, steps=STEPS - 3)
