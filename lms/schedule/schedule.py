@@ -177,14 +177,12 @@ class Schedule:
             )
             for trip, end in zip(trips, ends, strict=True)
         )
-        freed = trips[0].freed
+        left, freed = trips[0].left, trips[0].freed
         blocks = () if freed is None else (self.chain[freed],)
-        until = None
-        if freed is not None:  # a copy that frees its buffer at once is done while the next step runs
-            outlived = min(freed - 1, trips[0].left + 1) if self.copies_at_once else freed - 1
-            until = self.chain[outlived]
+        # A copy that frees its buffer at once is done while the next step runs, if that does not wait for it.
+        at_once = self.copies_at_once and freed is not None and freed > left + 1
+        until = None if freed is None else self.chain[left + 1 if at_once else freed - 1]
         tensor = graph.tensors[root]
-        at_once = self.copies_at_once and until is not None
         return Swap(root, tensor.nbytes or 0, tensor.op, swap_ins, blocks, until, at_once)
 
 

@@ -5,6 +5,7 @@ from lms.ir.graph import GraphBuilder, Use
 from lms.ir.liveness import Buffers, timeline
 from lms.ir.swap_plan import Swap, SwapIn
 from lms.planner.planner import plan
+from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.step_time import simulate
 
@@ -133,3 +134,19 @@ def test_buffers_of_a_gpu_are_held_while_they_are_copied(device_type: str) -> No
     config = LMSConfig(policy="budget", budget_bytes=5 << 20, margin=0.0, min_tensor_bytes=1)
     made = plan(build.build(), config, costs=costs_of(device_type))
     assert made.swaps and {swap.at_once for swap in made.swaps if swap.blocks} == {device_type == "CPU"}
+
+
+@pytest.mark.parametrize(("freed", "last"), [(1, 1), (2, 2), (4, 2)])
+def test_a_copy_is_done_when_the_next_step_is_or_when_that_begins_if_it_waits(freed: int, last: int) -> None:
+    """Made by step 0; the copy ends no sooner than between the steps 0 and 1, where another may come back."""
+    build = GraphBuilder()
+    (x,) = build.add("x", "Conv2D", outputs=[4096])
+    (y,) = build.add("y", "Conv2D", outputs=[256])
+    for name in "abcd":
+        (y,) = build.add(name, "Conv2D", inputs=[y], outputs=[256])
+    build.add("z", "Conv2D", inputs=[x, y])
+    buffers, order = Buffers.of(build.build()), range(7)
+    schedule = Schedule.of(buffers, order, {*order}, [x], copies_at_once=True)
+    swaps = schedule.swaps([Trip(x, 0, 6, trigger=5, freed=freed)])
+    first, _ = (stay for stay in timeline(buffers, order, swaps).residencies if stay.tensor == x)
+    assert (first.first, first.last) == (0, last)
