@@ -1,4 +1,4 @@
-"""Hold what an engine uses of its process, each made when it is first needed: devices, transport, times."""
+"""Hold what an engine uses of its process: devices, transport, measured times, fillers, host values."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ logger = logging.getLogger("lms")
 
 
 class Resources:
-    """The devices, and what moves bytes to and from them.
+    """The devices of a process and what moves bytes to and from them, read or made when first needed.
 
     Args:
         config: What was asked for.

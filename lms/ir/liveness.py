@@ -208,8 +208,9 @@ def timeline(buffers: Buffers, order: Sequence[int], swaps: Sequence[Swap] = ())
     """Compute the memory over ``order`` with ``swaps``.
 
     A swapped buffer leaves when its last reader on the device is done and an op that waits for the copy
-    (``blocks``) starts; without such an op the copy is taken to keep up. It comes back right behind the
-    trigger. A kernel may write in place over what came back, too, if no op reads that later.
+    (``blocks``) starts, or with ``at_once`` when ``until`` is done, if that is sooner; without such an op the
+    copy is taken to keep up. It comes back right behind the trigger. A kernel may write in place over what
+    came back, too, if no op reads that later.
     """
     placed = buffers.placement(order)
     by_tensor = {swap.tensor: swap for swap in swaps}

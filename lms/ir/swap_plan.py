@@ -4,7 +4,7 @@ Meaning of a plan for the executor, all by ids of :class:`lms.ir.graph.Graph`:
 
 * For each :class:`Swap` one swap-out node reads ``tensor`` (data edge), after op ``after`` (control edge,
   left out when it is the producer). Ops in ``blocks`` get a control edge from the swap-out: they run once
-  the copy is done. With ``until`` a node in between holds the buffer until that op is done, too.
+  the copy is done. On a GPU, with ``until``, a node in between holds the buffer until that op is done, too.
 * For each :class:`SwapIn` one swap-in node reads the swap-out, after op ``trigger`` (control edge). Every
   use in ``uses`` reads the swap-in instead of what it read (reshaped where it read an alias of another
   shape). Ops in ``blocks`` get a control edge from the swap-in.
@@ -52,9 +52,9 @@ class Swap(NamedTuple):
     blocks: tuple[int, ...] = ()
     """Ops that wait until the copy to the host is done, because they need its memory."""
     until: int | None = None
-    """The op that the buffer outlives in any case, where ``blocks`` holds a later one of the chain."""
+    """The last op of the chain that the buffer is planned to outlive; ``None``: none beyond its readers."""
     at_once: bool = False
-    """Whether the copy frees the buffer as soon as it is done, which is taken to be while ``until`` runs."""
+    """Whether the buffer is planned to be free once ``until`` is done, although ``blocks`` come later."""
 
     @property
     def waiting(self) -> tuple[int, ...]:

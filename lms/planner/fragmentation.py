@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
@@ -29,10 +30,10 @@ LARGER = 1.04
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
-    Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason
-    gets fillers (:mod:`lms.simulate.fillers`). If it would fail all the same, it is made again with fewer
-    bytes, down to the least that is possible: what policy ``all`` trains, this does.
-    The least plans move several times the bytes, so before they are tried a plan may use half of the margin.
+    Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
+    made again with fewer bytes, down to the least that is possible: what policy ``all`` trains, this does.
+    The least plans move several times the bytes, so before they are tried a plan may use half of the margin,
+    or get fillers (:mod:`lms.simulate.fillers`), which fit one order of allocations only.
 
     Args:
         case: The step, made ready for planning.
@@ -50,13 +51,14 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         # More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
         if _room(case, made, room) <= room and _peak(case, made, limit_bytes) is not None:
             return _told(made, first)
-        if (filled := _filled(case, made, (room, limit_bytes))) is not None:
-            return _told(filled, first)
         tries.append(made)
     closer = int(limit_bytes * (1 - config.margin / 2))
     for made in tries:
         if all(_peak(case, made, size, LONGER * STEPS) is not None for size in (closer, limit_bytes)):
             return _told(made, first)
+    for made in tries:
+        if (filled := _filled(case, made, (room, limit_bytes))) is not None:
+            return _told(filled, first)
     for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
         if all(_peak(case, made, size) is not None for size in (room, limit_bytes)):
             return _told(made, first)
@@ -110,34 +112,34 @@ def _least_stored(case: Case, config: LMSConfig, limit_bytes: int | None, least:
 
 
 def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
-    """Yield ``first``, and then plans for less and less memory."""
+    """Yield ``first``, and then plans for less and less memory.
+
+    A plan for less than any can reach needs as much as the least does, and moves more: so that its buffers
+    lie elsewhere, and may fit where those of the ones before do not.
+    """
     yield first
-    made = first
+    made, allowed = first, first.peak_bytes
     for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
-        share = min(TIGHTER - TIGHTENING * tried, room / _room(case, made, room))
-        allowed = max(1, int(made.peak_bytes * share))
+        share = TIGHTER - TIGHTENING * tried
+        if made.feasible:
+            allowed, share = made.peak_bytes, min(share, room / _room(case, made, room))
+        allowed = max(1, int(allowed * share))
         tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
         made = plan_case(case, tighter, None)
         yield made
-        if not made.feasible:
-            break
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:
-    """Return a plan with the fillers with which it fits in regions of some sizes, or ``None``.
-
-    The fillers are those for the last size; in regions of the other sizes it fits with others.
-    """
+    """Return a plan with fillers with which it fits in regions of all ``sizes``, or ``None``."""
     if not case.fills or made.is_empty or not made.feasible or len(case.graph.ops) > FILLED_OPS:
         return None
-    for share in SHARES:
-        filled = [_with_fillers(case, made, size, share) for size in sizes]
-        pairs = zip(filled, sizes, strict=True)
-        if all(one.fillers and _peak(case, one, size) is not None for one, size in pairs):
-            count = len(filled[-1].fillers)
+    for share, found_for in product(SHARES, reversed(sizes)):
+        filled = _with_fillers(case, made, found_for, share)
+        if filled.fillers and all(_peak(case, filled, size) is not None for size in sizes):
+            count = len(filled.fillers)
             keep = "filler keeps" if count == 1 else "fillers keep"
             note = f"{count} {keep} buffers from being given more memory than they ask for"
-            return replace(filled[-1], notes=(*made.notes, note))
+            return replace(filled, notes=(*made.notes, note))
     return None
 
 

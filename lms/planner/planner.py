@@ -8,7 +8,6 @@ from lms.config import LMSConfig, levels_named
 from lms.ir.eligibility import UNKNOWN_SIZE, judge
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import is_collective
 from lms.ir.swap_plan import Rejected, SerialEdge, Swap, SwapPlan
 from lms.planner.policy_budget import NO_STALL, Pace, fit, memory_with, postpone, prefetch
 from lms.planner.policy_threshold import best_point, grid, plan_threshold, rule_of, uses_first_generation
@@ -86,15 +85,10 @@ class Case:
         """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
         return bool(streams_of(self.graph))
 
-    @cached_property
+    @property
     def fills(self) -> bool:
-        """Whether plans may have fillers.
-
-        Where the pool grows, these would make it grow. In a step that talks to other ranks these decide when
-        buffers are made and freed: fillers for another order left no room in a third of such jobs.
-        """
-        talks = any(is_collective(op.type) for op in self.graph.ops)
-        return self.costs.fills and self.costs.resident_bytes is None and not talks
+        """Whether plans may have fillers: where the pool grows, these would make it grow."""
+        return self.costs.fills and self.costs.resident_bytes is None
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
@@ -272,6 +266,12 @@ def _by_levels(case: Case, chained: SwapPlan, levels: Sequence[int], wanted: Col
     edges = (
         *level_edges(case.graph, chained.order, levels, wanted, case.big),
         *(SerialEdge(swap.after, back.trigger) for swap in chained.swaps for back in swap.swap_ins),
+        *(
+            SerialEdge(swap.until, op)
+            for swap in chained.swaps
+            if swap.until is not None
+            for op in swap.blocks
+        ),
     )
     waits = (edge for swap in chained.swaps for edge in swap.edges)
     order = executor_order(case.graph, (*edges, *waits))

@@ -297,7 +297,7 @@ class _Editor:
         return held
 
     def _copies_at_once(self, op: int) -> bool:
-        """Tell whether a copy out is done when its op has run, so that it frees its buffer as planned."""
+        """Tell whether a copy out is done when its op has run: no node has to hold the buffer."""
         return "device:CPU:" in self._device(op)
 
     def _hold(self, swap: Swap, until: int, held: str) -> str:

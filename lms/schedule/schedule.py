@@ -179,7 +179,7 @@ class Schedule:
         )
         left, freed = trips[0].left, trips[0].freed
         blocks = () if freed is None else (self.chain[freed],)
-        # A copy that frees its buffer at once is done while the next step runs, if that does not wait for it.
+        # A copy that frees its buffer at once is done while the step behind ``left`` runs, unless that waits.
         at_once = self.copies_at_once and freed is not None and freed > left + 1
         until = None if freed is None else self.chain[left + 1 if at_once else freed - 1]
         tensor = graph.tensors[root]

@@ -21,3 +21,30 @@ def test_the_store_holds_what_is_swapped_and_what_streams() -> None:
     work = Work(unused, unused, unused, streamed=streamed, decision=decision)
     assert work.stored_bytes == 7
     assert replace(work, decision=None).stored_bytes == 6
+
+
+@pytest.mark.parametrize(
+    ("op_type", "fills"), [("Relu", True), ("HorovodAllreduce", False), ("CollectiveReduceV2", False)]
+)
+def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
+    op_type: str, fills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These decide when its buffers are made and freed."""
+    pytest.importorskip("tensorflow")
+    from lms.config import LMSConfig
+    from lms.device.device import Device
+    from lms.engine import passes
+    from lms.engine.work import Work
+    from lms.ir.graph import GraphBuilder
+
+    allowed = []
+    monkeypatch.setattr(passes, "decide", lambda *arguments: allowed.append(arguments[-1].fills))
+    unused: Any = None
+    grows: Any = SimpleNamespace(leaves_growing=lambda device_type: False)
+    profiles: Any = lambda: SimpleNamespace(find=lambda graph: {})  # noqa: E731
+    planning = passes.Planning(None, grows, unused, profiles, lambda: True)
+    task: Any = SimpleNamespace(config=LMSConfig(), compiled=False)
+    table: Any = SimpleNamespace(types=["Conv2D", op_type])
+    work = Work(task, Device("CPU:0", 1 << 20), unused, table=table, graph=GraphBuilder().build())
+    planning.apply(work)
+    assert allowed == [fills]

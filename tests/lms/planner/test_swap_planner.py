@@ -395,6 +395,24 @@ def test_beside_named_levels_a_copy_back_still_waits_for_its_trigger():
     assert not any("named levels" in note for note in named.notes)
 
 
+def test_beside_named_levels_a_buffer_is_held_until_the_op_that_the_plan_says():
+    """Here levels put ``d``, which the buffer of ``b`` outlives, behind ``e``, which waits for its copy."""
+    build = GraphBuilder()
+    (a,) = build.add("a", "Op", outputs=[U])
+    (b,) = build.add("b", "Op", inputs=[a], outputs=[U])
+    (c,) = build.add("c", "Op", inputs=[b, a], outputs=[U])
+    build.add("d", "Op", inputs=[b, a], outputs=[U])
+    (e,) = build.add("e", "Op", inputs=[c], outputs=[U])
+    build.add("f", "Op", inputs=[e, b], outputs=[U])
+    graph = build.build()
+    made = threshold(
+        graph, swapout_threshold=1, swapin_groupby=0, swapin_ahead=1, sync_mode=1, serialization=("2",)
+    )
+    place = {op: place for place, op in enumerate(made.order)}
+    (swap,) = [swap for swap in made.swaps if swap.until is not None]
+    assert all(place[swap.until] < place[op] for op in swap.blocks)
+
+
 def test_first_generation_swaps_from_forward_to_backward_only_unless_told():
     build = GraphBuilder()
     (a,) = build.add("a", "Op", outputs=[4 * U])

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 from child_job import run_job
 
-from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Residency
 from lms.ir.swap_plan import Filler, Swap, SwapIn, SwapPlan
-from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, Filled, Update, filled
 from lms.simulate.bfc_arena import LEFT, NOWHERE, Arena, peak_in_pieces
-from lms.simulate.cost_model import Costs
 from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.pool_map import map_pool
 
@@ -98,15 +95,6 @@ def test_what_allocates_more_than_once_or_may_be_dead_gets_no_filler(op_type: st
     stays = (Residency(0, 8 * K, 2, 4), Residency(1, 3 * K, 4, 4))
     assert [one.op for one in found_in(Demand(stays), chain_of("Conv2D", "Conv2D"))] == [1]
     assert not found_in(Demand(stays), chain_of(op_type, "Conv2D"))
-
-
-@pytest.mark.parametrize(
-    ("op_type", "fills"), [("Relu", True), ("HorovodAllreduce", False), ("CollectiveReduceV2", False)]
-)
-def test_a_step_that_talks_to_other_ranks_gets_no_fillers(op_type: str, fills: bool) -> None:
-    """These decide when its buffers are made and freed."""
-    config = LMSConfig(min_tensor_bytes=1)
-    assert Case.of(chain_of("Conv2D", op_type), config, Costs()).fills is fills
 
 
 def test_a_filler_for_copies_stays_until_the_first_of_them_is_read() -> None:
