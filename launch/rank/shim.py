@@ -142,6 +142,7 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
     if program == "-m":
         return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
     if program.endswith(".py"):
+        _require_no_folder(program)
         if not os.path.isfile(program):
             raise ProgramError(
                 f"{program} is not here ({_folder()}); give a path from this folder, or an absolute one",
@@ -287,12 +288,20 @@ def _find(program: str, environ: Mapping[str, str]) -> str:
     """Find the file that exec would run, or raise an error that says why there is none."""
     if found := find_program(program, environ.get("PATH", os.defpath)):
         return found
+    _require_no_folder(program)
     if os.path.dirname(program) and os.path.exists(program):
-        kind = "a folder" if os.path.isdir(program) else "not executable"
         raise ProgramError(
-            f"{program} is {kind}; needed a program, or a script whose name ends in .py", NOT_EXECUTABLE
+            f"{program} is not executable; needed a program, or a script whose name ends in .py",
+            NOT_EXECUTABLE,
         )
     raise ProgramError(f"{program} is not a program here; give its path, or check PATH", NOT_FOUND)
+
+
+def _require_no_folder(program: str) -> None:
+    if os.path.isdir(program):
+        raise ProgramError(
+            f"{program} is a folder; needed a program, or a script whose name ends in .py", NOT_EXECUTABLE
+        )
 
 
 def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -138,6 +138,22 @@ def test_what_cannot_work_is_one_line(environ: dict[str, str], program: str, cod
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["train.py", "training"])
+def test_a_folder_in_place_of_a_program_is_called_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    with pytest.raises(shim.ProgramError, match=f"^{name} is a folder; needed a program, or a script"):
+        shim.resolve_program([name], os.environ)
+
+
+def test_a_folder_hides_no_program_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sh").mkdir()
+    assert os.path.isabs(shim.resolve_program(["sh"], os.environ)[0])
+
+
 @pytest.mark.parametrize(
     ("told", "words", "said"),
     [
