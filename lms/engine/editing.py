@@ -54,16 +54,17 @@ class Editing:
 
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, self._environ = engine, environ
-        self._counting = Counting(engine.resources.fusion, engine.resources.host)
+        used = engine.resources
+        self._counting = Counting(used.fusion, used.host)
         self._passes = standard_passes(
             self._counting,
-            engine.resources.host,
-            engine.resources.transport,
+            used.host,
+            used.transport,
             SmallPool(),
             engine.config.bandwidth_gb_s,
-            engine.resources.pool,
-            engine.resources.profiles,
-            engine.resources.load_fillers,
+            used.pool,
+            used.profiles,
+            used.load_fillers,
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
         self._lock = threading.Lock()
