@@ -1,4 +1,4 @@
-"""Shape the memory pool of a device: in one region, with a free chunk for a step's small buffers.
+"""Shape the memory pool of a device: in one region, with free chunks for small buffers and for batches.
 
 The CPU's allocator under a hard limit takes its pool bit by bit: regions of 2, 4, 8 MiB and so on, and a
 buffer lies in one of them. A step that comes near the limit then fails with a third of its memory free. A
@@ -13,10 +13,14 @@ for all of them, and that something keeps apart from the rest, takes them instea
 What keeps it apart is a buffer of the same size, allocated right after it. If a smaller free chunk took the
 first of the two, that chunk is the room, once the first is freed. If none was there, the second cannot have
 found one either, and lies right behind the first.
+
+An input pipeline on the CPU device makes the next batches ready beside the steps, at any time, in memory of
+the same allocator. Between the step's buffers each would have free memory lie in other pieces. They get room
+of their own in the same way: as many buffers as there may be batches, and one more that keeps them apart.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,6 +37,9 @@ from lms.simulate.allocation_trace import SMALL_BYTES
 from lms.simulate.bfc_arena import FIRST_REGION_BYTES
 
 FLOAT_BYTES, MIB = 4, 1 << 20
+
+SMALL, BATCHES = "small buffers", "batches"
+"""What a chunk is kept apart for."""
 
 FORCED_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 """``true`` or ``false``: whether the memory of all GPUs grows, whatever the program says."""
@@ -138,20 +145,19 @@ def load_filler(environ: Mapping[str, str]) -> None:
     load_library(FILLER, environ)
 
 
-class SmallPool:
-    """The free chunk for small buffers of this process's steps, on each device."""
+class Rooms:
+    """The free chunks for small buffers and for batches, on each device of this process."""
 
     def __init__(self) -> None:
-        self._guards: dict[str, tuple[int, Any]] = {}
+        self._guards: dict[tuple[str, str], tuple[int, Any]] = {}
+        """By device and use the bytes of a chunk, and what keeps it apart."""
 
-    def nbytes(self, device: str) -> int:
-        """Return the bytes of a device's chunk for small buffers; 0 where there is none."""
-        return self._guards.get(device, (0, None))[0]
+    def nbytes(self, device: str, use: str) -> int:
+        """Return the bytes of a device's chunk for a use, :data:`SMALL` or :data:`BATCHES`."""
+        return self._guards.get((device, use), (0, None))[0]
 
-    def make(self, nbytes: int, device: str, pending: Iterable[int] = ()) -> None:
-        """Have a free chunk of ``nbytes`` on ``device``, unless there is one or no room for it.
-
-        The buffer that kept a smaller chunk apart is freed then. A session's memory is of the same allocator.
+    def make_small(self, nbytes: int, device: str, pending: Iterable[int] = ()) -> None:
+        """Have a free chunk of ``nbytes`` for small buffers on ``device``, unless there is no room for it.
 
         Args:
             nbytes: The size; 0 where no room is wanted.
@@ -160,12 +166,24 @@ class SmallPool:
         """
         if nbytes:
             nbytes += sum(round_up(size) for size in pending if size <= SMALL_BYTES)
-        if nbytes <= self.nbytes(device):
+            self._make((nbytes,), device, SMALL)
+
+    def make_for_batches(self, batches: Sequence[int], device: str) -> None:
+        """Have free memory on ``device`` for batches of these bytes, unless there is no room for it."""
+        if batches:
+            self._make(batches, device, BATCHES)
+
+    def _make(self, sizes: Sequence[int], device: str, use: str) -> None:
+        """Allocate buffers of one size and one more, which stays; the others are freed.
+
+        What kept a smaller chunk apart is freed then. A session's memory is of the same allocator.
+        """
+        if sum(sizes) <= self.nbytes(device, use):
             return
         with context.eager_mode(), tf.device(device):
             try:
-                room, guard = (tf.zeros((nbytes // FLOAT_BYTES,)) for _ in range(2))
+                *room, guard = (tf.zeros((size // FLOAT_BYTES,)) for size in (*sizes, sizes[-1]))
             except tf.errors.ResourceExhaustedError:
                 return
             del room
-        self._guards[device] = nbytes, guard
+        self._guards[device, use] = sum(sizes), guard

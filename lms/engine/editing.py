@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
-from lms.device.memory_pool import SmallPool
+from lms.device.memory_pool import Rooms
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
 from lms.reader.function_bodies import unread_arguments
@@ -60,7 +60,7 @@ class Editing:
             self._counting,
             used.host,
             used.transport,
-            SmallPool(),
+            Rooms(),
             engine.config.bandwidth_gb_s,
             used.pool,
             used.profiles,

@@ -14,12 +14,12 @@ from tensorflow.core.framework import graph_pb2
 from lms.config import LMSConfig
 from lms.device.horovod_fusion_buffer import FusionBuffer
 from lms.device.link_speed import costs_of_device
-from lms.device.memory_pool import PoolClaim, SmallPool
+from lms.device.memory_pool import PoolClaim, Rooms
 from lms.engine.work import Residents, Work
 from lms.intercept.side_effects import may_reach_peers
 from lms.ir.name_filters import select
 from lms.optimizer.grappler_item import GrapplerItem, Output
-from lms.planner.fragmentation import pool_bytes
+from lms.planner.fragmentation import rooms_of
 from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import fits_whole, plan_segments
@@ -342,8 +342,8 @@ class Writing:
 
     name = "write"
 
-    def __init__(self, transport: Callable[[], Transport], pool: SmallPool) -> None:
-        self._transport, self._pool = transport, pool
+    def __init__(self, transport: Callable[[], Transport], rooms: Rooms) -> None:
+        self._transport, self._rooms = transport, rooms
 
     def requires(self, work: Work) -> bool:
         """Tell whether the plan changes anything."""
@@ -353,15 +353,16 @@ class Writing:
         return bool(work.streamed.nodes or decided.segmentation) or not decided.plan.is_empty
 
     def apply(self, work: Work) -> Work:
-        """Write the plan's nodes into the GraphDef, and make the pool for small buffers."""
+        """Write the plan's nodes into the GraphDef, and make room for small buffers and batches."""
         assert work.decision is not None and work.step is not None  # noqa: S101 - required
         decided, transport = work.decision, self._transport()
         streamed = work.streamed
         transport.require_room(work.stored_bytes)
         edits = write_decision(work.graph_def, work.step, decided, transport)
         edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
-        small = pool_bytes(decided.case, decided.plan, work.limit_bytes)
-        self._pool.make(small, work.device.name, work.residents.pending)
+        small, batches = rooms_of(decided.case, decided.plan, work.limit_bytes)
+        self._rooms.make_small(small, work.device.name, work.residents.pending)
+        self._rooms.make_for_batches(batches, work.device.name)
         return replace(work, edits=edits)
 
 
@@ -439,7 +440,7 @@ def standard_passes(
     counting: Counting,
     host: HostVariables,
     transport: Callable[[], Transport],
-    pool: SmallPool,
+    rooms: Rooms,
     bandwidth_gb_s: float | None,
     claim: PoolClaim,
     profiles: Callable[[], Profiles],
@@ -453,5 +454,5 @@ def standard_passes(
             *(Streaming(host, transport), Reading(), Filtering(), counting),
             Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers),
         ),
-        (Writing(transport, pool), Validating()),
+        (Writing(transport, rooms), Validating()),
     )

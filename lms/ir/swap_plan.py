@@ -169,6 +169,8 @@ class SwapPlan:
     """Bytes that ops on the host have made there, and that are copied to the device."""
     fillers: tuple[Filler, ...] = ()
     """In plan order."""
+    batches: int = 0
+    """Batches of an input pipeline that have room of their own on the device."""
     recomputed: Recomputed | None = None
     """What is made again in place of being kept; ``None``: nothing."""
 

@@ -8,7 +8,7 @@ from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
 from lms.planner.planner import Case, least_plans, plan_case
 from lms.schedule.op_order import executor_order
-from lms.simulate.allocation_trace import Demand
+from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 from lms.simulate.fillers import SHARES, find_fillers
 
@@ -23,11 +23,33 @@ LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps."""
 FILLED_OPS = 12_000
 """The most ops of a step whose plans get fillers: for each plan they take twice the time of a rehearsal."""
+BATCHES, LEAST_BATCHES = 4, 3
+"""The most and the fewest batches that there is room for: the one that a step reads, one or two that are made
+ready beside it, and one, so that a chunk is free while another is taken."""
+BATCH_SHARE = 10
+"""Batches, and one more to keep them apart, take at most this part of the region: what the margin leaves."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 
 
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """Make a plan as :func:`_plan_in_pieces` does, with room for batches where it fits with that, too.
+
+    An input pipeline makes batches ready at any time, and between the step's buffers each would have free
+    memory lie in other pieces.
+    """
+    made = _plan_in_pieces(case, config, limit_bytes)
+    nbytes = batch_bytes(case.buffers)
+    if limit_bytes is None or made.is_empty or made.fillers or not nbytes:
+        return made
+    batches = min(BATCHES, limit_bytes // BATCH_SHARE // nbytes - 1)
+    if batches < LEAST_BATCHES:
+        return made
+    batched = replace(made, batches=batches)
+    return made if _peak(case, batched, limit_bytes) is None else batched
+
+
+def _plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
     Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
@@ -202,13 +224,14 @@ def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> i
     return peak_in_pieces(_demand(case, made), limit_bytes, steps, pooled=not made.is_empty)
 
 
-def pool_bytes(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
-    """Return the bytes of the pool for the planned step's small buffers; 0 without a limit."""
+def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes of the room for the planned step's small buffers, and of each batch that has room."""
     if limit_bytes is None or made.is_empty:
-        return 0
-    return small_pool_bytes(_demand(case, made), limit_bytes)
+        return 0, ()
+    demand = _demand(case, made)
+    return small_pool_bytes(demand, limit_bytes), demand.room_for_batches
 
 
 def _demand(case: Case, made: SwapPlan) -> Demand:
     order = executor_order(case.graph) if made.is_empty else made.order
-    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes, made.fillers)
+    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes, made.fillers, made.batches)

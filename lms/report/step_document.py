@@ -264,7 +264,7 @@ def _at_peak(planned: Planned, tensors: _Tensors) -> dict[str, Any]:
 def _pool(planned: Planned, limit_bytes: int | None, tensors: _Tensors) -> dict[str, Any]:
     """Lay out the simulated pool at its fullest moment."""
     buffers, plan = Buffers.of(planned.graph), planned.plan
-    demand = Demand.of(buffers, plan.order, plan.swaps, fillers=plan.fillers)
+    demand = Demand.of(buffers, plan.order, plan.swaps, fillers=plan.fillers, batches=plan.batches)
     room = plan.peak_bytes if limit_bytes is None else max(1, limit_bytes - planned.base_bytes)
     pool = map_pool(demand, room, pooled=not plan.is_empty)
     largest = sorted(pool.chunks, key=lambda chunk: -chunk.nbytes)[:MOST_CHUNKS]

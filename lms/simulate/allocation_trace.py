@@ -8,7 +8,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from lms.ir.liveness import Buffers, Residency, round_up
+from lms.ir.op_traits import may_end_step
 from lms.ir.swap_plan import Filler, Swap
+
+SMALL_BYTES = 16 << 10
+"""Up to here a buffer is small: the statistics of 4,096 channels."""
 
 
 class Update(NamedTuple):
@@ -51,6 +55,8 @@ class Demand:
     """Where the device's pool grows region by region: the bytes in use before the step. Else ``None``."""
     fillers: Mapping[int, Filled] = field(default_factory=dict)
     """By the point at which something is allocated beside."""
+    room_for_batches: tuple[int, ...] = ()
+    """Bytes of each batch that there is room for (:attr:`lms.ir.swap_plan.SwapPlan.batches`)."""
 
     @classmethod
     def of(
@@ -60,17 +66,22 @@ class Demand:
         swaps: Sequence[Swap] = (),
         resident_bytes: int | None = None,
         fillers: Sequence[Filler] = (),
+        batches: int = 0,
     ) -> "Demand":
         """Return the demand of a step that runs in ``order`` with ``swaps``, computed once."""
         order, swaps, fillers = tuple(order), tuple(swaps), tuple(fillers)
         found: Demand = buffers.once(
             (Demand, order, swaps, resident_bytes), lambda: cls._of(buffers, order, swaps, resident_bytes)
         )
-        if not fillers:
+        if not fillers and not batches:
             return found
         return buffers.once(
-            (Demand, order, swaps, resident_bytes, fillers),
-            lambda: replace(found, fillers=filled(fillers, buffers.placement(order).position)),
+            (Demand, order, swaps, resident_bytes, fillers, batches),
+            lambda: replace(
+                found,
+                fillers=filled(fillers, buffers.placement(order).position),
+                room_for_batches=(batch_bytes(buffers),) * batches,
+            ),
         )
 
     @classmethod
@@ -104,6 +115,12 @@ class Demand:
     def rooms(self) -> dict[tuple[int, bool], int]:
         """The region sizes found so far, by the size at first and whether small buffers are pooled."""
         return {}
+
+
+def batch_bytes(buffers: Buffers) -> int:
+    """Return the bytes of the large buffers of the batch that a step takes from an input pipeline."""
+    made = (root for op in buffers.graph.ops if may_end_step(op.type) for root in op.outputs)
+    return sum(buffers.nbytes[root] for root in made if buffers.nbytes[root] > SMALL_BYTES)
 
 
 def filled(fillers: Iterable[Filler], position: Sequence[int]) -> dict[int, Filled]:
@@ -158,10 +175,6 @@ def updates_of(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
 
 _PLACE = attrgetter("point", "variable")
 """The order of updates; at the same point stays come first."""
-
-
-SMALL_BYTES = 16 << 10
-"""Up to here a buffer is small: the statistics of 4,096 channels."""
 
 
 class Fill(NamedTuple):

@@ -294,6 +294,8 @@ class Arena:
 
 def small_pool_bytes(demand: Demand, size: int) -> int:
     """Return the bytes of the pool for a step's small buffers in a region of ``size`` bytes."""
+    if demand.room_for_batches:  # the pipeline has small buffers, too: a label each of what it shuffles
+        return size // POOL_SHARE // GRANULE_BYTES * GRANULE_BYTES
     return min(round_up(demand.tape.small_bytes * 5 // 4), size // POOL_SHARE)
 
 
@@ -363,10 +365,11 @@ class Rehearsal:
         """For each chunk that several variables have how many more than one."""
         self._asked = size
         pool = small_pool_bytes(demand, size) if pooled else 0
-        if pool:
-            room = self._arena.reserve(pool)
-            self._arena.reserve(pool)
-            self._arena.release(room)
+        for sizes in ((pool,) if pool else (), demand.room_for_batches):
+            if sizes:
+                room = self._arena.reserve(sum(sizes))
+                self._arena.reserve(sizes[-1])
+                self._arena.release(room)
 
     @property
     def peak(self) -> int:

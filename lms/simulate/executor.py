@@ -18,7 +18,7 @@ from random import Random
 from lms.ir.liveness import Buffers, Residency, round_up
 from lms.ir.op_traits import in_place_output, may_end_step
 from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
-from lms.simulate.allocation_trace import Demand, Filled, updates_of
+from lms.simulate.allocation_trace import Demand, Filled, batch_bytes, updates_of
 from lms.simulate.bfc_arena import GROWN_STEPS, STEPS, peak_in_pieces
 from lms.simulate.cost_model import Costs
 
@@ -71,6 +71,7 @@ class Execution:
     ) -> None:
         self._buffers, self._graph = buffers, buffers.graph
         self._chance, self._fillers, swaps = chance, plan.fillers, plan.swaps
+        self._batches = plan.batches
         self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
         self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
         self._swaps = {swap.tensor: swap for swap in swaps}
@@ -156,7 +157,8 @@ class Execution:
         }
         position = [point // 2 for point in self.begins]
         updates = tuple(updates_of(buffers, position))
-        return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled())
+        room = (batch_bytes(buffers),) * self._batches
+        return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled(), room)
 
     def _filled(self) -> dict[int, Filled]:
         """Return what fillers take, by the begin of the op or of the first copy back that they precede."""

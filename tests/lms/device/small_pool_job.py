@@ -1,8 +1,8 @@
 """A small buffer is allocated behind a large one that then goes; prints as JSON whether a larger one fits.
 
-    python small_pool_job.py eager|session BYTES...
+    python small_pool_job.py eager|session|batches BYTES...
 
-The room for small buffers is asked for with each of these sizes in turn.
+The room for small buffers is asked for with each of these sizes in turn; or once, for batches of these sizes.
 """
 
 import json
@@ -16,7 +16,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf  # noqa: E402
 from tensorflow.python.eager import context  # noqa: E402
 
-from lms.device.memory_pool import SmallPool  # noqa: E402
+from lms.device.memory_pool import Rooms  # noqa: E402
 
 MIB = 1 << 20
 
@@ -32,9 +32,12 @@ def main(where: str, sizes: Sequence[int]) -> dict[str, Any]:
         tf.compat.v1.disable_eager_execution()  # but where it is asked for; the allocator is the same
     with context.eager_mode():
         tf.zeros((60 * MIB // 4,))  # so that all of it is one region
-    pool, before = SmallPool(), in_use()
-    for pool_bytes in sizes:
-        pool.make(pool_bytes, "CPU:0")
+    rooms, before = Rooms(), in_use()
+    if where == "batches":
+        rooms.make_for_batches(sizes, "CPU:0")
+    else:
+        for pool_bytes in sizes:
+            rooms.make_small(pool_bytes, "CPU:0")
     with context.eager_mode():
         return {"kept_bytes": in_use() - before, "fits": fits()}
 

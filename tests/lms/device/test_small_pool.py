@@ -28,10 +28,28 @@ def test_a_small_buffer_does_not_part_the_memory_where_it_has_room_of_its_own(
     assert seen["kept_bytes"] == max(sizes, default=0), "what keeps the largest one apart, and no more"
 
 
+@pytest.mark.tensorflow
+def test_a_batch_does_not_part_the_memory_where_it_has_room_of_its_own() -> None:
+    pytest.importorskip("tensorflow")
+    bfc = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
+    seen = run_job("small_pool_job.py", "batches", *[str(3 * MIB)] * 4, **bfc)
+    assert seen == {"fits": True, "kept_bytes": 3 * MIB}
+
+
 def test_the_simulated_allocator_knows_of_it() -> None:
     assert peak_in_pieces(demand(), 64 * MIB) is None
     peak = peak_in_pieces(demand(), 64 * MIB, pooled=True)
     assert peak is not None and 40 * MIB < peak < 65 * MIB
+
+
+def test_the_simulated_allocator_keeps_room_for_batches() -> None:
+    stays = (Residency(0, 30 * MIB, 0, 2), Residency(1, 2 * MIB, 1, 5), Residency(2, 40 * MIB, 4, 4))
+    assert peak_in_pieces(Demand(stays), 64 * MIB) is None
+    batched = Demand(stays, room_for_batches=(2 * MIB,) * 3)
+    peak = peak_in_pieces(batched, 64 * MIB)
+    assert peak is not None and peak > 44 * MIB, "what keeps the room apart is counted"
+    assert peak_in_pieces(batched, 46 * MIB) is None
+    assert small_pool_bytes(batched, 64 * MIB) == MIB, "the pipeline has small buffers, too"
 
 
 def test_the_room_is_that_of_the_small_buffers_at_once_and_never_a_large_part() -> None:
@@ -45,21 +63,33 @@ def test_the_room_is_that_of_the_small_buffers_at_once_and_never_a_large_part() 
 def test_small_variables_that_are_made_later_do_not_fill_it() -> None:
     """A session's are made after the edit; large ones find their place elsewhere."""
     pytest.importorskip("tensorflow")
-    from lms.device.memory_pool import SmallPool
+    from lms.device.memory_pool import SMALL, Rooms
 
-    pool = SmallPool()
-    pool.make(MIB, "CPU:0", [SMALL_BYTES, 100, MIB])
-    assert pool.nbytes("CPU:0") == MIB + SMALL_BYTES + 256
-    pool.make(0, "CPU:0", [SMALL_BYTES])
-    assert SmallPool().nbytes("CPU:0") == 0
+    rooms = Rooms()
+    rooms.make_small(MIB, "CPU:0", [SMALL_BYTES, 100, MIB])
+    assert rooms.nbytes("CPU:0", SMALL) == MIB + SMALL_BYTES + 256
+    rooms.make_small(0, "CPU:0", [SMALL_BYTES])
+    assert Rooms().nbytes("CPU:0", SMALL) == 0
 
 
 @pytest.mark.tensorflow
 def test_each_device_has_its_own() -> None:
     pytest.importorskip("tensorflow")
-    from lms.device.memory_pool import SmallPool
+    from lms.device.memory_pool import SMALL, Rooms
 
-    pool = SmallPool()
-    pool.make(MIB, "CPU:0")
-    pool.make(KIB, "cpu:0")  # the name of another one
-    assert (pool.nbytes("CPU:0"), pool.nbytes("cpu:0")) == (MIB, KIB)
+    rooms = Rooms()
+    rooms.make_small(MIB, "CPU:0")
+    rooms.make_small(KIB, "cpu:0")  # the name of another one
+    assert (rooms.nbytes("CPU:0", SMALL), rooms.nbytes("cpu:0", SMALL)) == (MIB, KIB)
+
+
+@pytest.mark.tensorflow
+def test_each_use_has_its_own() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.device.memory_pool import BATCHES, SMALL, Rooms
+
+    rooms = Rooms()
+    rooms.make_small(KIB, "CPU:0")
+    rooms.make_for_batches((MIB, MIB, MIB), "CPU:0")
+    rooms.make_for_batches((), "CPU:0")
+    assert (rooms.nbytes("CPU:0", SMALL), rooms.nbytes("CPU:0", BATCHES)) == (KIB, 3 * MIB)

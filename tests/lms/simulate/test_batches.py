@@ -1,0 +1,93 @@
+"""Batches that an input pipeline makes ready beside the steps, with and without room of their own."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from lms.config import LMSConfig
+from lms.ir.graph import Graph, GraphBuilder
+from lms.ir.liveness import Buffers
+from lms.ir.swap_plan import SwapPlan
+from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, predicted_peak
+from lms.planner.planner import Case
+from lms.simulate.allocation_trace import Demand, batch_bytes
+from lms.simulate.bfc_arena import Rehearsal
+from lms.simulate.cost_model import Costs
+
+KIB, MIB = 1 << 10, 1 << 20
+LIMIT_BYTES = 32 * MIB
+STEPS = 32
+
+
+def net(batch_bytes: int) -> Graph:
+    """A chain of convolutions whose backward pass needs three quarters of the limit at once."""
+    build = GraphBuilder()
+    x, _labels = build.add("next", "IteratorGetNext", outputs=[batch_bytes, 512])
+    forward = []
+    for layer in range(8):
+        (x,) = build.add(f"forward{layer}", "Conv2D", inputs=[x], outputs=[8 * MIB], workspace_bytes=36 * KIB)
+        forward.append(x)
+    (gradient,) = build.add("loss", "MatMul", inputs=[x], outputs=[8 * MIB])
+    for layer, kept in reversed(list(enumerate(forward))):
+        op = f"back{layer}"
+        (gradient,) = build.add(
+            op, "MatMul", inputs=[gradient, kept], outputs=[8 * MIB], workspace_bytes=36 * KIB
+        )
+    return build.build([gradient])
+
+
+def planned(graph: Graph, **config: float) -> tuple[Case, SwapPlan]:
+    """The plan for the limit."""
+    made = LMSConfig(policy="auto", **config)
+    case = Case.of(graph, made, Costs())
+    return case, plan_in_pieces(case, made, LIMIT_BYTES)
+
+
+def out_of_memory(graph: Graph, plan: SwapPlan, ahead: int, seed: int) -> bool:
+    """Rehearse steps while the pipeline makes batches at random; tells whether a buffer found no chunk."""
+    demand = Demand.of(Buffers.of(graph), plan.order, plan.swaps, batches=plan.batches)
+    run, tape, random = Rehearsal(demand, LIMIT_BYTES, pooled=True), demand.tape, Random(seed)  # noqa: S311 - the same each time
+    own = {register for register, tensor in tape.tensors.items() if tensor in graph.ops[0].outputs}
+    sizes = {register: nbytes for register, nbytes in tape.calls if register in own and nbytes > 0}
+    made: list[dict[int, int]] = []
+
+    def make() -> bool:
+        made.append({register: run.add_register() for register in sizes})
+        return run.play([(made[-1][register], nbytes) for register, nbytes in sizes.items()])
+
+    for _ in range(STEPS):
+        if not made and not make():
+            return True
+        taken = made.pop(0)
+        calls = [
+            (taken.get(register, register), nbytes)
+            for register, nbytes in tape.calls
+            if register not in own or nbytes <= 0
+        ]
+        done = 0
+        for place in sorted(random.randrange(len(calls)) for _ in range(ahead - len(made))):
+            if not run.play(calls[done:place]) or not make():
+                return True
+            done = place
+        if not run.play(calls[done:]):
+            return True
+        run.end_step()
+    return False
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_batches_that_have_room_of_their_own_do_no_harm(ahead: int) -> None:
+    graph = net(600 * KIB)
+    case, plan = planned(graph)
+    assert plan.swaps and plan.batches == BATCHES
+    assert not any(out_of_memory(graph, plan, ahead, seed) for seed in range(20))
+    bare = replace(plan, batches=0)
+    assert any(out_of_memory(graph, bare, ahead, seed) for seed in range(20)), "else the room is needless"
+    assert predicted_peak(case, plan, LIMIT_BYTES) <= LIMIT_BYTES
+
+
+def test_room_is_kept_for_no_more_batches_than_the_margin_holds() -> None:
+    seen = {nbytes: planned(net(nbytes))[1].batches for nbytes in (8 * KIB, 256 * KIB, 750 * KIB, MIB)}
+    assert seen == {8 * KIB: 0, 256 * KIB: BATCHES, 750 * KIB: LEAST_BATCHES, MIB: 0}
+    assert batch_bytes(Buffers.of(net(256 * KIB))) == 256 * KIB, "labels are small buffers"
