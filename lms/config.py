@@ -257,7 +257,11 @@ class LMSConfig:
             for declared in fields(cls)
             if (text := environ.get(env_name(declared), ""))
         }
-        return dataclasses.replace(base or cls(), **given)
+        try:
+            return dataclasses.replace(base or cls(), **given)
+        except ConfigError as error:
+            names = ", ".join(env_name(declared) for declared in fields(cls) if declared.name in given)
+            raise ConfigError(f"{error} (set by {names})") from error
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any], base: "LMSConfig | None" = None) -> "LMSConfig":
@@ -269,7 +273,8 @@ class LMSConfig:
         names = [declared.name for declared in fields(cls)]
         for key in table:
             if key not in names:
-                raise ConfigError(f"unknown key {key!r}{nearest(key, names)}")
+                near = nearest(key, names) or "; needed the name of a setting, such as policy or margin"
+                raise ConfigError(f"unknown key {key!r}{near}")
         given = {key: _listed(value) for key, value in table.items()}
         return dataclasses.replace(base or cls(), **given)
 

@@ -4,7 +4,7 @@ Only what a job on this host needs is imported at once: the time to the first ra
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     warnings = (
         *unread,
         *unset,
-        *_doubt_behind(request),
+        *doubt_behind(request.behind, request.program),
         *doubtful_variables({*environ, *given}),
         *framework.warnings,
         *untold,
@@ -137,15 +137,20 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     )
 
 
-def _doubt_behind(request: Request) -> tuple[str, ...]:
-    """Warn of options for lmsrun behind the program, unless the script names them as its own."""
-    if not request.behind:
+def doubt_behind(behind: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+    """Warn of options for lmsrun behind the program, unless the script names them as its own.
+
+    Args:
+        behind: The options, each as it was typed.
+        command: The program with its arguments.
+    """
+    if not behind:
         return ()
-    script = read_script(request.program)
-    found = [typed for typed in request.behind if script and not _names(script, re.split("[ =]", typed)[0])]
+    script = read_script(command)
+    found = [typed for typed in behind if script and not _names(script, re.split("[ =]", typed)[0])]
     if not found:
         return ()
-    program = " ".join(request.program[: 2 if request.program[0] == MODULE else 1])
+    program = " ".join(command[: 2 if command[0] == MODULE else 1])
     stand, go, them = ("stands", "goes", "it") if len(found) == 1 else ("stand", "go", "them")
     said = f"{', '.join(found)} {stand} behind {program} and {go} to it"
     return (f"{said}; for lmsrun put {them} in front",)

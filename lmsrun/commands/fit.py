@@ -13,11 +13,12 @@ from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.rank.shim import ProgramError, program_environ, resolve_program
 from lms.config import nearest
-from lmsrun.command_steps import answer_wish, read_sources, write_drawings
+from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
 from lmsrun.draw.forecast import draw_forecast
 from lmsrun.file_checks import check_can_be_written, refuse_same_file
 from lmsrun.options import LaunchOptions
-from lmsrun.sources.command_line import parse_argv
+from lmsrun.resolve import doubt_behind
+from lmsrun.sources.command_line import find_options, parse_argv
 
 USAGE = "lmsrun fit [--target GPUS | --topology SRC] [--json] [--svg FILE] [--] PROGRAM [ARGS]"
 ABOUT = (
@@ -51,6 +52,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     for path, origin in ((options.svg, "--svg"), (options.png, "--png")):
         if path:
             check_can_be_written(path, origin)
+    for warning in () if options.quiet else doubt_behind(parsed.behind, parsed.program):
+        say(f"warning: {warning}")
     with tempfile.TemporaryDirectory(prefix="lmsrun-fit-") as folder:
         found = Path(folder) / "fit.json"
         child = {
@@ -61,9 +64,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         }
         done = subprocess.run(command, env=child, stdout=sys.stderr, check=False)
         if not found.exists():
+            own = find_options("fit", parsed.program[1:])
+            hint = f"; {', '.join(own)} went to it: for lmsrun put options in front of it" if own else ""
             raise UsageError(
                 f"{program} ended with exit code {done.returncode} and no training step; needed a "
-                "script that trains with Keras or a tf.function (its own messages are above)"
+                f"script that trains with Keras or a tf.function (its own messages are above){hint}"
             )
         result = json.loads(found.read_text(encoding="utf-8"))
     if "fault" in result:

@@ -1,13 +1,13 @@
 """The command line: options up to the program, and what looks like an option of ours behind it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.model.settings import parse_option
-from lms.config import nearest
+from lms.config import LMSConfig, env_name, nearest
 from lmsrun.options import OPTIONS, OUTPUT
 
 _WISHES: dict[str, Literal["help", "version"]] = {
@@ -112,13 +112,27 @@ def find_behind(program: Sequence[str], spellings: Mapping[str, tuple[str, bool]
     return tuple(found)
 
 
+def find_options(command: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that are options of a command."""
+    spellings = _spellings(command)
+    return tuple(word for word in words if word.partition("=")[0] in spellings)
+
+
 def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     if flag.endswith(".py"):
         return f"; if that is the program, write -- {flag}"
+    if setting := _lms_setting(flag):
+        return f"; it is a setting of LMS: set {setting}=..., or write it in the file of --lms-config"
     # One letter is like everything: only another spelling of it can have been meant.
     letter = flag.strip("-").lower()
     near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
     return f"{nearest(flag, near)}; `lmsrun --help` lists them all"
+
+
+def _lms_setting(flag: str) -> str:
+    """Return the variable of the setting of LMS that an option seems to mean, or an empty text."""
+    name = flag.removeprefix("--").removeprefix("lms-").replace("-", "_")
+    return next((env_name(declared) for declared in fields(LMSConfig) if declared.name == name), "")
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:

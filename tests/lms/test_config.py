@@ -137,7 +137,7 @@ def test_the_environment_wins_over_its_base_and_leaves_the_rest() -> None:
         ({"LMS_ENABLED": "maybe"}, "LMS_ENABLED is 'maybe'; needed true or false"),
         ({"LMS_LB": "2.5"}, "LMS_LB is '2.5'; needed a whole number"),
         ({"LMS_MARGIN": "a"}, "LMS_MARGIN is 'a'; needed a number"),
-        ({"LMS_MODE": "grap"}, "mode is 'grap'; needed one of auto, native, graph, off"),
+        ({"LMS_MODE": "grap"}, "mode is 'grap'; needed one of auto, native, graph, off (set by LMS_MODE)"),
         ({"LMS_MARGIN": "nan"}, "margin is nan; needed a finite number"),
         ({"LMS_MARGIN": "1"}, "margin is 1.0; needed a fraction below 1"),
         ({"LMS_BUDGET_BYTES": "0"}, "budget_bytes is 0; needed at least 1"),
@@ -145,7 +145,7 @@ def test_the_environment_wins_over_its_base_and_leaves_the_rest() -> None:
         ({"LMS_SWAPIN_AHEAD": "0"}, "swapin_ahead is 0; needed -1 (auto) or at least 1"),
         ({"LMS_SWAPIN_GROUPBY": "-2"}, "swapin_groupby is -2; needed -1 (auto) or at least 0"),
         ({"LMS_SYNC_MODE": "4"}, "sync_mode is 4; needed 0, 1, 2 or 3"),
-        ({"LMS_LB": "9", "LMS_UB": "3"}, "lb is 9 and ub is 3; needed lb <= ub"),
+        ({"LMS_LB": "9", "LMS_UB": "3"}, "lb is 9 and ub is 3; needed lb <= ub (set by LMS_LB, LMS_UB)"),
         ({"LMS_POLICY": "budget"}, "policy is 'budget' without budget_bytes"),
         (
             {"LMS_POLICY": "threshold", "LMS_RECOMPUTE": "only"},
@@ -169,7 +169,7 @@ def test_wrong_variables_are_named(environ: dict[str, str], text: str) -> None:
     ("toml", "text"),
     [
         ("swapin_ahed = 3", "unknown key 'swapin_ahed'; did you mean swapin_ahead?"),
-        ("zzz = 3", "unknown key 'zzz'"),
+        ("zzz = 3", "unknown key 'zzz'; needed the name of a setting, such as policy or margin"),
         ("lb = true", "lb is True; needed a whole number"),
         ("enabled = 1", "enabled is 1; needed true or false"),
         ("store_dir = ''", "store_dir is ''; needed a text"),

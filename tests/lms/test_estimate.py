@@ -99,6 +99,7 @@ def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
         (["-m"], "-m needs the name of a module"),
         ([], "needs a program"),
         (["none.py"], "ended with exit code 0 and no training step"),
+        (["none.py", "--target", "L4"], "--target went to it: for lmsrun put options in front of it"),
     ):
         done = fit(tmp_path, *argv)
         assert done.returncode == 2 and done.stdout == ""

@@ -106,7 +106,7 @@ def test_levels_that_are_none_are_refused_before_the_start(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["-np", "1", "train.py"], {"LMS_SERIALIZATION": "7,5-3"}) == 2
-    said = "lmsrun: LMS: serialization has '5-3'; needed levels such as 7 or 3:5\n"
+    said = "lmsrun: LMS: serialization has '5-3'; needed levels such as 7 or 3:5 (set by LMS_SERIALIZATION)\n"
     assert capsys.readouterr().err == said
     (here / "lmsrun.toml").write_text("[lms]\nserialization = [1, '1:5:0']\n")
     assert main(["-np", "1", "train.py"], {}) == 2

@@ -131,6 +131,8 @@ def test_repeated_and_switched() -> None:
         ("--numa off --mem-policy bind a.py", "--numa off contradicts --mem-policy bind"),
         ("--numa strict --mem-policy none a.py", "--numa strict contradicts --mem-policy none"),
         ("--save x a.py", "unknown option --save"),
+        ("--lms-policy all a.py", "it is a setting of LMS: set LMS_POLICY=..., or write it in the file of"),
+        ("--swapin-ahead=3 a.py", "it is a setting of LMS: set LMS_SWAPIN_AHEAD=..."),
         ("-np 2 -dash.py", "unknown option -dash.py; if that is the program, write -- -dash.py"),
     ],
 )
