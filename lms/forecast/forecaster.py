@@ -38,6 +38,10 @@ NEAR = 0.97
 """Of ways that train nearly the largest batch, the fastest one is taken."""
 PLANNED = 2
 """How many choices of what to recompute are planned for a batch that does not fit without."""
+SMALLER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+"""The shares of the batch that fits by its bytes that are planned as a run would, until one fits."""
+MOST_OPS = 30_000
+"""The ops that are planned for that, by mode: seven plans for a net of 4,000 ops, two for one of 12,000."""
 HALF = 0.5
 """The bytes of a number in half precision against those in single precision."""
 
@@ -125,7 +129,9 @@ class Forecaster:
         peak, seconds = int(way.peak_bytes(batch) * scale), way.run(batch, costs, scale).now_s
         fits = peak <= room
         if target.device_type and scale == 1:
-            peak, seconds, fits = self._as_run("off", target, room)
+            peak, seconds, fits = self._as_run("off", target, room, batch)
+            if self._step.other is not None:
+                largest = self._largest_as_run("off", target, room, largest)
         return self._told(
             mode,
             way,
@@ -172,7 +178,10 @@ class Forecaster:
         largest_way = self._largest(ways, usable, costs)
         largest = None if self._step.other is None else largest_way.largest(usable)
         if target.device_type and mode in RECOMPUTE:
-            peak, seconds, fits = self._as_run(mode, target, target.limit_bytes - resident)
+            room = target.limit_bytes - resident
+            peak, seconds, fits = self._as_run(mode, target, room, batch)
+            if largest is not None:
+                largest = self._largest_as_run(mode, target, room, largest)
             return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
         if plain.peak_bytes(batch) <= usable:
             peak, seconds = plain.peak_bytes(batch), plain.run(batch, costs).now_s
@@ -181,14 +190,26 @@ class Forecaster:
             peak, seconds = chosen.peak_bytes(batch), chosen.run(batch, costs).now_s
         return self._told(mode, largest_way, largest, peak <= usable, resident, peak, seconds, costs)
 
-    def _as_run(self, mode: str, target: Target, room: int) -> tuple[int, float, bool]:
-        """Plan the traced batch as a run there would.
+    def _largest_as_run(self, mode: str, target: Target, room: int, by_bytes: int) -> int:
+        """Return the largest batch that fits as a run there would plan it.
+
+        Free memory lies in pieces, and steps differ: so less may fit than the bytes say.
+        """
+        tries = max(1, min(len(SMALLER) - 1, MOST_OPS // max(1, len(self._step.graph.ops))))
+        for share in SMALLER[:tries]:
+            batch = int(by_bytes * share)
+            if not batch or self._as_run(mode, target, room, batch)[2]:
+                return batch
+        return int(by_bytes * SMALLER[tries])
+
+    def _as_run(self, mode: str, target: Target, room: int, batch: int) -> tuple[int, float, bool]:
+        """Plan a batch as a run there would.
 
         Returns:
             The bytes of its own tensors, its time, and whether it fits. On several threads the peak is a
             matter of chance: the bytes are the most of several runs, and it fits where all of them do.
         """
-        graph, device_type = self._step.graph, target.device_type or "GPU"
+        graph, device_type = self._step.of(batch), target.device_type or "GPU"
         if mode == "off":  # with a budget that is always met, whatever the device has
             made = decide(
                 graph, LMSConfig(policy="budget", budget_bytes=1 << 60), device_type, None, target.costs

@@ -154,21 +154,24 @@ def test_devices_share_what_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(analyses) == known, "a further device analyses the step again"
 
 
-def backward() -> TracedStep:
+def gradients(batch: int = 1) -> Graph:
     """Gradients of a chain of layers: each has a filter's gradient that takes long, and nothing waits for."""
     build = GraphBuilder()
-    (slope,) = build.add("begin", "Fill", outputs=[8 * MIB])
+    (slope,) = build.add("begin", "Fill", outputs=[8 * MIB * batch])
     for layer in range(LAYERS):
         build.add(f"filter_{layer}", "Conv2DBackpropFilter", inputs=[slope], outputs=[4096], flops=1e13)
         name = f"image_{layer}"
-        (slope,) = build.add(name, "Conv2DBackpropInput", inputs=[slope], outputs=[8 * MIB], flops=1e11)
-    return TracedStep(build.build(kept=[slope]), 1, None, 0, 0, 0)
+        (slope,) = build.add(
+            name, "Conv2DBackpropInput", inputs=[slope], outputs=[8 * MIB * batch], flops=1e11
+        )
+    return build.build(kept=[slope])
 
 
 def unplanned(limit_bytes: int, threads: int) -> Forecast:
     costs = GPUS["L4"].costs
     target = Target(limit_bytes, costs, costs, "CPU", threads=threads)
-    return next(Forecaster(backward(), [target]).forecasts(target))
+    traced = TracedStep(gradients(), 1, gradients(2), 0, 0, 0)
+    return next(Forecaster(traced, [target]).forecasts(target))
 
 
 def test_a_peak_on_several_threads_is_the_most_of_several_runs() -> None:
@@ -182,3 +185,9 @@ def test_a_step_that_may_run_out_by_chance_does_not_fit() -> None:
     assert unplanned(limit, 1).fits
     found = unplanned(limit, 2)
     assert not found.fits and found.peak_bytes > limit
+
+
+def test_the_largest_batch_of_the_device_at_hand_is_one_that_a_run_would_fit() -> None:
+    one, two = (unplanned(161 * MIB, threads) for threads in (1, 2))
+    assert one.largest_batch == 10, "two buffers of 8 MiB an example"
+    assert two.largest_batch is not None and 5 <= two.largest_batch <= 6, "three, when a thread lags behind"
