@@ -260,8 +260,10 @@ class LMSConfig:
         try:
             return dataclasses.replace(base or cls(), **given)
         except ConfigError as error:
-            names = ", ".join(env_name(declared) for declared in fields(cls) if declared.name in given)
-            raise ConfigError(f"{error} (set by {names})") from error
+            said = str(error).replace("'", " ").split()
+            found = [declared for declared in fields(cls) if declared.name in given and declared.name in said]
+            names = ", ".join(map(env_name, found))
+            raise ConfigError(f"{error} (set by {names})" if names else str(error)) from error
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any], base: "LMSConfig | None" = None) -> "LMSConfig":

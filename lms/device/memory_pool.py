@@ -19,6 +19,7 @@ the same allocator. Between the step's buffers each would have free memory lie i
 of their own in the same way: as many buffers as there may be batches, and one more that keeps them apart.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -36,6 +37,7 @@ from lms.process_state import tensorflow_is_initialised
 from lms.simulate.allocation_trace import SMALL_BYTES
 from lms.simulate.bfc_arena import FIRST_REGION_BYTES
 
+logger = logging.getLogger("lms")
 FLOAT_BYTES, MIB = 4, 1 << 20
 
 SMALL, BATCHES = "small buffers", "batches"
@@ -149,12 +151,16 @@ class Rooms:
     """The free chunks for small buffers and for batches, on each device of this process."""
 
     def __init__(self) -> None:
-        self._guards: dict[tuple[str, str], tuple[int, Any]] = {}
-        """By device and use the bytes of a chunk, and what keeps it apart."""
+        self._guards: dict[tuple[str, str], tuple[int, int, Any]] = {}
+        """By device and use the bytes of a chunk, and of what keeps it apart, with that itself."""
 
     def nbytes(self, device: str, use: str) -> int:
         """Return the bytes of a device's chunk for a use, :data:`SMALL` or :data:`BATCHES`."""
-        return self._guards.get((device, use), (0, None))[0]
+        return self._guards.get((device, use), (0, 0, None))[0]
+
+    def kept_bytes(self, device: str) -> int:
+        """Return the bytes that keep a device's chunks apart: one small chunk, and one batch."""
+        return sum(nbytes for (name, _), (_, nbytes, _) in self._guards.items() if name == device)
 
     def make_small(self, nbytes: int, device: str, pending: Iterable[int] = ()) -> None:
         """Have a free chunk of ``nbytes`` for small buffers on ``device``, unless there is no room for it.
@@ -184,6 +190,7 @@ class Rooms:
             try:
                 *room, guard = (tf.zeros((size // FLOAT_BYTES,)) for size in (*sizes, sizes[-1]))
             except tf.errors.ResourceExhaustedError:
+                logger.info("no room on %s to keep %d bytes for %s", device, sum(sizes), use)
                 return
             del room
-        self._guards[device, use] = sum(sizes), guard
+        self._guards[device, use] = sum(sizes), sizes[-1], guard

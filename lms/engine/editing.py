@@ -55,12 +55,13 @@ class Editing:
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, self._environ = engine, environ
         used = engine.resources
-        self._counting = Counting(used.fusion, used.host)
+        rooms = Rooms()
+        self._counting = Counting(used.fusion, used.host, rooms)
         self._passes = standard_passes(
             self._counting,
             used.host,
             used.transport,
-            Rooms(),
+            rooms,
             engine.config.bandwidth_gb_s,
             used.pool,
             used.profiles,

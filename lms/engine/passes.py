@@ -125,8 +125,8 @@ class Counting:
 
     name = "residents"
 
-    def __init__(self, fusion: FusionBuffer, host: HostVariables) -> None:
-        self._fusion, self._host = fusion, host
+    def __init__(self, fusion: FusionBuffer, host: HostVariables, rooms: Rooms) -> None:
+        self._fusion, self._host, self._rooms = fusion, host, rooms
 
     def requires(self, work: Work) -> bool:
         """Tell whether the shapes are known, and which variables stream."""
@@ -141,6 +141,7 @@ class Counting:
             self._host.settle(inputs, streamed, work.place.holds)
         pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
         in_use, _ = work.device.memory() or (0, 0)
+        in_use = max(0, in_use - self._rooms.kept_bytes(work.device.name))  # a plan counts its rooms itself
         exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
         residents = Residents(
             in_use,
@@ -315,7 +316,8 @@ class Planning:
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
-        costs = replace(costs, frees_at_once=False)  # what a segment reads is freed late
+        # What a segment reads is freed late, and its plans leave free a share of the margin.
+        costs = replace(costs, frees_at_once=False, makes_batches=False)
         # Segments have no op that is repeated: with "auto" ops are repeated where swaps alone do not fit.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
         made = decide(work.graph, plain, kind, work.limit_bytes, costs)

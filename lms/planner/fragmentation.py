@@ -27,7 +27,8 @@ BATCHES, LEAST_BATCHES = 4, 3
 """The most and the fewest batches that there is room for: the one that a step reads, one or two that are made
 ready beside it, and one, so that a chunk is free while another is taken."""
 BATCH_SHARE = 10
-"""Batches, and one more to keep them apart, take at most this part of the region: what the margin leaves."""
+"""Batches, and one more to keep them apart, take at most this part of the region: by default, what the margin
+leaves."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 
@@ -39,8 +40,9 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
     memory lie in other pieces.
     """
     made = _plan_in_pieces(case, config, limit_bytes)
-    nbytes = batch_bytes(case.buffers)
-    if limit_bytes is None or made.is_empty or made.fillers or not nbytes:
+    if limit_bytes is None or made.is_empty or made.fillers or not case.makes_batches:
+        return made
+    if not (nbytes := batch_bytes(case.buffers)):
         return made
     batches = min(BATCHES, limit_bytes // BATCH_SHARE // nbytes - 1)
     if batches < LEAST_BATCHES:

@@ -86,6 +86,11 @@ class Case:
         return bool(streams_of(self.graph))
 
     @property
+    def makes_batches(self) -> bool:
+        """Whether batches may have room of their own: a pool that grows has none to keep apart."""
+        return self.costs.makes_batches and self.costs.resident_bytes is None
+
+    @property
     def fills(self) -> bool:
         """Whether plans may have fillers: where the pool grows, these would make it grow."""
         return self.costs.fills and self.costs.resident_bytes is None

@@ -35,6 +35,8 @@ class Costs:
     """Bytes in use on the device before the step, where its pool grows region by region; else ``None``."""
     frees_at_once: bool = False
     """Whether a copy to the host frees its buffer as soon as it is done, as on a CPU device."""
+    makes_batches: bool = False
+    """Whether input pipelines make their batches in the device's memory: they run on the host."""
     fills: bool = True
     """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
     host_room_bytes: int | None = None
@@ -128,7 +130,17 @@ def costs_of(device_type: str, capability: int | None = None, name: str = "", ma
         machine: The processor's architecture, as ``platform.machine()`` has it.
     """
     if device_type == "CPU":
-        return Costs(5e10, 8e9, 2e-5, 4e9, 4e9, copy_latency_s=2e-5, overlaps=False, frees_at_once=True)
+        return Costs(
+            5e10,
+            8e9,
+            2e-5,
+            4e9,
+            4e9,
+            copy_latency_s=2e-5,
+            overlaps=False,
+            frees_at_once=True,
+            makes_batches=True,
+        )
     costs = V100 if capability is None else GENERATIONS[min(max(capability, 7), 9)]
     if machine == "ppc64le":
         return costs.with_link(NVLINK_TO_POWER9)

@@ -18,7 +18,7 @@ from lmsrun.draw.forecast import draw_forecast
 from lmsrun.file_checks import check_can_be_written, refuse_same_file
 from lmsrun.options import LaunchOptions
 from lmsrun.resolve import doubt_behind
-from lmsrun.sources.command_line import find_options, parse_argv
+from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun fit [--target GPUS | --topology SRC] [--json] [--svg FILE] [--] PROGRAM [ARGS]"
 ABOUT = (
@@ -64,11 +64,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         }
         done = subprocess.run(command, env=child, stdout=sys.stderr, check=False)
         if not found.exists():
-            own = find_options("fit", parsed.program[1:])
-            hint = f"; {', '.join(own)} went to it: for lmsrun put options in front of it" if own else ""
             raise UsageError(
                 f"{program} ended with exit code {done.returncode} and no training step; needed a "
-                f"script that trains with Keras or a tf.function (its own messages are above){hint}"
+                f"script that trains with Keras or a tf.function (its own messages are above)"
             )
         result = json.loads(found.read_text(encoding="utf-8"))
     if "fault" in result:

@@ -10,6 +10,8 @@ from launch.model.settings import parse_option
 from lms.config import LMSConfig, env_name, nearest
 from lmsrun.options import OPTIONS, OUTPUT
 
+CONFIG_FLAG = "--lms-config"
+
 _WISHES: dict[str, Literal["help", "version"]] = {
     **dict.fromkeys(("-h", "--help"), "help"),
     **dict.fromkeys(("-V", "--version"), "version"),
@@ -34,7 +36,7 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
     """Parse options up to the program; everything from the program (or ``-m MODULE``) on is left alone.
 
     Args:
-        command: Whose options ``argv`` may name: run, topo or check.
+        command: Whose options ``argv`` may name, such as run or fit.
         argv: The command line behind the subcommand.
 
     Raises:
@@ -78,16 +80,19 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
         elif values.get(field, value) != value:
             raise UsageError(f"{flag} contradicts {spelled[field]} before it; give one of them")
         values[field], spelled[field] = value, flag
-    behind = () if is_marked else find_behind(rest, spellings)
+    behind = () if is_marked else find_behind(rest, spellings, is_strict=command != "fit")
     return Parsed(values, spelled, tuple(rest), behind=behind)
 
 
-def find_behind(program: Sequence[str], spellings: Mapping[str, tuple[str, bool]]) -> tuple[str, ...]:
+def find_behind(
+    program: Sequence[str], spellings: Mapping[str, tuple[str, bool]], *, is_strict: bool = True
+) -> tuple[str, ...]:
     """Find the words behind a program that look like options of lmsrun; they go to the program all the same.
 
     Scripts have options of their own, such as ``--output-dir``, ``--config`` or ``--gpus``. So only those
     count that hardly any script has: not for output; with a dash inside the name, declared words as values,
-    or one dash before several letters; and with a value that the option can have.
+    or one dash before several letters; and with a value that the option can have. Where that is not strict,
+    the first two do not matter: ``lmsrun fit`` has few options, and none that scripts have.
     """
     words = list(program[1:])
     found = []
@@ -98,7 +103,7 @@ def find_behind(program: Sequence[str], spellings: Mapping[str, tuple[str, bool]
         declared = OPTIONS[spellings[flag][0]]
         name = flag.removeprefix("--")
         is_distinct = declared.words or "-" in name.strip("-") or (name == flag and len(name) > 2)
-        if declared.group == OUTPUT or not is_distinct:
+        if is_strict and (declared.group == OUTPUT or not is_distinct):
             continue
         if declared.is_switch:
             found += [] if equals else [flag]
@@ -112,17 +117,11 @@ def find_behind(program: Sequence[str], spellings: Mapping[str, tuple[str, bool]
     return tuple(found)
 
 
-def find_options(command: str, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that are options of a command."""
-    spellings = _spellings(command)
-    return tuple(word for word in words if word.partition("=")[0] in spellings)
-
-
 def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     if flag.endswith(".py"):
         return f"; if that is the program, write -- {flag}"
-    if setting := _lms_setting(flag):
-        return f"; it is a setting of LMS: set {setting}=..., or write it in the file of --lms-config"
+    if CONFIG_FLAG in spellings and (setting := _lms_setting(flag)):
+        return f"; it is a setting of LMS: set {setting}=..., or write it in the file of {CONFIG_FLAG}"
     # One letter is like everything: only another spelling of it can have been meant.
     letter = flag.strip("-").lower()
     near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
@@ -131,8 +130,12 @@ def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
 
 def _lms_setting(flag: str) -> str:
     """Return the variable of the setting of LMS that an option seems to mean, or an empty text."""
-    name = flag.removeprefix("--").removeprefix("lms-").replace("-", "_")
-    return next((env_name(declared) for declared in fields(LMSConfig) if declared.name == name), "")
+    name = flag.lower().removeprefix("--").removeprefix("no-").replace("-", "_")
+    bare = name.removeprefix("lms_")
+    for declared in fields(LMSConfig):
+        if bare in (declared.name, env_name(declared).lower().removeprefix("lms_")):
+            return env_name(declared)
+    return ""
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:

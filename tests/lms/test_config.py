@@ -148,6 +148,10 @@ def test_the_environment_wins_over_its_base_and_leaves_the_rest() -> None:
         ({"LMS_LB": "9", "LMS_UB": "3"}, "lb is 9 and ub is 3; needed lb <= ub (set by LMS_LB, LMS_UB)"),
         ({"LMS_POLICY": "budget"}, "policy is 'budget' without budget_bytes"),
         (
+            {"LMS_ENABLED": "1", "LMS_LB": "2", "LMS_MARGIN": "2"},
+            "margin is 2.0; needed a fraction below 1 (set by LMS_MARGIN)",
+        ),
+        (
             {"LMS_POLICY": "threshold", "LMS_RECOMPUTE": "only"},
             "recompute is 'only' with policy 'threshold', whose rules say what is swapped; needed recompute",
         ),

@@ -99,7 +99,6 @@ def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
         (["-m"], "-m needs the name of a module"),
         ([], "needs a program"),
         (["none.py"], "ended with exit code 0 and no training step"),
-        (["none.py", "--target", "L4"], "--target went to it: for lmsrun put options in front of it"),
     ):
         done = fit(tmp_path, *argv)
         assert done.returncode == 2 and done.stdout == ""
@@ -146,3 +145,10 @@ def test_bad_arguments_are_one_line(given: dict[str, Any], said: str) -> None:
 def test_a_driver_s_name_finds_the_model(told: str, known: str | None) -> None:
     found = known_as(told)
     assert (found and found.name) == known
+
+
+def test_options_of_fit_behind_the_program_are_named(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("print('nothing to train')\n")
+    told = "--target L4 stands behind none.py and goes to it; for lmsrun put it in front"
+    assert told in fit(tmp_path, "none.py", "--target", "L4").stderr
+    assert "stands behind" not in fit(tmp_path, "--", "none.py", "--target", "L4").stderr

@@ -133,6 +133,9 @@ def test_repeated_and_switched() -> None:
         ("--save x a.py", "unknown option --save"),
         ("--lms-policy all a.py", "it is a setting of LMS: set LMS_POLICY=..., or write it in the file of"),
         ("--swapin-ahead=3 a.py", "it is a setting of LMS: set LMS_SWAPIN_AHEAD=..."),
+        ("--lms_policy all a.py", "set LMS_POLICY=..."),
+        ("--no-defrag a.py", "set LMS_DEFRAG=..."),
+        ("--lms-store /tmp a.py", "set LMS_STORE=..."),
         ("-np 2 -dash.py", "unknown option -dash.py; if that is the program, write -- -dash.py"),
     ],
 )

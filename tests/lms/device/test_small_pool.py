@@ -93,3 +93,4 @@ def test_each_use_has_its_own() -> None:
     rooms.make_for_batches((MIB, MIB, MIB), "CPU:0")
     rooms.make_for_batches((), "CPU:0")
     assert (rooms.nbytes("CPU:0", SMALL), rooms.nbytes("CPU:0", BATCHES)) == (KIB, 3 * MIB)
+    assert (rooms.kept_bytes("CPU:0"), rooms.kept_bytes("GPU:0")) == (KIB + MIB, 0)

@@ -13,7 +13,8 @@ from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, pr
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.bfc_arena import Rehearsal
-from lms.simulate.cost_model import Costs
+from lms.simulate.cost_model import Costs, costs_of
+from lms.simulate.executor import Execution
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT_BYTES = 32 * MIB
@@ -37,10 +38,10 @@ def net(batch_bytes: int) -> Graph:
     return build.build([gradient])
 
 
-def planned(graph: Graph, **config: float) -> tuple[Case, SwapPlan]:
+def planned(graph: Graph, on_cpu: bool = True) -> tuple[Case, SwapPlan]:
     """The plan for the limit."""
-    made = LMSConfig(policy="auto", **config)
-    case = Case.of(graph, made, Costs())
+    made = LMSConfig(policy="auto")
+    case = Case.of(graph, made, Costs(makes_batches=on_cpu))
     return case, plan_in_pieces(case, made, LIMIT_BYTES)
 
 
@@ -91,3 +92,17 @@ def test_room_is_kept_for_no_more_batches_than_the_margin_holds() -> None:
     seen = {nbytes: planned(net(nbytes))[1].batches for nbytes in (8 * KIB, 256 * KIB, 750 * KIB, MIB)}
     assert seen == {8 * KIB: 0, 256 * KIB: BATCHES, 750 * KIB: LEAST_BATCHES, MIB: 0}
     assert batch_bytes(Buffers.of(net(256 * KIB))) == 256 * KIB, "labels are small buffers"
+
+
+def test_a_gpu_keeps_no_room_for_batches_that_are_made_on_the_host() -> None:
+    _, plan = planned(net(256 * KIB), on_cpu=False)
+    assert plan.swaps and not plan.batches
+    assert [costs_of(kind).makes_batches for kind in ("CPU", "GPU")] == [True, False]
+
+
+def test_runs_by_chance_know_of_the_room() -> None:
+    graph = net(600 * KIB)
+    case, plan = planned(graph)
+    seconds = case.costs.op_seconds(graph)
+    run = Execution(case.buffers, plan, case.costs, seconds, 1, Random(1))  # noqa: S311 - the same each time
+    assert run.demand(None).room_for_batches == (600 * KIB,) * plan.batches
