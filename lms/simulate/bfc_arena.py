@@ -22,6 +22,9 @@ GROWN_STEPS = 4
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
 
+SHUFFLED_BYTES = 1 << 20
+"""Room for the small buffers of an input pipeline: the labels of 4,096 examples that it shuffles."""
+
 LEFT = 8
 """Of what a buffer is given beyond what it asks for a filler leaves this part, so that small buffers that
 come between do no harm. The plain 3D U-Net of ``bench/models.py`` fits with a quarter, too."""
@@ -294,9 +297,8 @@ class Arena:
 
 def small_pool_bytes(demand: Demand, size: int) -> int:
     """Return the bytes of the pool for a step's small buffers in a region of ``size`` bytes."""
-    if demand.room_for_batches:  # the pipeline has small buffers, too: a label each of what it shuffles
-        return size // POOL_SHARE // GRANULE_BYTES * GRANULE_BYTES
-    return min(round_up(demand.tape.small_bytes * 5 // 4), size // POOL_SHARE)
+    shuffled = SHUFFLED_BYTES if demand.room_for_batches else 0
+    return min(round_up(demand.tape.small_bytes * 5 // 4 + shuffled), size // POOL_SHARE)
 
 
 def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: bool = False) -> int | None:
