@@ -41,7 +41,7 @@ logger = logging.getLogger("lms")
 FLOAT_BYTES, MIB = 4, 1 << 20
 
 SMALL, BATCHES = "small buffers", "batches"
-"""What a chunk is kept apart for."""
+"""The uses of a chunk."""
 
 FORCED_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 """``true`` or ``false``: whether the memory of all GPUs grows, whatever the program says."""

@@ -316,7 +316,8 @@ class Planning:
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
-        # What a segment reads is freed late, and its plans leave free a share of the margin.
+        # What a segment reads is freed late. Room for batches would take the share of the margin that
+        # plans with segments must leave free.
         costs = replace(costs, frees_at_once=False, makes_batches=False)
         # Segments have no op that is repeated: with "auto" ops are repeated where swaps alone do not fit.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config

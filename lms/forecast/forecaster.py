@@ -193,7 +193,8 @@ class Forecaster:
     def _largest_as_run(self, mode: str, target: Target, room: int, by_bytes: int) -> int:
         """Return the largest batch that fits as a run there would plan it.
 
-        Free memory lies in pieces, and steps differ: so less may fit than the bytes say.
+        Free memory lies in pieces, and steps differ: so less may fit than the bytes say. Of a large step only
+        some batches are planned; where none of these fits, the next smaller one is returned unplanned.
         """
         tries = max(1, min(len(SMALLER) - 1, MOST_OPS // max(1, len(self._step.graph.ops))))
         for share in SMALLER[:tries]:

@@ -34,24 +34,6 @@ LARGER = 1.04
 
 
 def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
-    """Make a plan as :func:`_plan_in_pieces` does, with room for batches where it fits with that, too.
-
-    An input pipeline makes batches ready at any time, and between the step's buffers each would have free
-    memory lie in other pieces.
-    """
-    made = _plan_in_pieces(case, config, limit_bytes)
-    if limit_bytes is None or made.is_empty or made.fillers or not case.makes_batches:
-        return made
-    if not (nbytes := batch_bytes(case.buffers)):
-        return made
-    batches = min(BATCHES, limit_bytes // BATCH_SHARE // nbytes - 1)
-    if batches < LEAST_BATCHES:
-        return made
-    batched = replace(made, batches=batches)
-    return made if _peak(case, batched, limit_bytes) is None else batched
-
-
-def _plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
     """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
     Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
@@ -59,11 +41,31 @@ def _plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> S
     The least plans move several times the bytes, so before they are tried a plan may use half of the margin,
     or get fillers (:mod:`lms.simulate.fillers`), which fit one order of allocations only.
 
+    An input pipeline makes batches ready at any time, and between the step's buffers each would have free
+    memory lie in other pieces. They get room of their own where the plan fits with that, too.
+
     Args:
         case: The step, made ready for planning.
         config: Policy and parameters, with the ``min_tensor_bytes`` that the case was made with.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
     """
+    made = _plan_alone(case, config, limit_bytes)
+    if limit_bytes is None or made.is_empty or made.fillers or not case.makes_batches:
+        return made
+    batches = _most_batches(case, limit_bytes)
+    batched = replace(made, batches=batches)
+    return batched if batches and _peak(case, batched, limit_bytes) is not None else made
+
+
+def _most_batches(case: Case, limit_bytes: int) -> int:
+    """Return how many batches may have room; 0 where that is too few to help, or there are none."""
+    nbytes = batch_bytes(case.buffers)
+    batches = min(BATCHES, limit_bytes // BATCH_SHARE // nbytes - 1) if nbytes else 0
+    return batches if batches >= LEAST_BATCHES else 0
+
+
+def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+    """Make the plan of a step beside which no batch is made."""
     if config.policy == "all":
         return _least_stored(case, config, limit_bytes, _least_in_pieces(case, config, limit_bytes))
     first = plan_case(case, config, limit_bytes)

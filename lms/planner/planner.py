@@ -87,7 +87,7 @@ class Case:
 
     @property
     def makes_batches(self) -> bool:
-        """Whether batches may have room of their own: a pool that grows has none to keep apart."""
+        """Tell whether batches may have room of their own: a pool that grows has none to keep apart."""
         return self.costs.makes_batches and self.costs.resident_bytes is None
 
     @property

@@ -36,7 +36,7 @@ class Costs:
     frees_at_once: bool = False
     """Whether a copy to the host frees its buffer as soon as it is done, as on a CPU device."""
     makes_batches: bool = False
-    """Whether input pipelines make their batches in the device's memory: they run on the host."""
+    """Whether input pipelines make their batches in the device's memory, as on a CPU device."""
     fills: bool = True
     """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
     host_room_bytes: int | None = None

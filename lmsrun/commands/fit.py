@@ -66,7 +66,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if not found.exists():
             raise UsageError(
                 f"{program} ended with exit code {done.returncode} and no training step; needed a "
-                f"script that trains with Keras or a tf.function (its own messages are above)"
+                "script that trains with Keras or a tf.function (its own messages are above)"
             )
         result = json.loads(found.read_text(encoding="utf-8"))
     if "fault" in result:
