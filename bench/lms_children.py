@@ -30,6 +30,9 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """How the CPU device's kernels end a process when an allocation fails; with a GPU these are faults. Any other
 signal came from outside."""
 
+STACKS_S, STACKS_CHARACTERS = 60, 8000
+"""How long a case that takes too long may take to say where its threads are, and how much of that is told."""
+
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]
 Point = tuple[float, float]
@@ -58,7 +61,7 @@ class Runner:
 
     def environ(self, case: Case) -> dict[str, str]:
         """Build the environment of a case; the CPU device gets its limit here."""
-        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1"}
         environ["TF_USE_LEGACY_KERAS"] = "1" if self.legacy_keras else "0"
         if case.device == CPU:
             environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(case.limit_mb)}
@@ -73,22 +76,38 @@ class Runner:
         """Run a case; ``None`` when it ran out of memory, which may end a process by a signal.
 
         Raises:
-            CaseError: If it failed for another reason, or took too long.
+            CaseError: If it failed for another reason, or took too long: then with the stacks of its threads.
         """
-        try:
-            done = subprocess.run(
-                self.argv(case),
-                env=self.environ(case),
-                capture_output=True,
-                text=True,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CaseError(f"{told(case)}: no end after {self.timeout_s:.0f} s") from error
-        found = _result(case, done.returncode, done.stdout, done.stderr)
+        with subprocess.Popen(
+            self.argv(case),
+            env=self.environ(case),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=self.timeout_s)
+            except subprocess.TimeoutExpired as late:
+                raise CaseError(
+                    f"{told(case)}: no end after {self.timeout_s:.0f} s\n{_stacks(process)}"
+                ) from late
+            except BaseException:
+                process.kill()
+                raise
+        found = _result(case, process.returncode, output, errors)
         say(f"{told(case)}: {'fits' if found is not None else 'does not fit'}")
         return found
+
+
+def _stacks(process: subprocess.Popen[str]) -> str:
+    """End a process that takes too long; return what it said last: where its threads are."""
+    process.send_signal(signal.SIGABRT)
+    try:
+        _, errors = process.communicate(timeout=STACKS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "it did not say where its threads are"
+    return errors[-STACKS_CHARACTERS:]
 
 
 def _result(case: Case, code: int, output: str, errors: str) -> Found | None:

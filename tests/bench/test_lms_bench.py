@@ -475,7 +475,10 @@ def test_a_made_up_trace_of_a_gpu_is_read(tmp_path: Path) -> None:
 def test_the_gpu_script_runs_through_on_the_cpu_device(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu", "--quick"]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "gpu.json")], capture_output=True, text=True, timeout=1800
+        [*command, "--case-seconds", "300", "--out", str(tmp_path / "gpu.json")],
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("CPU: a check of the script, no measurement; limit 32 MiB")
@@ -551,6 +554,19 @@ def test_paced_cases_that_crash_or_hang_are_told_apart(children: ModuleType, tmp
         assert not isinstance(caught.value, children.OutOfMemoryError)
     with pytest.raises(children.OutOfMemoryError):
         paced("kill -SEGV $$", 30)
+
+
+def test_a_case_without_an_end_says_where_it_stands(children: ModuleType, tmp_path: Path) -> None:
+    """Another Python program runs in its place."""
+    from lms_case import Case
+
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'import time\ndef stands(): time.sleep(600)\nstands()'\n"
+    )
+    python.chmod(0o755)
+    with pytest.raises(children.CaseError, match=r"tiny off 1: no end after 2 s\n(.*\n)*.* in stands"):
+        children.Runner(str(python), timeout_s=2).run(Case("tiny", "tiny"))
 
 
 def test_a_python_without_tensorflow_is_one_line(tmp_path: Path) -> None:
