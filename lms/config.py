@@ -55,6 +55,8 @@ KUBERNETES_SERVICE = re.compile(
     r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
 )
 """What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
+_NEAR = 0.7
+"""How like a known name a wrong one is (``difflib``'s ratio) that can only be that one, misspelt."""
 LARGEST_FILE_BYTES = 16 << 20
 """A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
@@ -64,11 +66,24 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean X?`` where a known name is near, else an empty text."""
+    """Return ``; did you mean X?`` where known names are near, else an empty text."""
+    near = find_near(name, known)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def find_near(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a wrong one may stand for; none where nothing is near.
+
+    That is a name with the same letters in another order, or up to two that begin with what was given, or the
+    one that is most like it. Dashes in front and upper case do not count.
+    """
     from difflib import get_close_matches  # Only a mistake pays for it.
 
-    near = get_close_matches(name, sorted(known), 1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    words = {key.lstrip("-").casefold(): key for key in sorted(known, reverse=True)}
+    word = name.lstrip("-").casefold()
+    near = [other for other in words if sorted(other) == sorted(word)][:1]
+    near = near or sorted(other for other in words if len(word) > 1 and other.startswith(word))[:2]
+    return [words[one] for one in near or get_close_matches(word, words, 1, cutoff=_NEAR)]
 
 
 def read_text_file(path: "Path") -> str:
@@ -291,7 +306,8 @@ class LMSConfig:
         try:
             text = read_text_file(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot read {path}: {why}; needed a TOML file") from error
         try:
             table = toml.loads(text)
         except ValueError as error:

@@ -9,7 +9,9 @@ from pathlib import Path
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.system.program_path import find_program
-from lms.config import nearest
+from lms.config import LMSConfig, nearest
+from lms.errors import PlaceError
+from lms.user_paths import require_file, require_folder
 from lmsrun.options import COMMANDS, LaunchOptions
 from lmsrun.sources.request import Request
 
@@ -81,6 +83,21 @@ def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequ
                 f"--{other} and --{name} name the same file, {path}; needed a file for each, such as "
                 f"{os.path.splitext(path)[0]}.{name}"
             )
+
+
+def check_lms_places(config: LMSConfig) -> None:
+    """Look whether ranks on this host can use the folder and the file that the settings of LMS name.
+
+    Raises:
+        UsageError: Naming the setting, and its variable.
+    """
+    try:
+        if config.enabled and config.store_dir:
+            require_folder(Path(config.store_dir), "store_dir (LMS_STORE)")
+        if config.enabled and config.stats_file:
+            require_file(Path(config.stats_file), "stats_file (LMS_STATS_FILE)")
+    except PlaceError as error:
+        raise UsageError(f"LMS: {error}") from None
 
 
 def check_timeline(request: Request) -> None:

@@ -19,7 +19,13 @@ from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_slots
 from launch.plan_host.rank_env import parse_forward
 from lms.config import doubtful_variables
-from lmsrun.file_checks import check_named_files, check_program, check_timeline, doubt_program
+from lmsrun.file_checks import (
+    check_lms_places,
+    check_named_files,
+    check_program,
+    check_timeline,
+    doubt_program,
+)
 from lmsrun.options import LaunchOptions
 from lmsrun.sources.request import Request
 
@@ -101,12 +107,15 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     unread = _doubt_unread(request, "local" if place is None else place.choice.name)
     given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     is_live = not options.topology
+    lms = read_lms_config(options, {**environ, **given}, request.lms_table)
+    if only_here and not options.dry_run:
+        check_lms_places(lms)
     host_request = HostRequest(
         program=request.program,
         local_world_size=1,
         world_size=1,
         settings=options,
-        lms=read_lms_config(options, {**environ, **given}, request.lms_table),
+        lms=lms,
         tools=choose_tools(machine, options) if is_live else assume_tools(machine),
         environ=environ if is_live and only_here else portable_environ(environ),
         given=given,

@@ -23,6 +23,10 @@ from launch.model.topology import Machine
 
 MAX_SOURCE_BYTES = 8 << 20
 """The largest file that is read as a saved topology; our own of 60,000 CPUs has 4 MiB."""
+_NEEDED = (
+    "needed a directory with proc/ and sys/, an archive of hwloc-gather-topology, XML of lstopo, or JSON of "
+    "'lmsrun topo --save FILE'"
+)
 _DRIVER_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 """What the NVIDIA driver (the last one: WSL's) leaves on a machine; without any NVML has nothing to say."""
 _NO_NVML = "nvidia-ml-py is not installed: GPUs are taken from /proc and /sys (pip install nvidia-ml-py)"
@@ -172,10 +176,7 @@ def _read_file(source: str) -> Machine:
         from launch.discover.saved import parse_saved
 
         return parse_saved(content, source)
-    raise TopologyError(
-        f"{source} is no topology; needed a directory with proc/ and sys/, an archive of "
-        "hwloc-gather-topology, XML of lstopo, or JSON of 'lmsrun topo --save FILE'"
-    )
+    raise TopologyError(f"{source} is no topology; {_NEEDED}")
 
 
 def _read_content(source: str) -> bytes:
@@ -184,7 +185,7 @@ def _read_content(source: str) -> bytes:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TopologyError(f"cannot read topology {source}: {reason}") from error
+        raise TopologyError(f"cannot read topology {source}: {reason}; {_NEEDED}") from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

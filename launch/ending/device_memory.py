@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-_SAID = ("ResourceExhaustedError", "OOM when allocating")
+_EXPLAINED = "LMS: the step ran out of memory"
+"""How Large Model Support begins what it adds to TensorFlow's message; what may help stands below it."""
+_SAID = ("ResourceExhaustedError", "OOM when allocating", _EXPLAINED)
 _OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
 """In the messages of memory that lacks on the host, not on the device."""
 _ON = ("graph", "native")
@@ -22,6 +24,9 @@ def explain_lack_of_memory(last_lines: Sequence[str], lms: Collection[str]) -> s
     if "off" in lms:
         return f"{found}; Large Model Support is off, try it with --lms"
     if any(state in _ON for state in lms):
-        remedy = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the largest one"
-        return f"{found} with Large Model Support on; try {remedy}"
+        found += " with Large Model Support on"
+        if any(_EXPLAINED in line for line in lines):
+            return f"{found}; its lines above say what may help, and lmsrun fit forecasts the largest batch"
+        remedy = "a smaller batch, or lmsrun fit, which forecasts the largest one"
+        return f"{found}, in no step that it planned; try {remedy}"
     return found

@@ -189,7 +189,7 @@ def _why_more(report: Report, error: float) -> str:
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
 MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
-NO_ROOM = "No plan fits: take a smaller batch, or a device with more memory."
+NO_ROOM = "No plan needs less: take a smaller batch, or a device with more memory."
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
@@ -218,8 +218,9 @@ def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: boo
         lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)
     lines += [_needs(planned, swaps), *_largest(planned)]
-    more_room = MORE_ROOM if planned.plan.feasible else NO_ROOM
-    advice = ADVICE.get(planned.plan.policy, more_room) if swaps else MAY_SWAP
+    plan = planned.plan
+    more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
+    advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
     lines.append(OPEN if planned.open_sizes else advice)
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.model.settings import parse_option
-from lms.config import LMSConfig, env_name, nearest
+from lms.config import LMSConfig, env_name, find_near, nearest
 from lmsrun.options import OPTIONS, OUTPUT
 
 CONFIG_FLAG = "--lms-config"
@@ -132,10 +132,11 @@ def _lms_setting(flag: str) -> str:
     """Return the variable of the setting of LMS that an option seems to mean, or an empty text."""
     name = flag.lower().removeprefix("--").removeprefix("no-").replace("-", "_")
     bare = name.removeprefix("lms_")
-    for declared in fields(LMSConfig):
-        if bare in (declared.name, env_name(declared).lower().removeprefix("lms_")):
-            return env_name(declared)
-    return ""
+    settings = {declared.name: env_name(declared) for declared in fields(LMSConfig)}
+    settings |= {variable.lower().removeprefix("lms_"): variable for variable in settings.values()}
+    if bare not in settings and name != bare:  # nothing else begins so: it is one, misspelt
+        bare = next(iter(find_near(bare, settings)), "")
+    return settings.get(bare, "")
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:

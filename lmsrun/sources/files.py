@@ -112,7 +112,8 @@ def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {path}: {why}; needed a TOML file") from None
     is_project = path.name == "pyproject.toml"
     if is_project and not _MAY_NAME_US.search(text):
         return OptionsFile(name, path, {}, status)

@@ -22,6 +22,8 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
         if name not in by_key:
             short = BY_SHORT_FLAG.get(name)
             hint = f"; did you mean {short.name}?" if short else nearest(name, by_key)
+            if isinstance(value, dict):
+                hint = "; that is a table, and options stand in none; write them above the first table"
             raise UsageError(f"{source}: unknown key {key!r}{hint}")
         field, declared = by_key[name]
         if field in values:

@@ -102,6 +102,28 @@ def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        (
+            "LMS_STORE",
+            "cannot make files in '/none': there is no folder '/none'; needed in store_dir (LMS_STORE)",
+        ),
+        ("LMS_STATS_FILE", "cannot write '/none': '/' cannot be written to"),
+    ],
+)
+def test_places_of_the_settings_of_lms_are_looked_at_before_the_start(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: str(path) != "/" and access(path, mode)
+    )  # as no root
+    assert main(["-np", "1", "train.py"], {variable: "/none"}) == 2
+    assert capsys.readouterr().err.startswith(f"lmsrun: LMS: {said}")
+    assert not (here / "started").exists()
+
+
 def test_levels_that_are_none_are_refused_before_the_start(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,13 @@ def test_repeated_and_switched() -> None:
     ("argv", "said"),
     [
         ("--host-mem-limt 3 a.py", "unknown option --host-mem-limt; did you mean --host-mem-limit?"),
+        ("--lsm a.py", "unknown option --lsm; did you mean --lms?"),
+        ("--host-mem 3 a.py", "did you mean --host-mem-limit or --host-mem-multiplier?"),
+        (
+            "--lms-swapin-ahed 3 a.py",
+            "unknown option --lms-swapin-ahed; it is a setting of LMS: set LMS_SWAPIN_AHEAD",
+        ),
+        ("--quite-other a.py", "unknown option --quite-other; `lmsrun --help` lists them all"),
         ("--numa sideways a.py", "--numa is 'sideways'; needed one of auto, strict, off"),
         ("-np 0 a.py", "-np is '0'; needed auto or a whole number, at least 1"),
         ("-np two a.py", "-np is 'two'"),
@@ -208,6 +215,10 @@ def test_a_variable_that_is_like_no_option_is_told() -> None:
         ("num-proc = 1.5", "lmsrun.toml: num-proc is '1.5'"),
         ('strict = "yes"', "lmsrun.toml: strict is 'yes'; needed true or false"),
         ("numa = {a = 1}", "lmsrun.toml: numa is dict"),
+        (
+            "[lmsrun]\nnp = 1",
+            "unknown key 'lmsrun'; that is a table, and options stand in none; write them above",
+        ),
         ("numa = ", "lmsrun.toml is not TOML"),
         ("numa = " + "[" * 5000, "lmsrun.toml is not TOML"),
         ('config = "x"', "unknown key 'config'"),

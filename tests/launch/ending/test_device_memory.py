@@ -11,7 +11,12 @@ KERAS = (
     "OOM when allocating tensor with shape[360,8,8,32] and type float",
     "Hint: If you want to see a list of allocated tensors when OOM happens, add report_tensor_allocations",
 )
-REMEDY = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the largest one"
+EXPLAINED = (
+    "LMS: the step ran out of memory on CPU:0 (limit 40.0 MiB).",
+    "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
+)
+REMEDY = "a smaller batch, or lmsrun fit, which forecasts the largest one"
+WITH_LMS = "the device ran out of memory with Large Model Support on"
 
 
 @pytest.mark.parametrize(
@@ -19,7 +24,10 @@ REMEDY = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the la
     [
         ({"off"}, "the device ran out of memory; Large Model Support is off, try it with --lms"),
         ({"graph", "off"}, "the device ran out of memory; Large Model Support is off, try it with --lms"),
-        ({"graph"}, f"the device ran out of memory with Large Model Support on; try {REMEDY}"),
+        (
+            {"graph"},
+            f"{WITH_LMS}, in no step that it planned; try {REMEDY}",
+        ),
         ({"-"}, "the device ran out of memory"),
         ({"not active: an error"}, "the device ran out of memory"),
         ((), "the device ran out of memory"),
@@ -27,6 +35,13 @@ REMEDY = "LMS_POLICY=all, a smaller batch, or lmsrun fit, which forecasts the la
 )
 def test_the_remedy_goes_by_what_large_model_support_did(lms: Collection[str], said: str) -> None:
     assert explain_lack_of_memory(KERAS, lms) == said
+
+
+def test_what_large_model_support_says_itself_is_not_said_again() -> None:
+    """Its text is long: what TensorFlow wrote above it may be among the last lines no more."""
+    said = f"{WITH_LMS}; its lines above say what may help, and lmsrun fit forecasts the largest batch"
+    assert explain_lack_of_memory((*KERAS, *EXPLAINED), {"graph"}) == said
+    assert explain_lack_of_memory(EXPLAINED, {"graph"}) == said
 
 
 @pytest.mark.parametrize(

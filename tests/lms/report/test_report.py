@@ -221,7 +221,7 @@ def test_a_measured_peak_above_the_plan_is_explained() -> None:
 )
 def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: str) -> None:
     step = planned()
-    step = replace(step, plan=replace(step.plan, policy=policy))
+    step = replace(step, plan=replace(step.plan, policy=policy, floor_bytes=step.plan.peak_bytes - 1))
     *_, last = explain_out_of_memory(step, report_of()).splitlines()
     assert advice in last and "smaller batch" in last
     assert ("LMS_POLICY=all" in last) == (policy != "all")
@@ -231,7 +231,14 @@ def test_who_runs_out_of_memory_where_no_plan_fits_is_told_so() -> None:
     step = planned()
     small = replace(step.plan, policy="budget", budget_bytes=step.plan.peak_bytes - 1)
     *_, last = explain_out_of_memory(replace(step, plan=small), report_of()).splitlines()
-    assert last == "No plan fits: take a smaller batch, or a device with more memory."
+    assert last == "No plan needs less: take a smaller batch, or a device with more memory."
+
+
+def test_who_runs_out_of_memory_under_the_least_plan_is_not_told_to_plan_for_less() -> None:
+    step = planned()
+    least = replace(step.plan, policy="auto", floor_bytes=step.plan.peak_bytes)
+    *_, last = explain_out_of_memory(replace(step, plan=least), report_of()).splitlines()
+    assert last == "No plan needs less: take a smaller batch, or a device with more memory."
 
 
 def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
