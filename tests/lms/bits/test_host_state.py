@@ -1,5 +1,6 @@
 """Optimizer state and weights that lie on the host between steps: the same bits, in less memory."""
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -26,14 +27,17 @@ def test_every_optimizer_ends_in_the_same_bits(keras: str) -> None:
             assert seen["saved"] and seen["warnings"] == [], (name, mode)
 
 
-def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit() -> None:
-    skip_without("3")
-    plain = train("3", "transformer", "plain")["transformer"]["plain"]
+@pytest.mark.parametrize("keras", ("3", "2"))
+def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit(keras: str) -> None:
+    """tf_keras makes the optimizer's slots while the first step is traced, and knows no size of Adam's."""
+    skip_without(keras)
+    plain = train(keras, "transformer", "plain")["transformer"]["plain"]
     limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MB)}
-    seen = train("3", "transformer", "host", **limit)["transformer"]["host"]
+    seen = train(keras, "transformer", "host", **limit)["transformer"]["host"]
     assert seen["digest"] == plain["digest"]
     assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
     planned, ran = seen["copies_out"]
     assert planned == ran > 0
     assert seen["saved"] and seen["left_bytes"] < seen["bytes"] / 10
-    assert seen["peak_bytes"] <= 1.3 * seen["planned_peak_bytes"]
+    if keras == "3" and version("keras").startswith("3."):  # TensorFlow 2.15's own is another
+        assert seen["peak_bytes"] <= 1.3 * seen["planned_peak_bytes"]
