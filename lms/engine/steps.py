@@ -184,7 +184,7 @@ class Steps:
             return
         fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
-            self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
+            self.rescue.planned(call, runtime, work.table, work.task.inputs, fits=fits, is_body=is_body)
         if call.function is not None:
             self._watch_steps_of(call.function)
         if runtime is not None:

@@ -3,6 +3,8 @@
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
 given again. The function is not traced again: TensorFlow optimizes it again, and the next plan is another.
+A dataset that the step goes through itself begins anew; where it is shuffled, in another order.
+
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
 tried again (:mod:`lms.intercept.side_effects`).
 """
@@ -15,8 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from lms.config import LMSConfig
-from lms.intercept.function_calls import Call
-from lms.intercept.side_effects import cannot_be_undone, runs_python
+from lms.intercept.function_calls import Call, RuntimeCall
+from lms.intercept.side_effects import (
+    acts_around_bodies,
+    cannot_be_undone,
+    goes_through_dataset,
+    runs_python,
+)
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type, variable_handles
 from lms.variables.on_host import HostVariables
@@ -42,11 +49,17 @@ class _Attempt:
     """What the step does that cannot be undone."""
     python: bool = False
     """Whether Python code of the user is a part of the step."""
+    anew: bool = False
+    """Whether the step goes through a dataset itself, which begins anew."""
 
 
-WITHIN = (
-    "the step is a function within the one that is called, as one that goes through a dataset has, which may "
-    "give other batches the second time; pass an iterator"
+AROUND = (
+    "the step is a function within the one that is called, which changes variables or reaches other ranks "
+    "itself; call it on its own, or pass an iterator"
+)
+ANEW = (
+    "; the dataset that it goes through begins anew, and may give its batches in another order than "
+    "without LMS"
 )
 
 LATER_STEP = (
@@ -71,11 +84,19 @@ class Rescue:
         return bool(self._left)
 
     def planned(
-        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, is_body: bool
+        self,
+        call: Call,
+        runtime: RuntimeCall | None,
+        table: NodeTable,
+        inputs: Sequence[Any],
+        *,
+        fits: bool,
+        is_body: bool,
     ) -> None:
         """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
 
-        ``fits`` says whether the plan keeps to its budget.
+        ``inputs`` are those of the graph, which of a body are not known: its variables are among those of
+        ``runtime``. ``fits`` says whether the plan keeps to its budget.
         """
         if not self._left or call.function is None:
             return
@@ -83,9 +104,12 @@ class Rescue:
             call.attempt = _Attempt()
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
-        if is_body:
-            attempt.lasting = attempt.lasting or WITHIN
+        attempt.anew |= is_body or goes_through_dataset(table)
+        if is_body and (runtime is None or acts_around_bodies(runtime.name)):
+            attempt.lasting = attempt.lasting or AROUND
         attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
+        if is_body and runtime is not None:
+            inputs = runtime.inputs
         attempt.python |= runs_python(table)
         for handle in variable_handles(inputs):
             if id(handle) in attempt.values:
@@ -112,6 +136,7 @@ class Rescue:
             else:
                 tf.raw_ops.AssignVariableOp(resource=handle, value=before)
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
+        again += ANEW if attempt.anew else ""
         call.feed.rewind()
         before, self.config = self.config, self._left.pop(0)
         self.message = (

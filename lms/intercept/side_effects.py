@@ -7,9 +7,11 @@ its kernels are new, and draw what the first ones drew.
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 
-from lms.ir.op_traits import is_collective
+from lms.ir.op_traits import is_collective, is_update
 from lms.process_state import has_peers
 from lms.reader.node_table import NodeTable
 
@@ -19,12 +21,10 @@ PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
 TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
 """Beginnings of the types of ops that take a batch from an iterator."""
 
+GOES_THROUGH = ("MakeIterator", "OneShotIterator", "ReduceDataset")
+"""Beginnings of the types of ops that begin a dataset anew each time that they run."""
+
 LASTING = {
-    "it goes through a dataset, which may give other batches the second time; pass an iterator": (
-        "MakeIterator",
-        "OneShotIterator",
-        "ReduceDataset",
-    ),
     "it changes a lookup table": (
         "InitializeTable",
         "LookupTableImport",
@@ -44,6 +44,9 @@ LASTING = {
     "it feeds an accumulator": ("AccumulatorApply", "AccumulatorTake", "ResourceAccumulator"),
 }
 """The lasting effects of ops, each with the beginnings of their types."""
+
+DATASET = "Dataset"
+"""The end of the types of ops that are, or go through, a dataset."""
 
 SEEDS = ("seed", "seed2")
 """Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
@@ -86,6 +89,32 @@ def may_reach_peers(types: Collection[str]) -> bool:
 def runs_python(table: NodeTable) -> bool:
     """Tell whether Python code of the user is a part of the step."""
     return not PYTHON_TYPES.isdisjoint(table.types)
+
+
+def goes_through_dataset(table: NodeTable) -> bool:
+    """Tell whether the step begins a dataset, which begins anew where the step runs again."""
+    return any(op_type.startswith(GOES_THROUGH) for op_type in table.types)
+
+
+def acts_around_bodies(name: str) -> bool:
+    """Tell whether a function changes variables, or reaches other ranks, outside of what its datasets call.
+
+    Where a body is planned it has begun: what it has changed before is not known any more.
+    """
+    seen, wanted = {name}, [name]
+    while wanted:
+        try:
+            definition = context.context().get_function_def(wanted.pop())
+        except tf.errors.OpError:
+            return True
+        for node in definition.node_def:
+            if is_update(node.op) or may_reach_peers([node.op]):
+                return True
+            if not node.op.endswith(DATASET):
+                called = {one.func.name for one in node.attr.values() if one.HasField("func")} - seen
+                seen |= called
+                wanted += called
+    return False
 
 
 def draws_from_seed(table: NodeTable) -> bool:
