@@ -425,7 +425,9 @@ class Steps:
     def _explained(self, error: Any) -> Exception:
         collector = self._engine.books.collector
         swaps = self._engine.config.recompute != "only"
-        explanation = explain_out_of_memory(collector.latest, self._engine.report(), swaps=swaps)
+        streams = self._engine.resources.host.is_on
+        report = self._engine.report()
+        explanation = explain_out_of_memory(collector.latest, report, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, self.rescue.refusal)
 
 

@@ -1,5 +1,6 @@
 """Render statistics as text for people, and the memory of a step as a picture."""
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -190,6 +191,12 @@ def _why_more(report: Report, error: float) -> str:
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
 MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
 NO_ROOM = "No plan needs less: take a smaller batch, or a device with more memory."
+MAY_STREAM = (
+    "Variables lie on the host between steps with optimizer_state 'host' and variables 'host' "
+    "(LMS_OPTIMIZER_STATE=host, LMS_VARIABLES=host)."
+)
+MUCH_BEFORE = 1 / 3
+"""The share of a device that is in use before the step, from which on :data:`MAY_STREAM` is worth a line."""
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
@@ -198,18 +205,19 @@ ADVICE = {
 """By the policy of the plan that failed what may help; for others :data:`MORE_ROOM` or :data:`NO_ROOM`."""
 
 
-def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: bool = True) -> str:
+def explain_out_of_memory(
+    planned: Planned | None, report: Report, *, swaps: bool = True, streams: bool = True
+) -> str:
     """Return the text to add to TensorFlow's message when a step ran out of device memory.
 
     Args:
         planned: The latest plan.
         report: What is known of all steps.
         swaps: Whether plans may swap; with ``recompute="only"`` none does.
+        streams: Whether values of variables lie in host memory already.
     """
     lines = [
-        "LMS: the step ran out of memory on "
-        + report.device.name
-        + f" (limit {mib(report.device.limit_bytes)})."
+        f"LMS: the step ran out of memory on {report.device.name} (limit {mib(report.device.limit_bytes)})."
     ]
     if planned is None:
         lines.append(
@@ -217,12 +225,13 @@ def explain_out_of_memory(planned: Planned | None, report: Report, *, swaps: boo
         )
         lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
         return "\n".join(lines)
-    lines += [_needs(planned, swaps), *_largest(planned)]
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
     advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
-    lines.append(OPEN if planned.open_sizes else advice)
-    return "\n".join(lines)
+    lines += [_needs(planned, swaps), OPEN if planned.open_sizes else advice]
+    if not streams and planned.base_bytes > MUCH_BEFORE * (report.device.limit_bytes or math.inf):
+        lines.append(MAY_STREAM)
+    return "\n".join([*_largest(planned), *lines])  # what may help comes last: lmsrun repeats the last lines
 
 
 def _largest(planned: Planned) -> list[str]:
@@ -233,7 +242,7 @@ def _largest(planned: Planned) -> list[str]:
     others, rest = len(live) - len(named), sum(nbytes for _, nbytes in live[len(named) :])
     if lines and rest >= NAMED_BYTES:
         lines.append(f"  {mib(rest):>14}  in {others:,} smaller ones")
-    return ["Largest tensors alive at the planned peak:", *lines] if lines else []
+    return ["LMS: the largest tensors alive at the planned peak:", *lines] if lines else []
 
 
 def _needs(planned: Planned, swaps: bool) -> str:

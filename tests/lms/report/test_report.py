@@ -241,6 +241,17 @@ def test_who_runs_out_of_memory_under_the_least_plan_is_not_told_to_plan_for_les
     assert last == "No plan needs less: take a smaller batch, or a device with more memory."
 
 
+@pytest.mark.parametrize(
+    ("limit", "streams", "told"), [(8, False, True), (8, True, False), (80, False, False)]
+)
+def test_who_has_no_room_for_variables_is_told_that_the_host_has(
+    limit: int, streams: bool, told: bool
+) -> None:
+    report = replace(report_of(), device=Device("CPU:0", limit * MIB))
+    text = explain_out_of_memory(planned(), report, streams=streams)  # 3 MiB are in use before
+    assert ("LMS_OPTIMIZER_STATE=host, LMS_VARIABLES=host" in text) == told
+
+
 def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
     text = explain_out_of_memory(planned(), report_of(), swaps=False)
     assert "no plan without swaps needs less than" in text
