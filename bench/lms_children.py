@@ -107,7 +107,12 @@ def _stacks(process: subprocess.Popen[str]) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         return "it did not say where its threads are"
-    return errors[-STACKS_CHARACTERS:]
+    return _end_of(errors, STACKS_CHARACTERS)
+
+
+def _end_of(errors: str, characters: int) -> str:
+    """Return the end of what a process wrote, without the list of modules behind its threads' stacks."""
+    return errors.partition("\nExtension modules: ")[0][-characters:]
 
 
 def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
@@ -116,7 +121,7 @@ def _result(case: Case, code: int, output: str, errors: str) -> Found | None:
         return found
     if ran_out(code, errors, case.device):
         return None
-    raise CaseError(f"{told(case)} ended with {code}:\n{errors[-2000:]}")
+    raise CaseError(f"{told(case)} ended with {code}:\n{_end_of(errors, 2000)}")
 
 
 def ran_out(code: int, errors: str, device: str = CPU) -> bool:
@@ -204,7 +209,7 @@ class Paced:
         self._errors.seek(0)
         errors = self._errors.read()
         kind = OutOfMemoryError if ran_out(code, errors, self._case.device) else CaseError
-        raise kind(f"{told(self._case)} ended with {code} in mid-run:\n{errors[-1000:]}")
+        raise kind(f"{told(self._case)} ended with {code} in mid-run:\n{_end_of(errors, 1000)}")
 
 
 def told(case: Case) -> str:

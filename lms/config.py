@@ -74,16 +74,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def find_near(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that a wrong one may stand for; none where nothing is near.
 
-    That is a name with the same letters in another order, or up to two that begin with what was given, or the
-    one that is most like it. Dashes in front and upper case do not count.
+    That is the same name but for dashes in front and upper case, or with two neighbours changed round, or up
+    to two that begin with what was given, or the one that is most like it.
     """
     from difflib import get_close_matches  # Only a mistake pays for it.
 
     words = {key.lstrip("-").casefold(): key for key in sorted(known, reverse=True)}
     word = name.lstrip("-").casefold()
-    near = [other for other in words if sorted(other) == sorted(word)][:1]
-    near = near or sorted(other for other in words if len(word) > 1 and other.startswith(word))[:2]
-    return [words[one] for one in near or get_close_matches(word, words, 1, cutoff=_NEAR)]
+    swapped = {word[:at] + word[at : at + 2][::-1] + word[at + 2 :] for at in range(len(word))}
+    near = [word] if word in words else [other for other in words if other in swapped]
+    if not near and len(word) > 1:
+        near = sorted(
+            (other for other in words if other.startswith(word)), key=lambda other: (len(other), other)
+        )
+    return [words[one] for one in near[:2] or get_close_matches(word, words, 1, cutoff=_NEAR)]
 
 
 def read_text_file(path: "Path") -> str:

@@ -11,7 +11,7 @@ from launch.model.plan import MODULE
 from launch.system.program_path import find_program
 from lms.config import LMSConfig, nearest
 from lms.errors import PlaceError
-from lms.user_paths import require_file, require_folder
+from lms.user_paths import require_folder
 from lmsrun.options import COMMANDS, LaunchOptions
 from lmsrun.sources.request import Request
 
@@ -86,16 +86,18 @@ def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequ
 
 
 def check_lms_places(config: LMSConfig) -> None:
-    """Look whether ranks on this host can use the folder and the file that the settings of LMS name.
+    """Look whether ranks on this host can use the folders that the settings of LMS name.
 
     Raises:
         UsageError: Naming the setting, and its variable.
     """
+    if not config.enabled or config.mode == "off":
+        return
     try:
-        if config.enabled and config.store_dir:
+        if config.store_dir:
             require_folder(Path(config.store_dir), "store_dir (LMS_STORE)")
-        if config.enabled and config.stats_file:
-            require_file(Path(config.stats_file), "stats_file (LMS_STATS_FILE)")
+        if config.stats_file:  # of several ranks each has a file of its own there
+            require_folder(Path(config.stats_file).parent, "the folder of stats_file (LMS_STATS_FILE)")
     except PlaceError as error:
         raise UsageError(f"LMS: {error}") from None
 

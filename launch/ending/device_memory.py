@@ -26,7 +26,7 @@ def explain_lack_of_memory(last_lines: Sequence[str], lms: Collection[str]) -> s
     if any(state in _ON for state in lms):
         found += " with Large Model Support on"
         if any(_EXPLAINED in line for line in lines):
-            return f"{found}; its lines above say what may help, and lmsrun fit forecasts the largest batch"
-        remedy = "a smaller batch, or lmsrun fit, which forecasts the largest one"
-        return f"{found}, in no step that it planned; try {remedy}"
+            return f"{found}; its last lines say what may help, and lmsrun fit forecasts the largest batch"
+        remedy = "LMS_OPTIMIZER_STATE=host and LMS_VARIABLES=host, where variables have no room"
+        return f"{found}; try a smaller batch (lmsrun fit forecasts the largest one), or {remedy}"
     return found

@@ -184,7 +184,7 @@ class Steps:
             return
         fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
-            self.rescue.planned(call, runtime, work.table, work.task.inputs, fits=fits, is_body=is_body)
+            self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
         if call.function is not None:
             self._watch_steps_of(call.function)
         if runtime is not None:
@@ -234,6 +234,8 @@ class Steps:
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
         """Return the number of the wanted plan; a new one where the call's arguments have grown."""
+        if self._engine.refusal() is None:
+            self.rescue.begins(call, runtime)
         grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
         if grown:
             self._engine.books.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)

@@ -19,11 +19,13 @@ import tensorflow as tf
 from lms.config import LMSConfig
 from lms.intercept.function_calls import Call, RuntimeCall
 from lms.intercept.side_effects import (
-    acts_around_bodies,
     cannot_be_undone,
+    cannot_begin_anew,
     goes_through_dataset,
     runs_python,
+    types_reached,
 )
+from lms.ir.op_traits import is_update
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type, variable_handles
 from lms.variables.on_host import HostVariables
@@ -52,10 +54,22 @@ class _Attempt:
     anew: bool = False
     """Whether the step goes through a dataset itself, which begins anew."""
 
+    def keep(self, inputs: Sequence[Any]) -> None:
+        """Keep the values that the variables among ``inputs`` have now, but those that are kept already."""
+        for handle in variable_handles(inputs):
+            if id(handle) in self.values:
+                continue
+            try:
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
+            except tf.errors.FailedPreconditionError:
+                self.unknown = True
+            else:
+                self.values[id(handle)] = handle, value.numpy()
 
-AROUND = (
-    "the step is a function within the one that is called, which changes variables or reaches other ranks "
-    "itself; call it on its own, or pass an iterator"
+
+WITHIN = (
+    "the step is a function within the one that is called, as one that goes through a dataset has, and what "
+    "it began with is not known any more; pass an iterator"
 )
 ANEW = (
     "; the dataset that it goes through begins anew, and may give its batches in another order than "
@@ -76,6 +90,8 @@ class Rescue:
         """The configuration to plan with; another one when the step is tried again."""
         self.message = self.refusal = ""
         self._left = list(_further_tries(config))
+        self._seen: set[str] = set()
+        """The functions of the runtime that have begun once."""
         self._worked = False
 
     @property
@@ -83,43 +99,46 @@ class Rescue:
         """Whether a step that is planned now may be tried again."""
         return bool(self._left)
 
+    def begins(self, call: Call, runtime: RuntimeCall) -> None:
+        """Keep what a function may change that goes through a dataset, before it runs for the first time.
+
+        What it trains is a function of the dataset's, which is planned when it has changed something already.
+        """
+        if not self._left or call.function is None or runtime.name in self._seen:
+            return
+        self._seen.add(runtime.name)
+        if not any(one.dtype == tf.variant for one in runtime.inputs):
+            return
+        types = types_reached([runtime.name])
+        if not (goes_through_dataset(types) and any(map(is_update, types))):
+            return
+        leaves = tf.nest.flatten(call.arguments)
+        datasets = [one for one in leaves if isinstance(one, tf.data.Dataset)]
+        lasting = cannot_begin_anew(types, runtime.inputs, datasets)
+        call.begun = _Attempt(lasting=lasting, python=runs_python(types), anew=True)
+        if not lasting:
+            call.begun.keep(runtime.inputs)
+
     def planned(
-        self,
-        call: Call,
-        runtime: RuntimeCall | None,
-        table: NodeTable,
-        inputs: Sequence[Any],
-        *,
-        fits: bool,
-        is_body: bool,
+        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, is_body: bool
     ) -> None:
         """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
 
-        ``inputs`` are those of the graph, which of a body are not known: its variables are among those of
-        ``runtime``. ``fits`` says whether the plan keeps to its budget.
+        ``inputs`` are those of the graph; those of a body are not known. ``fits`` says whether the plan keeps
+        to its budget.
         """
         if not self._left or call.function is None:
             return
         if call.attempt is None:
-            call.attempt = _Attempt()
+            call.attempt = replace(call.begun) if call.begun is not None else _Attempt()
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
-        attempt.anew |= is_body or goes_through_dataset(table)
-        if is_body and (runtime is None or acts_around_bodies(runtime.name)):
-            attempt.lasting = attempt.lasting or AROUND
-        attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
-        if is_body and runtime is not None:
-            inputs = runtime.inputs
-        attempt.python |= runs_python(table)
-        for handle in variable_handles(inputs):
-            if id(handle) in attempt.values:
-                continue
-            try:
-                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
-            except tf.errors.FailedPreconditionError:
-                attempt.unknown = True
-            else:
-                attempt.values[id(handle)] = handle, value.numpy()
+        if (is_body or goes_through_dataset(table.types)) and call.begun is None:
+            attempt.lasting = attempt.lasting or WITHIN
+        if not is_body:
+            attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
+        attempt.python |= runs_python(table.types)
+        attempt.keep(inputs)
 
     def prepare(self, call: Call) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried."""

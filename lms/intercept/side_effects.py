@@ -4,7 +4,7 @@ Random ops that count in their own kernel are no matter here: a step that is tri
 its kernels are new, and draw what the first ones drew.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,8 +45,10 @@ LASTING = {
 }
 """The lasting effects of ops, each with the beginnings of their types."""
 
-DATASET = "Dataset"
-"""The end of the types of ops that are, or go through, a dataset."""
+NEVER_THE_SAME = frozenset({"GeneratorDataset", "RngReadAndSkip", "RngSkip"})
+"""Ops of a pipeline with a state that nobody can put back: of Python code, of a random generator."""
+
+PEERS = "other ranks may have received a part of it already"
 
 SEEDS = ("seed", "seed2")
 """Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
@@ -65,17 +67,14 @@ def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[A
     """
     types = set(table.types)
     if may_reach_peers(types):
-        return "other ranks may have received a part of it already"
+        return PEERS
     if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):
         return (
             "it has taken batches that were not kept, and would get others now: those of an iterator "
             "that is none of its arguments, of a distribution strategy, of rows of ragged tensors, "
             "on a GPU, or in a later trace; pass a plain iterator to the tf.function"
         )
-    for what, beginnings in LASTING.items():
-        if any(op_type.startswith(beginnings) for op_type in types):
-            return what
-    return ""
+    return _lasting(types)
 
 
 def may_reach_peers(types: Collection[str]) -> bool:
@@ -86,35 +85,73 @@ def may_reach_peers(types: Collection[str]) -> bool:
     return any(map(is_collective, types)) or (has_peers() and not PYTHON_TYPES.isdisjoint(types))
 
 
-def runs_python(table: NodeTable) -> bool:
-    """Tell whether Python code of the user is a part of the step."""
-    return not PYTHON_TYPES.isdisjoint(table.types)
+def runs_python(types: Iterable[str]) -> bool:
+    """Tell whether Python code of the user is among ops of these types."""
+    return not PYTHON_TYPES.isdisjoint(types)
 
 
-def goes_through_dataset(table: NodeTable) -> bool:
-    """Tell whether the step begins a dataset, which begins anew where the step runs again."""
-    return any(op_type.startswith(GOES_THROUGH) for op_type in table.types)
+def goes_through_dataset(types: Iterable[str]) -> bool:
+    """Tell whether ops of these types begin a dataset, which begins anew where they run again."""
+    return any(op_type.startswith(GOES_THROUGH) for op_type in types)
 
 
-def acts_around_bodies(name: str) -> bool:
-    """Tell whether a function changes variables, or reaches other ranks, outside of what its datasets call.
-
-    Where a body is planned it has begun: what it has changed before is not known any more.
-    """
-    seen, wanted = {name}, [name]
+def types_reached(names: Iterable[str]) -> frozenset[str]:
+    """Return the types of all ops in functions, and in all functions that these may call."""
+    runtime, wanted = context.context(), [*names]
+    seen, types = {*wanted}, set()
     while wanted:
-        try:
-            definition = context.context().get_function_def(wanted.pop())
-        except tf.errors.OpError:
-            return True
-        for node in definition.node_def:
-            if is_update(node.op) or may_reach_peers([node.op]):
-                return True
-            if not node.op.endswith(DATASET):
-                called = {one.func.name for one in node.attr.values() if one.HasField("func")} - seen
-                seen |= called
-                wanted += called
-    return False
+        name = wanted.pop()
+        if not runtime.has_function(name):
+            continue
+        for node in runtime.get_function_def(name).node_def:
+            types.add(node.op)
+            values = node.attr.values()
+            called = {one.func.name for one in values if one.HasField("func")}
+            called |= {one.name for value in values for one in value.list.func}
+            wanted += called - seen
+            seen |= called
+    return frozenset(types)
+
+
+def cannot_begin_anew(types: Collection[str], inputs: Sequence[Any], datasets: Sequence[Any]) -> str:
+    """Return why a function that goes through datasets must not be run again; empty where it may.
+
+    Args:
+        types: Those of all ops that the function reaches.
+        inputs: What it is called with.
+        datasets: Those among the arguments of the call.
+    """
+    if may_reach_peers(types):
+        return PEERS
+    known = [dataset._variant_tensor for dataset in datasets]
+    if not all(any(one is other for other in known) for one in inputs if one.dtype == tf.variant):
+        return "it goes through a dataset that is none of its arguments; pass it to the tf.function"
+    steps = _pipeline_types(datasets)
+    if runs_python(steps) or any(is_update(one) or one in NEVER_THE_SAME for one in steps):
+        return (
+            "the dataset that it goes through runs Python code or changes variables, and may not give the "
+            "same the second time; pass an iterator"
+        )
+    if any(op_type.startswith(TAKES_BATCH) for op_type in (*types, *steps)):
+        return "it takes batches of an iterator, too, which are not kept beside a dataset"
+    return _lasting((*types, *steps))
+
+
+def _pipeline_types(datasets: Sequence[Any]) -> frozenset[str]:
+    """Return the types of the ops in the functions that the steps of pipelines call."""
+    wanted, names = [*datasets], []
+    while wanted:
+        dataset = wanted.pop()
+        wanted += dataset._inputs()
+        names += [one.function.name for one in dataset._functions()]
+    return types_reached(names)
+
+
+def _lasting(types: Iterable[str]) -> str:
+    for what, beginnings in LASTING.items():
+        if any(op_type.startswith(beginnings) for op_type in types):
+            return what
+    return ""
 
 
 def draws_from_seed(table: NodeTable) -> bool:

@@ -195,6 +195,7 @@ MAY_STREAM = (
     "Variables lie on the host between steps with optimizer_state 'host' and variables 'host' "
     "(LMS_OPTIMIZER_STATE=host, LMS_VARIABLES=host)."
 )
+SMALLER = "Take a smaller model, or a device with more memory."
 MUCH_BEFORE = 1 / 3
 """The share of a device that is in use before the step, from which on :data:`MAY_STREAM` is worth a line."""
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
@@ -219,12 +220,12 @@ def explain_out_of_memory(
     lines = [
         f"LMS: the step ran out of memory on {report.device.name} (limit {mib(report.device.limit_bytes)})."
     ]
+    if planned is None and not report.graphs:
+        lines.append("No graph was looked at yet: it was before the step, as where variables are made.")
+        return "\n".join([*lines, SMALLER if streams else MAY_STREAM])
     if planned is None:
-        lines.append(
-            "LMS edited no graph: " + (report.graphs[-1].why if report.graphs else "none was looked at") + "."
-        )
-        lines.append("Try policy 'all' (LMS_POLICY=all), or a smaller batch.")
-        return "\n".join(lines)
+        lines.append(f"LMS edited no graph: {report.graphs[-1].why}.")
+        return "\n".join([*lines, "Try policy 'all' (LMS_POLICY=all), or a smaller batch."])
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
     advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP

@@ -134,8 +134,9 @@ def _lms_setting(flag: str) -> str:
     bare = name.removeprefix("lms_")
     settings = {declared.name: env_name(declared) for declared in fields(LMSConfig)}
     settings |= {variable.lower().removeprefix("lms_"): variable for variable in settings.values()}
-    if bare not in settings and name != bare:  # nothing else begins so: it is one, misspelt
-        bare = next(iter(find_near(bare, settings)), "")
+    if bare not in settings and name != bare:  # hardly anything else begins so: it is one, misspelt
+        near = {settings[one] for one in find_near(bare, settings)}
+        return near.pop() if len(near) == 1 else ""
     return settings.get(bare, "")
 
 

@@ -107,11 +107,13 @@ def test_repeated_and_switched() -> None:
     [
         ("--host-mem-limt 3 a.py", "unknown option --host-mem-limt; did you mean --host-mem-limit?"),
         ("--lsm a.py", "unknown option --lsm; did you mean --lms?"),
-        ("--host-mem 3 a.py", "did you mean --host-mem-limit or --host-mem-multiplier?"),
+        ("--host-mem 3 a.py", "did you mean --host-mem-limit or --host-mem-reserve?"),
         (
             "--lms-swapin-ahed 3 a.py",
             "unknown option --lms-swapin-ahed; it is a setting of LMS: set LMS_SWAPIN_AHEAD",
         ),
+        ("--host a:2 a.py", "unknown option --host; did you mean --hosts or --hostfile?"),
+        ("--lms-swap 1 a.py", "unknown option --lms-swap; `lmsrun --help` lists them all"),
         ("--quite-other a.py", "unknown option --quite-other; `lmsrun --help` lists them all"),
         ("--numa sideways a.py", "--numa is 'sideways'; needed one of auto, strict, off"),
         ("-np 0 a.py", "-np is '0'; needed auto or a whole number, at least 1"),

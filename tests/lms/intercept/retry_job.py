@@ -219,7 +219,6 @@ def a_loop_in_the_step() -> None:
     assert len(SEEN) == 5
 
 
-@tf.function  # type: ignore[untyped-decorator]
 def through(dataset: Any) -> Any:
     """Train on all batches of a dataset."""
     total = 0.0
@@ -229,10 +228,22 @@ def through(dataset: Any) -> Any:
 
 
 def a_dataset_in_the_step() -> None:
-    """It begins anew, and a warning says that; what is not shuffled gives the same."""
+    """It begins anew, and a warning says that; what is not shuffled gives the same.
+
+    What the function changes before the loop, or in one that nobody plans, is put back, too.
+    """
+    count, generator = tf.Variable(0.0), tf.random.Generator.from_seed(5)
+
+    def epoch(dataset: Any) -> Any:
+        count.assign_add(generator.uniform([]))
+        for _ in dataset:
+            count.assign_add(1.0)
+        return through(dataset)
 
     def run() -> Any:
-        return float(tf.function(through.python_function)(batches(3)))
+        count.assign(0.0)
+        generator.reset_from_seed(5)
+        return float(tf.function(epoch)(batches(3))), float(count), generator.state.numpy().tobytes()
 
     plain = weights_after(run)
     with tried(2) as texts:  # TensorFlow may go on to the next batch before it says that one has failed
@@ -240,6 +251,29 @@ def a_dataset_in_the_step() -> None:
         assert not FAILURES and 1 <= lms.report().retries <= 2, lms.report()
     assert len(SEEN) == 3
     assert any("the dataset that it goes through begins anew" in text for text in texts), texts
+
+
+def a_dataset_that_may_not_begin_anew_is_an_error() -> None:
+    """Nor is anything else put back that the function does beside it."""
+    data, iterator = batches(3), iter(batches(9))
+    require_refusal(tf.function(lambda: through(data)), "none of its arguments; pass it")
+    once = (x.numpy() for x, _ in batches(3))
+    spec = tf.TensorSpec((ROWS, WIDTH))
+    given = tf.data.Dataset.from_generator(lambda: once, output_signature=spec).map(lambda x: (x, 0))
+    require_refusal(lambda: tf.function(through)(given), "runs Python code")
+    queue = tf.queue.FIFOQueue(30, [tf.float32], [[]])
+
+    def enqueuing(dataset: Any) -> Any:
+        for x, _ in dataset:
+            queue.enqueue(x[0, 0])
+        return through(dataset)
+
+    require_refusal(lambda: tf.function(enqueuing)(data), "items of a queue")
+
+    def taking(dataset: Any) -> Any:
+        return through(dataset) + 0.0 * next(iterator)[0][0, 0]
+
+    require_refusal(lambda: tf.function(taking)(data), "takes batches of an iterator")
 
 
 def generators_and_seeds_are_put_back() -> None:
@@ -302,14 +336,6 @@ def what_cannot_be_given_again_is_an_error() -> None:
     later = tf.function(lambda other, trains: train(next(other)[0]) if trains else next(other)[1])
     require_refusal(lambda: [later(iterator, trains) for trains in (False, True)], "in a later trace")
 
-    count = tf.Variable(0.0)
-
-    @tf.function
-    def counted(dataset: Any) -> Any:
-        count.assign_add(1.0)
-        return through(dataset)
-
-    require_refusal(lambda: counted(data), "which changes variables or reaches other ranks itself")
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     queue = tf.queue.FIFOQueue(3, [tf.float32], [[]])
     queue.enqueue(1.0)
@@ -485,6 +511,7 @@ LOOP_CASES = (
     every_structure_is_given_again,
     a_loop_in_the_step,
     a_dataset_in_the_step,
+    a_dataset_that_may_not_begin_anew_is_an_error,
     generators_and_seeds_are_put_back,
     variables_around_the_step_are_put_back,
     what_cannot_be_given_again_is_an_error,

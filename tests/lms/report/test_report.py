@@ -252,6 +252,12 @@ def test_who_has_no_room_for_variables_is_told_that_the_host_has(
     assert ("LMS_OPTIMIZER_STATE=host, LMS_VARIABLES=host" in text) == told
 
 
+@pytest.mark.parametrize(("streams", "told"), [(False, "LMS_VARIABLES=host"), (True, "a smaller model")])
+def test_who_runs_out_of_memory_before_any_step_is_told_of_variables(streams: bool, told: str) -> None:
+    text = explain_out_of_memory(None, replace(report_of(), graphs=()), streams=streams)
+    assert told in text and "LMS_POLICY" not in text and "batch" not in text
+
+
 def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
     text = explain_out_of_memory(planned(), report_of(), swaps=False)
     assert "no plan without swaps needs less than" in text

@@ -153,7 +153,7 @@ def test_a_lack_of_device_memory_is_told_with_a_remedy(tmp_path: Path) -> None:
     assert "The device ran out of memory; Large Model Support is off, try it with --lms.</p>" in page
     assert "     [[{{node a}}]]</pre>" in page and "The rank verified where it was planned." in page
     write_receipts(folder, [receipt], exit_code=1, cause=cause)
-    assert "ran out of memory with Large Model Support on, in no step that it planned; try" in page_of(folder)
+    assert "ran out of memory with Large Model Support on; try a smaller batch" in page_of(folder)
     of_the_host = "ResourceExhaustedError: LMS store: no room for 4 MiB"
     write_receipts(folder, [receipt], exit_code=1, cause={**cause, "last_lines": [of_the_host]})
     assert "The device ran out" not in page_of(folder)
