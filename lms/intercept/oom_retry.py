@@ -9,6 +9,7 @@ What other ranks have received cannot be taken back, nor what lies in a table or
 tried again (:mod:`lms.intercept.side_effects`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,9 @@ from lms.variables.on_host import HostVariables
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
+
+KEPT_CALLS = 16
+"""The first calls of a function that goes through a dataset: for each its variables' values are copied."""
 
 RETRIED_POLICIES = ("auto", "budget")
 """Where the first try may be one of these; the last one is policy ``all``, behind which nothing is left."""
@@ -90,8 +94,8 @@ class Rescue:
         """The configuration to plan with; another one when the step is tried again."""
         self.message = self.refusal = ""
         self._left = list(_further_tries(config))
-        self._seen: set[str] = set()
-        """The functions of the runtime that have begun once."""
+        self._kept_calls: Counter[str] = Counter()
+        """By function of the runtime the calls for which what it may change was kept."""
         self._worked = False
 
     @property
@@ -100,15 +104,18 @@ class Rescue:
         return bool(self._left)
 
     def begins(self, call: Call, runtime: RuntimeCall) -> None:
-        """Keep what a function may change that goes through a dataset, before it runs for the first time.
+        """Keep what a function may change that goes through a dataset, before it runs.
 
-        What it trains is a function of the dataset's, which is planned when it has changed something already.
+        What it trains is a function of the dataset's, which is planned when it has changed something already,
+        and anew in each call.
         """
-        if not self._left or call.function is None or runtime.name in self._seen:
+        if not self._left or call.function is None or call.begun is not None:
             return
-        self._seen.add(runtime.name)
         if not any(one.dtype == tf.variant for one in runtime.inputs):
             return
+        if self._kept_calls[runtime.name] == KEPT_CALLS:
+            return
+        self._kept_calls[runtime.name] += 1
         types = types_reached([runtime.name])
         if not (goes_through_dataset(types) and any(map(is_update, types))):
             return
@@ -142,7 +149,7 @@ class Rescue:
 
     def prepare(self, call: Call) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried."""
-        attempt: _Attempt | None = call.attempt
+        attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
         if attempt is None or self.refusal:
@@ -158,8 +165,9 @@ class Rescue:
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
         before, self.config = self.config, self._left.pop(0)
+        which = "a step" if self._worked else "the first step"
         self.message = (
-            f"the first step ran out of memory although the plan fitted; planned again with "
+            f"{which} ran out of memory although the plan fitted; planned again with "
             f"{_difference(before, self.config)}{again}"
         )
         return True
