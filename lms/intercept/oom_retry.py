@@ -75,6 +75,7 @@ WITHIN = (
     "the step is a function within the one that is called, as one that goes through a dataset has, and what "
     "it began with is not known any more; pass an iterator"
 )
+THROUGH = "it goes through a dataset, which may give other batches the second time; pass an iterator"
 ANEW = (
     "; the dataset that it goes through begins anew, and may give its batches in another order than "
     "without LMS"
@@ -141,7 +142,7 @@ class Rescue:
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
         if (is_body or goes_through_dataset(table.types)) and call.begun is None:
-            attempt.lasting = attempt.lasting or WITHIN
+            attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
         if not is_body:
             attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
         attempt.python |= runs_python(table.types)
