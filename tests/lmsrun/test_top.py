@@ -171,6 +171,7 @@ def test_mistakes_cost_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getppid", lambda: 2)  # tests in the background may be children of process 1
     assert main(argv, {"PATH": "/bin:/usr/bin", "TMPDIR": str(tmp_path)}) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
