@@ -31,7 +31,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 signal came from outside."""
 
 STACKS_S, STACKS_CHARACTERS = 60, 8000
-"""How long a case that takes too long may take to say where its threads are, and how much of that is told."""
+"""The seconds in which a case without an end has to say where its threads are, and what is told of that."""
 
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]

@@ -56,7 +56,7 @@ KUBERNETES_SERVICE = re.compile(
 )
 """What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
 _NEAR = 0.7
-"""How like a known name a wrong one is (``difflib``'s ratio) that can only be that one, misspelt."""
+"""The least ratio (``difflib``'s) of a wrong name and a known one for which it may stand, misspelt."""
 LARGEST_FILE_BYTES = 16 << 20
 """A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
@@ -84,9 +84,8 @@ def find_near(name: str, known: Iterable[str]) -> list[str]:
     swapped = {word[:at] + word[at : at + 2][::-1] + word[at + 2 :] for at in range(len(word))}
     near = [word] if word in words else [other for other in words if other in swapped]
     if not near and len(word) > 1:
-        near = sorted(
-            (other for other in words if other.startswith(word)), key=lambda other: (len(other), other)
-        )
+        begun = (other for other in words if other.startswith(word))
+        near = sorted(begun, key=lambda other: (len(other), other))
     return [words[one] for one in near[:2] or get_close_matches(word, words, 1, cutoff=_NEAR)]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 _EXPLAINED = "LMS: the step ran out of memory"
-"""How Large Model Support begins what it adds to TensorFlow's message; what may help stands below it."""
+"""The words of Large Model Support behind TensorFlow's message; the lines below them say what may help."""
 _SAID = ("ResourceExhaustedError", "OOM when allocating", _EXPLAINED)
 _OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
 """In the messages of memory that lacks on the host, not on the device."""

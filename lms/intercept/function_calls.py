@@ -47,7 +47,7 @@ class Call:
     batches: tuple[tuple[int, ...], ...] = ()
     """The shapes to plan for of what iterators among the arguments give, where they had to be asked."""
     begun: Any = None
-    """What was kept before a function began that goes through a dataset itself; ``None`` for others."""
+    """The state kept before a function that goes through a dataset itself began; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
 

@@ -3,7 +3,8 @@
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
 given again. The function is not traced again: TensorFlow optimizes it again, and the next plan is another.
-A dataset that the step goes through itself begins anew; where it is shuffled, in another order.
+A dataset that the step goes through itself begins anew; where it is shuffled, in another order. A function
+that does so is planned anew in each call, so that its later calls may be tried again, too.
 
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
 tried again (:mod:`lms.intercept.side_effects`).

@@ -65,6 +65,14 @@ def train(x: Any) -> Any:
         return loss + 0.0 * marked(x[0, 0])
 
 
+def through(batched: Any) -> Any:
+    """Train on all batches of a dataset or an iterator."""
+    total = 0.0
+    for x, _ in batched:
+        total += train(x)
+    return total
+
+
 @contextmanager
 def tried(failures: int, **fields: Any) -> Iterator[list[str]]:
     """LMS with a budget, whose first steps fail as often as that; yields the warnings of that time."""
@@ -208,23 +216,8 @@ def every_structure_is_given_again() -> None:
 
 def a_loop_in_the_step() -> None:
     """The number of batches is known to nobody before it runs."""
-
-    def epoch(iterator: Any) -> Any:
-        total = 0.0
-        for x, _ in iterator:
-            total += train(x)
-        return total
-
-    require_same(lambda: float(tf.function(epoch)(iter(batches(5)))))
+    require_same(lambda: float(tf.function(through)(iter(batches(5)))))
     assert len(SEEN) == 5
-
-
-def through(dataset: Any) -> Any:
-    """Train on all batches of a dataset."""
-    total = 0.0
-    for x, _ in dataset:
-        total += train(x)
-    return total
 
 
 def a_dataset_in_the_step() -> None:
@@ -380,14 +373,8 @@ def more_than_is_kept_is_an_error() -> None:
     """The step goes on, with the batches in their order, but is not tried again."""
     kept, lms_batches.KEPT_BYTES = lms_batches.KEPT_BYTES, 1
 
-    def epoch(iterator: Any) -> Any:
-        total = 0.0
-        for x, _ in iterator:
-            total += train(x)
-        return total
-
     def run() -> Any:
-        return float(tf.function(epoch)(iter(batches(5))))
+        return float(tf.function(through)(iter(batches(5))))
 
     try:
         plain = weights_after(run)
