@@ -19,6 +19,7 @@ import argparse
 import json
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ PROBES = (2, 4)
 """Two small sizes; the line through their planned peaks says where the search begins."""
 SMALLER = 0.95
 """Of a size that fitted for two steps and not for all that are timed."""
+MOST_UNITS = 1 << 30
 QUICK_MODELS = ("resnet50", "unet3d-size")
 QUICK_LIMIT_MB, TINY_LIMIT_MB = 2048, 32
 CHECK = "CPU: a check of the script, no measurement"
@@ -251,10 +253,7 @@ class Bench:
 
     def _units(self, amount: float) -> int:
         """Find the most units that are no more than the amount; at least one."""
-        units = 1
-        while self.model.amount(units + 1) <= amount:
-            units += 1
-        return units
+        return max(1, bisect_right(range(1, MOST_UNITS), amount, key=self.model.amount))
 
 
 def hidden_by_time(found: Found, base: Found, copies: Found | None) -> float | None:

@@ -33,6 +33,9 @@ signal came from outside."""
 STACKS_S, STACKS_CHARACTERS = 60, 8000
 """The seconds in which a case without an end has to say where its threads are, and what is told of that."""
 
+FARTHEST = 256
+"""How many times the larger of two small amounts a line through their peaks is followed, at most."""
+
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]
 Point = tuple[float, float]
@@ -225,10 +228,15 @@ def say(text: str) -> None:
 
 
 def line_meets(limit_bytes: int, one: Point, other: Point) -> float:
-    """At which amount the line through the peaks of two runs meets the limit."""
+    """At which amount the line through the peaks of two runs meets the limit.
+
+    At most ``FARTHEST`` times the larger amount: of two small steps the larger one may even need less.
+    """
     (amount, peak), (more, higher) = sorted((one, other))
-    growth = max(1e-6, (higher - peak) / max(1e-6, more - amount))
-    return amount + (limit_bytes - peak) / growth
+    farthest = FARTHEST * more
+    if higher <= peak:
+        return farthest
+    return min(farthest, amount + (limit_bytes - peak) * (more - amount) / (higher - peak))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -78,6 +78,8 @@ def test_nothing_fits(children: ModuleType) -> None:
 
 def test_the_line_meets_the_limit(children: ModuleType) -> None:
     assert children.line_meets(1000, (6, 160.0), (2, 120.0)) == 90
+    assert children.line_meets(1000, (6, 120.5), (2, 120.0)) == 6 * children.FARTHEST
+    assert children.line_meets(1000, (6, 119.0), (2, 120.0)) == 6 * children.FARTHEST, "less for more"
 
 
 def test_a_book_keeps_what_it_held(script: ModuleType, tmp_path: Path) -> None:
@@ -274,6 +276,20 @@ def test_a_size_that_fits_for_two_steps_only_is_not_the_one_that_is_timed(
     document = gpu_lms.measure(setting, Narrow(), {"gpus": ["A GPU"]}, lambda so_far: None)
     (result,) = document["results"]
     assert "error" not in result and longest - 3 <= result["most"][policy] <= longest
+
+
+def test_a_plan_that_needs_less_for_more_still_leads_to_the_largest(bench_path: None) -> None:
+    import gpu_lms
+
+    class Even(Gpu):
+        def run(self, case: Any) -> dict[str, Any] | None:
+            found = super().run(case)
+            return found and found | {"planned_peak_bytes": 50 * 2**20 - case.units}
+
+    setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
+    document = gpu_lms.measure(setting, Even(), {"gpus": ["A GPU"]}, lambda so_far: None)
+    (result,) = document["results"]
+    assert 340 <= result["most"]["all"] <= 360, result
 
 
 def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
