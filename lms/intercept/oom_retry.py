@@ -1,5 +1,6 @@
 """Retry the first step of a plan that ran out of memory: with a larger margin, then with policy ``all``.
 
+Where the plan was above its budget already, a larger margin asks for what no plan gives: ``all`` comes next.
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
 given again. The function is not traced again: TensorFlow optimizes it again, and the next plan is another.
@@ -51,7 +52,7 @@ class _Attempt:
     unknown: bool = False
     """Whether the step makes variables of its own, whose first values cannot be put back."""
     fits: bool = True
-    """Whether every plan of the step kept to its budget; one that does not needs the least memory already."""
+    """Whether every plan of the step kept to its budget."""
     lasting: str = ""
     """What the step does that cannot be undone."""
     python: bool = False
@@ -166,11 +167,13 @@ class Rescue:
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
+        if not attempt.fits:
+            self._left = self._left[-1:]
         before, self.config = self.config, self._left.pop(0)
         which = "a step" if self._worked else "the first step"
         self.message = (
-            f"{which} ran out of memory although the plan fitted; planned again with "
-            f"{_difference(before, self.config)}{again}"
+            f"{which} ran out of memory{' although the plan fitted' if attempt.fits else ''}; planned again "
+            f"with {_difference(before, self.config)}{again}"
         )
         return True
 
@@ -194,9 +197,7 @@ def _difference(before: LMSConfig, after: LMSConfig) -> str:
 
 
 def _why_not(attempt: _Attempt, call: Call) -> str:
-    if not attempt.fits:
-        why = "no plan fits, and this one needs the least memory of all; take a smaller batch"
-    elif attempt.unknown:
+    if attempt.unknown:
         why = (
             "it makes variables while it runs, and their start is not known; "
             "build model and optimizer before the first step"
