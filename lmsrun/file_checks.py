@@ -98,6 +98,10 @@ def check_lms_places(config: LMSConfig) -> None:
             require_folder(Path(config.store_dir), "store_dir (LMS_STORE)")
         if config.stats_file:  # of several ranks each has a file of its own there
             require_folder(Path(config.stats_file).parent, "the folder of stats_file (LMS_STATS_FILE)")
+        if config.tensorboard:  # made by the ranks, with the folders above it
+            folder = Path(config.tensorboard).absolute()
+            made_in = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+            require_folder(made_in, f"tensorboard (LMS_TENSORBOARD={config.tensorboard})")
     except PlaceError as error:
         raise UsageError(f"LMS: {error}") from None
 

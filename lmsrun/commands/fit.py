@@ -117,12 +117,14 @@ def _named(text: str) -> Collection[str]:
     """
     from lms.simulate.devices import NAMES, each_of
 
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",")]
+    if not any(names):
+        raise UsageError(f"--target names no GPU ({text!r}); needed some of {', '.join(NAMES)}")
     for name in names:
+        if not name:
+            raise UsageError(f"--target {text!r} has a comma too many; try {','.join(filter(None, names))}")
         if name not in NAMES:
             raise UsageError(
                 f"no GPU {name!r} is known{nearest(name, NAMES)}; needed some of {', '.join(NAMES)}"
             )
-    if not names:
-        raise UsageError(f"--target names no GPU ({text!r}); needed some of {', '.join(NAMES)}")
     return each_of(names)

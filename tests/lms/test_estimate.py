@@ -93,6 +93,7 @@ def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
         (["--target", "H1000", "none.py"], "no GPU 'H1000' is known; did you mean H100?"),
         (["--target", "V100", "none.py"], "no GPU 'V100' is known; did you mean V100-16 or V100-32?"),
         (["--target", ",", "none.py"], "--target names no GPU (',')"),
+        (["--target", "H100,,L4", "none.py"], "--target 'H100,,L4' has a comma too many; try H100,L4"),
         (["--target", "", "none.py"], "--target"),
         (["--target", "L4", "--topology", str(AC922), "none.py"], "both name GPUs"),
         (["--topology", "gone.json", "none.py"], "gone.json"),

@@ -118,6 +118,16 @@ def test_folders_of_the_settings_of_lms_are_looked_at_before_the_start(
     assert needed in said and not (here / "started").exists()
 
 
+def test_a_folder_for_tensorboard_that_cannot_be_made_is_refused_before_the_start(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "taken").write_text("")
+    assert main(["-np", "1", "train.py"], {"LMS_TENSORBOARD": "taken/logs"}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lmsrun: LMS: cannot make files in ") and f"{here / 'taken'}'" in line
+    assert "tensorboard (LMS_TENSORBOARD=taken/logs)" in line and not (here / "started").exists()
+
+
 def test_levels_that_are_none_are_refused_before_the_start(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
