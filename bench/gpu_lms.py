@@ -39,6 +39,7 @@ PROBES = (2, 4)
 SMALLER = 0.95
 """Of a size that fitted for two steps and not for all that are timed."""
 MOST_UNITS = 1 << 30
+"""More than any search tries."""
 QUICK_MODELS = ("resnet50", "unet3d-size")
 QUICK_LIMIT_MB, TINY_LIMIT_MB = 2048, 32
 CHECK = "CPU: a check of the script, no measurement"

@@ -34,7 +34,7 @@ STACKS_S, STACKS_CHARACTERS = 60, 8000
 """The seconds in which a case without an end has to say where its threads are, and what is told of that."""
 
 FARTHEST = 256
-"""How many times the larger of two small amounts a line through their peaks is followed, at most."""
+"""The most times the larger of two small amounts to which a line through their peaks is followed."""
 
 Found = dict[str, Any]
 Attempt = Callable[[int], Found | None]
@@ -228,9 +228,9 @@ def say(text: str) -> None:
 
 
 def line_meets(limit_bytes: int, one: Point, other: Point) -> float:
-    """At which amount the line through the peaks of two runs meets the limit.
+    """Find at which amount the line through the peaks of two runs meets the limit.
 
-    At most ``FARTHEST`` times the larger amount: of two small steps the larger one may even need less.
+    It is followed to ``FARTHEST`` times the larger amount: of two small steps the larger one may need less.
     """
     (amount, peak), (more, higher) = sorted((one, other))
     farthest = FARTHEST * more

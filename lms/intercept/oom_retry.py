@@ -168,7 +168,7 @@ class Rescue:
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
         if not attempt.fits:
-            self._left = self._left[-1:]
+            del self._left[:-1]  # the last one is policy ``all``
         before, self.config = self.config, self._left.pop(0)
         which = "a step" if self._worked else "the first step"
         self.message = (
