@@ -3,7 +3,8 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from launch.model.errors import UsageError
@@ -136,13 +137,13 @@ def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str])
     raise UsageError(f"program {name!r} {_why_not(name)}")
 
 
-def doubt_program(program: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Warn of a program that a plan for this host names and that ``run`` would refuse."""
-    try:
-        check_program(program, False, environ)
-    except UsageError as error:
-        return (f"lmsrun run would start nothing: {error}",)
-    return ()
+def doubt_job(program: Sequence[str], lms: LMSConfig, environ: Mapping[str, str]) -> Iterator[str]:
+    """Warn of what a plan for this host names and ``run`` would refuse: its program, or a folder for LMS."""
+    for check in (partial(check_program, program, False, environ), partial(check_lms_places, lms)):
+        try:
+            check()
+        except UsageError as error:
+            yield f"lmsrun run would start nothing: {error}"
 
 
 def _check_module(program: Sequence[str]) -> None:

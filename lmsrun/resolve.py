@@ -24,7 +24,7 @@ from lmsrun.file_checks import (
     check_named_files,
     check_program,
     check_timeline,
-    doubt_program,
+    doubt_job,
 )
 from lmsrun.options import LaunchOptions
 from lmsrun.sources.request import Request
@@ -107,7 +107,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     unread = _doubt_unread(request, "local" if place is None else place.choice.name)
     given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     is_live = not options.topology
-    lms = read_lms_config(options, {**environ, **given}, request.lms_table)
+    lms = read_lms_config(options, {**environ, **given}, request.lms_table, request.lms_files)
     if only_here and not options.dry_run:
         check_lms_places(lms)
     host_request = HostRequest(
@@ -122,7 +122,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     )
     may_ask = not (options.dry_run and "mpirun" in request.from_files)
     untold = () if may_ask or place is None or place.program is None else (_said_of_mpirun(request),)
-    doubted = doubt_program(request.program, environ) if options.dry_run and only_here and is_live else ()
+    doubted = doubt_job(request.program, lms, environ) if options.dry_run and only_here and is_live else ()
     warnings = (
         *unread,
         *unset,

@@ -1,6 +1,6 @@
 """The one LMS configuration of a job, from all of its sources."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,24 @@ from lms.config import ConfigError, LMSConfig
 
 
 def read_lms_config(
-    settings: PlanSettings, environ: Mapping[str, str], table: Mapping[str, Any] | None = None
+    settings: PlanSettings,
+    environ: Mapping[str, str],
+    table: Mapping[str, Any] | None = None,
+    files: Sequence[str] = (),
 ) -> LMSConfig:
     """On by default < ``[lms]`` of the options' file < ``--lms-config`` < ``LMS_*`` < ``--[no-]lms``.
 
     Args:
         settings: The job's.
         environ: Where ``LMS_*`` variables are looked for.
-        table: The ``[lms]`` table of the options' file.
+        table: The ``[lms]`` table of the options' files.
+        files: The names of those that have one.
 
     Raises:
         UsageError: If a source cannot be read, or holds what LMS cannot be told.
     """
     try:
-        config = _read_table(table or {})
+        config = _read_table(table or {}, files)
         if settings.lms_config:
             config = LMSConfig.from_toml(Path(settings.lms_config), config)
         config = LMSConfig.from_env(environ, config)
@@ -33,8 +37,8 @@ def read_lms_config(
     return config if settings.lms is None else replace(config, enabled=settings.lms)
 
 
-def _read_table(table: Mapping[str, Any]) -> LMSConfig:
+def _read_table(table: Mapping[str, Any], files: Sequence[str]) -> LMSConfig:
     try:
         return LMSConfig.from_mapping(table, LMSConfig(enabled=True))
     except ConfigError as error:
-        raise ConfigError(f"[lms] of the options' file: {error}") from None
+        raise ConfigError(f"[lms] of {' and '.join(files)}: {error}") from None

@@ -14,6 +14,7 @@ from tensorflow.python.framework import op_def_registry
 from lms.ir.op_traits import is_collective, is_update
 from lms.process_state import has_peers
 from lms.reader.node_table import NodeTable
+from lms.variables.handles import value_type
 
 PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
 """Ops that run Python code with effects of its own. ``PyFuncStateless`` has none."""
@@ -55,6 +56,9 @@ SEEDS = ("seed", "seed2")
 
 PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
 """Ops that stand between an iterator's handle and the op that takes from it, in a loop."""
+
+MAKES_ITERATOR = ("AnonymousIterator", "OneShotIterator")
+"""Beginnings of the types of ops that make an iterator within the step, as ``iter(dataset)`` does."""
 
 
 def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
@@ -132,7 +136,8 @@ def cannot_begin_anew(types: Collection[str], inputs: Sequence[Any], datasets: S
             "the dataset that it goes through runs Python code or changes variables, and may not give the "
             "same the second time; pass an iterator"
         )
-    if any(op_type.startswith(TAKES_BATCH) for op_type in (*types, *steps)):
+    own = not any(one.dtype == tf.resource and value_type(one) is None for one in inputs)
+    if any(op_type.startswith(TAKES_BATCH) for op_type in (*(() if own else types), *steps)):
         return "it takes batches of an iterator, too, which are not kept beside a dataset"
     return _lasting((*types, *steps))
 
@@ -171,10 +176,12 @@ def _takers(table: NodeTable) -> list[int]:
 
 
 def _is_kept(table: NodeTable, taker: int, inputs: Sequence[Any], kept: Collection[Any]) -> bool:
-    """Tell whether ``taker`` takes its batch from an iterator whose batches are kept."""
+    """Tell whether ``taker`` takes its batch from an iterator whose batches are kept, or made in the step."""
     node = table.inputs[taker][0].node
     while table.types[node] in PASSES_ON:
         node = table.inputs[node][0].node
+    if table.types[node].startswith(MAKES_ITERATOR):
+        return True
     if table.types[node] != "_Arg":
         return False
     number = table.nodes[node].attr["index"].i

@@ -345,6 +345,7 @@ def make_known(node: Any, dtype: int, dims: Iterable[int]) -> None:
     node.attr.clear()
     node.attr["dtype"].type = dtype
     node.attr["memory_region_name"].s = b"none"
+    node.attr["shape"].shape.SetInParent()  # a scalar has no dimension, and needs the attribute, too
     for size in dims:
         node.attr["shape"].shape.dim.add(size=size)
 

@@ -33,12 +33,14 @@ class Request:
     origins: Mapping[str, str]
     """Field name to where its value came from, for those that are not defaults."""
     lms_table: Mapping[str, Any]
-    """The ``[lms]`` table of the TOML file."""
+    """The ``[lms]`` tables of the TOML files, the stronger file's values over the others'."""
     warnings: tuple[str, ...] = ()
     from_files: frozenset[str] = frozenset()
     """Fields whose values stand in a file."""
     behind: tuple[str, ...] = ()
     """Options behind the program, each as it was typed, that look as if they were meant for lmsrun."""
+    lms_files: tuple[str, ...] = ()
+    """The files that have an ``[lms]`` table, for people."""
 
 
 def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Request:
@@ -56,6 +58,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
     from_env = read_environ(LaunchOptions, environ)
     path = parsed.values.get("config", from_env.get("config"))
     lms_table: dict[str, Any] = {}
+    lms_files: list[str] = []
     from_files: list[dict[str, Any]] = []
     origins: dict[str, str] = {}
     for file in read_files(Path(path) if path else None, environ, folder):
@@ -64,6 +67,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         values = parse_table(own, file.name)
         file.refuse_others_texts([*find_free_options(values), *map("lms.{}".format, find_free_texts(of_lms))])
         lms_table |= of_lms
+        lms_files += [file.name] if of_lms else []
         from_files.append(values)
         origins |= {field: f"{file.name}: {OPTIONS[field].name}" for field in values}
     levels = (*from_files, from_env, parsed.values)
@@ -78,6 +82,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         warnings,
         in_files - from_env.keys() - parsed.spelled.keys(),
         parsed.behind,
+        tuple(lms_files),
     )
 
 

@@ -147,7 +147,7 @@ def test_a_key_of_the_file_is_named(here: Path, capsys: pytest.CaptureFixture[st
     assert main(["-np", "1", "train.py"], {}) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("lmsrun: lmsrun.toml: json prints a plan")
-    assert second.startswith("lmsrun: LMS: [lms] of the options' file: unknown key 'enabeld'")
+    assert second.startswith("lmsrun: LMS: [lms] of lmsrun.toml: unknown key 'enabeld'")
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "topo", "check", "fit", "worker"])

@@ -241,6 +241,18 @@ def a_dataset_in_the_step() -> None:
     require_same_through(run, 2, "the first step ran out of memory")
 
 
+def an_iterator_that_the_step_makes() -> None:
+    """It is made anew with its dataset, also where single batches are taken from it."""
+
+    def epoch(dataset: Any) -> Any:
+        iterator = iter(dataset)
+        return through(iterator) + train(next(iter(dataset))[0])
+
+    require_same_through(
+        lambda: float(tf.function(epoch)(batches(3))), 2, "the first step ran out of memory"
+    )
+
+
 def require_same_through(run: Callable[[], Any], failures: int, said: str) -> None:
     """``run``, which goes through a dataset, comes to the same without LMS and with failures under it.
 
@@ -523,6 +535,7 @@ LOOP_CASES = (
     a_dataset_in_the_step,
     a_later_call_that_goes_through_a_dataset_is_tried_again,
     a_dataset_that_may_not_begin_anew_is_an_error,
+    an_iterator_that_the_step_makes,
     generators_and_seeds_are_put_back,
     variables_around_the_step_are_put_back,
     what_cannot_be_given_again_is_an_error,

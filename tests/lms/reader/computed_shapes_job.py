@@ -34,13 +34,28 @@ def step_of(weights: list[Any]) -> Callable[[Any], None]:
     return step
 
 
-def trained(*spec: int | None, by_iterator: bool = False) -> dict[str, Any]:
+def through(step: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A function that takes the step for each batch of a dataset, and counts them: the count is a scalar."""
+
+    def epoch(dataset: Any) -> Any:
+        count = 0
+        for x in dataset:
+            step(x)
+            count += 1
+        return count
+
+    return epoch
+
+
+def trained(*spec: int | None, by_iterator: bool = False, by_loop: bool = False) -> dict[str, Any]:
     """Plan and run one step whose argument, or batch, has this specification."""
     step = step_of([tf.Variable(tf.eye(64)) for _ in range(4)])
     lms.enable(policy="all", min_tensor_bytes=1)
     if by_iterator:
         batches = iter(tf.data.Dataset.from_tensors(tf.ones(SHAPE)))
         tf.function(lambda given: step(next(given)))(batches)
+    elif by_loop:
+        tf.function(through(step))(tf.data.Dataset.from_tensor_slices(tf.ones(SHAPE)).batch(SHAPE[0]))
     else:
         tf.function(step, input_signature=[tf.TensorSpec(spec)])(tf.ones(SHAPE))
     found = lms.report().graphs[-1]
@@ -53,5 +68,6 @@ found = {
     "known": trained(*SHAPE),
     "open": trained(None, *SHAPE[1:]),
     "iterator": trained(*SHAPE, by_iterator=True),
+    "loop": trained(*SHAPE, by_loop=True),
 }
 print(json.dumps(found))

@@ -14,7 +14,7 @@ def seen() -> dict[str, Any]:
     return run_job("computed_shapes_job.py")
 
 
-@pytest.mark.parametrize("spec", ["known", "open", "iterator"])
+@pytest.mark.parametrize("spec", ["known", "open", "iterator", "loop"])
 def test_sizes_that_the_graph_computes_are_planned(seen: dict[str, Any], spec: str) -> None:
     assert seen[spec]["open"] == 0
     assert seen[spec]["planned"] is not None and seen[spec]["swapped"] > 0
