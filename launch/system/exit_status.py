@@ -38,9 +38,10 @@ def explain_crash(status: int, environ: Mapping[str, str], framework: Mapping[st
         or not all(map(environ.get, _LIMITED))
     ):
         return ""
+    policy = "" if environ.get("LMS_POLICY") == "all" else ", LMS_POLICY=all"
     return (
         f"; at the limit of the CPU device ({_LIMITED[1]}={environ[_LIMITED[1]]}) oneDNN may end a process "
-        "so when memory runs out: try LMS_MARGIN=0.2, LMS_POLICY=all or a smaller batch; with "
+        f"so when memory runs out: try LMS_MARGIN=0.2{policy} or a smaller batch; with "
         "TF_ENABLE_ONEDNN_OPTS=0 TensorFlow says what had no room"
     )
 

@@ -379,8 +379,9 @@ def _explained(case: Case, made: SwapPlan) -> SwapPlan:
 def _why_infeasible(case: Case, made: SwapPlan) -> str:
     op = "" if made.floor_op is None else f" (at {case.graph.ops[made.floor_op].name})"
     may_swap = "recompute 'auto', which swaps too, " if case.only_recomputes else ""
+    budget, needs = _apart(made.budget_bytes or 0, made.peak_bytes)
     return (
-        f"the budget of {_mib(made.budget_bytes or 0)} is not met: the step needs {_mib(made.peak_bytes)}, "
+        f"the budget of {budget} is not met: the step needs {needs}, "
         f"no plan gets below {_mib(made.floor_bytes)}{op}; "
         f"{may_swap}a smaller batch or image, margin or min_tensor_bytes would help"
     )
@@ -409,6 +410,12 @@ def _untouched(config: LMSConfig, case: Case, budget: int | None, note: str) -> 
         budget_bytes=budget,
         notes=(note,),
     )
+
+
+def _apart(less: int, more: int) -> tuple[str, str]:
+    """Return two numbers of bytes for people, in bytes where they would read the same in MiB."""
+    one, other = _mib(less), _mib(more)
+    return (one, other) if one != other else (f"{less:,} bytes", f"{more:,} bytes")
 
 
 def _mib(nbytes: int) -> str:

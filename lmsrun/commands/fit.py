@@ -5,17 +5,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launch.discover import read_machine
 from launch.model.errors import UsageError
+from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
 from launch.rank.shim import ProgramError, program_environ, resolve_program
 from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
 from lmsrun.draw.forecast import draw_forecast
-from lmsrun.file_checks import check_can_be_written, refuse_same_file
+from lmsrun.file_checks import check_can_be_written, check_lms_places, refuse_same_file
 from lmsrun.options import LaunchOptions
 from lmsrun.resolve import doubt_behind
 from lmsrun.sources.command_line import parse_argv
@@ -39,7 +41,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parsed = parse_argv("fit", argv)
     if answer_wish("fit", parsed):
         return 0
-    options = read_sources(parsed, environ).options
+    request = read_sources(parsed, environ)
+    options = request.options
     if not parsed.program:
         raise UsageError("lmsrun fit needs a program, as in lmsrun fit train.py")
     try:
@@ -48,6 +51,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(str(error)) from None
     program = parsed.program[1 if parsed.program[0] == MODULE else 0]
     gpus = _wanted(options)
+    lms = read_lms_config(options, environ, request.lms_table, request.lms_files)
+    lms = replace(lms, enabled=True)
+    check_lms_places(lms)
     refuse_same_file(options, ("svg", "png"), parsed.program)
     for path, origin in ((options.svg, "--svg"), (options.png, "--png")):
         if path:
@@ -58,7 +64,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         found = Path(folder) / "fit.json"
         child = {
             **program_environ(environ),
-            "LMS_ENABLED": "1",
+            **lms.to_env(),
             "LMSRUN_FIT": str(found),
             "LMSRUN_FIT_GPUS": json.dumps(gpus),
         }

@@ -57,11 +57,11 @@ def test_an_estimate_runs_no_step_and_leaves_the_model_as_it_was() -> None:
     assert not found["handed_on"], "a process that this one starts would write over its report"
 
 
-def fit(tmp_path: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+def fit(tmp_path: Path, *argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "lmsrun", "fit", *argv],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
         timeout=300,
@@ -106,6 +106,20 @@ def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
         done = fit(tmp_path, *argv)
         assert done.returncode == 2 and done.stdout == ""
         assert said in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_settings_of_lms_are_looked_at_before_the_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("print('ran')\n")
+    for setting, value in (("LMS_STORE", "/gone/x"), ("LMS_POLICY", "al")):
+        done = fit(tmp_path, "none.py", **{setting: value})
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and setting in line and value in line
+
+
+def test_settings_of_the_folder_s_file_reach_the_script(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("import os\nprint(os.environ['LMS_MARGIN'])\n")
+    (tmp_path / "lmsrun.toml").write_text("[lms]\nmargin = 0.25\n")
+    assert fit(tmp_path, "none.py").stderr.startswith("0.25\n")
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,10 @@ def test_a_plan_for_this_host_says_that_its_program_is_not_there(here: Path, cap
     (here / "jop.py").touch()
     assert main(["plan", "-np", "1", "jop.py"], {"PATH": os.defpath}) == 0
     assert "start nothing" not in capsys.readouterr().out
+
+
+def test_a_plan_for_this_host_says_that_a_folder_for_lms_is_not_there(here: Path, capsys: Capture) -> None:
+    (here / "job.py").touch()
+    assert main(["plan", "-np", "1", "job.py"], {"PATH": os.defpath, "LMS_STORE": "/gone/x"}) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lmsrun run would start nothing: LMS: cannot make files in '/gone/x'" in said

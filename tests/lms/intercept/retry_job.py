@@ -248,9 +248,7 @@ def an_iterator_that_the_step_makes() -> None:
         iterator = iter(dataset)
         return through(iterator) + train(next(iter(dataset))[0])
 
-    require_same_through(
-        lambda: float(tf.function(epoch)(batches(3))), 2, "the first step ran out of memory"
-    )
+    require_same_through(lambda: float(tf.function(epoch)(batches(3))), 2, "the first step ran out of memory")
 
 
 def require_same_through(run: Callable[[], Any], failures: int, said: str) -> None:

@@ -55,6 +55,15 @@ def test_auto_leaves_a_step_that_fits_alone_and_says_so():
     assert made.notes == ("nothing is edited: the step fits (0.0 MiB)",)
 
 
+def test_a_budget_that_is_barely_missed_is_told_in_bytes():
+    missed = plan(deep(), config(policy="budget", budget_bytes=7 * U))
+    assert not missed.feasible
+    assert (
+        f"the budget of {7 * U:,} bytes is not met: the step needs {missed.peak_bytes:,} bytes"
+        in missed.notes[0]
+    )
+
+
 def test_what_is_open_is_said_where_the_rest_fits():
     build = GraphBuilder()
     (a,) = build.add("a", "Op", outputs=[4 * U])
