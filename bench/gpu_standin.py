@@ -1,6 +1,7 @@
 """Measure what swapping costs on the stand-in GPU: limits x links, against a bound and the timed simulator.
 
     python bench/gpu_standin.py                     # goes on where it stopped; ends after --minutes
+    python bench/gpu_standin.py --deep              # twice as many layers of half the batch
     python bench/gpu_standin.py --table             # only prints what is there
     python bench/gpu_standin.py --retries 50        # first steps that run out of memory, tried again
 
@@ -8,6 +9,9 @@ The device computes at a modelled speed (``SIMGPU_COMPUTE=model``): what is meas
 copies run, not what they compute. With ``--real`` kernels are computed as well, on a device and links ten
 times slower, which a busy machine can keep up with. Each case is a process of its own; its figures are
 written at once.
+
+The network needs 254 MiB in buffers of 12 MiB, four of them at once: a quarter is little more than any plan
+needs. The one of ``--deep`` needs as much in buffers of 6 MiB.
 """
 
 import argparse
@@ -46,6 +50,8 @@ class Point:
     out_gbps: float
     in_gbps: float
     real: bool = False
+    deep: bool = False
+    """Whether the network has twice as many layers and half the batch."""
     retry: int = 0
     """The number of a training whose first step runs out of memory."""
 
@@ -54,13 +60,18 @@ class Point:
         """Return the key under which its figures are kept."""
         if self.retry:
             return f"retry {self.retry}"
-        how = "real" if self.real else "model"
+        how = "real" if self.real else "deep" if self.deep else "model"
         return f"{how} {self.policy} 1/{self.share:g} {self.out_gbps:g} out {self.in_gbps:g} in"
 
 
-def points(real: bool, retries: int = 0) -> Iterator[Point]:
+def plain(real: bool, deep: bool) -> Point:
+    """Return the training without LMS that others are compared with."""
+    return Point("off", 1.0, 2.0, 2.0, real, deep)
+
+
+def points(real: bool, deep: bool = False, retries: int = 0) -> Iterator[Point]:
     """Yield all cases; the ones without LMS come first."""
-    yield Point("off", 1.0, 2.0, 2.0, real)
+    yield plain(real, deep)
     if retries:
         yield from (Point("auto", 1.5, 2.0, 2.0, retry=number) for number in range(1, retries + 1))
         return
@@ -70,9 +81,9 @@ def points(real: bool, retries: int = 0) -> Iterator[Point]:
         return
     for share in SHARES:
         for out, back in LINKS:
-            yield Point("auto", share, out, back)
+            yield Point("auto", share, out, back, deep=deep)
     for out, back in LINKS:
-        yield Point("all", 2.0, out, back)
+        yield Point("all", 2.0, out, back, deep=deep)
 
 
 def environ(point: Point) -> dict[str, str]:
@@ -103,11 +114,11 @@ def train(point: Point, limit_bytes: int, dump: str = "") -> dict[str, Any]:
     import lms
 
     lms.enable(policy="auto" if point.policy == "off" else point.policy)
-    batch = 48 if point.real else 192
+    batch = 48 if point.real else 96 if point.deep else 192
     layers = tf.keras.layers
     inputs = tf.keras.Input((32, 32, 3))
     x = layers.Conv2D(16, 3, padding="same")(inputs)
-    for _ in range(6):
+    for _ in range(12 if point.deep else 6):
         y = layers.ReLU()(layers.BatchNormalization()(x))
         y = layers.Conv2D(16, 3, padding="same", activation="relu")(y)
         x = layers.Add()([x, layers.Conv2D(16, 3, padding="same")(y)])
@@ -185,7 +196,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "out/gpu-standin.json")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after that")
-    parser.add_argument("--real", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--real", action="store_true")
+    kind.add_argument("--deep", action="store_true")
     parser.add_argument("--retries", type=int, default=0, metavar="N")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--only", default="", help="cases with this in their name, again")
@@ -209,13 +222,13 @@ def main() -> int:
 
 def _run_missing(options: argparse.Namespace, document: dict[str, Any]) -> None:
     ends = time.monotonic() + 60 * options.minutes
-    for point in points(options.real, options.retries):
+    for point in points(options.real, options.deep, options.retries):
         wanted = options.only in point.name if options.only else point.name not in document
         if not wanted or time.monotonic() > ends:
             continue
         limit = 0
         if point.policy != "off":
-            limit = int(document[Point("off", 1.0, 2.0, 2.0, point.real).name]["peak_bytes"] / point.share)
+            limit = int(document[plain(point.real, point.deep).name]["peak_bytes"] / point.share)
         case = json.dumps({"point": asdict(point), "limit": limit})
         argv = [__file__, "--case", case, "--dump", options.dump]
         try:
@@ -239,13 +252,13 @@ def _figures(ran: stand_in.Ran) -> dict[str, Any]:
     return {**ran.found, "step_s": median(steps), "steps_s": steps, "hidden": copies.hidden, **asdict(copies)}
 
 
-def bound_s(row: dict[str, Any], plain: dict[str, Any]) -> float:
+def bound_s(row: dict[str, Any], off: dict[str, Any]) -> float:
     """Compute the least time of a step: what exceeds the limit leaves before the peak, and comes back."""
-    excess = max(0, plain["peak_bytes"] - row["limit_bytes"])
+    excess = max(0, off["peak_bytes"] - row["limit_bytes"])
     slower = SLOWER if row["real"] else 1.0
-    scale = plain["step_s"] / (plain["before_s"] + plain["after_s"])
+    scale = off["step_s"] / (off["before_s"] + off["after_s"])
     out_s, in_s = (excess / (row[way] / slower * 1e9) for way in ("out_gbps", "in_gbps"))
-    return max(plain["before_s"] * scale, out_s) + max(plain["after_s"] * scale, in_s)
+    return max(off["before_s"] * scale, out_s) + max(off["after_s"] * scale, in_s)
 
 
 def table(document: dict[str, Any]) -> str:
@@ -258,14 +271,14 @@ def table(document: dict[str, Any]) -> str:
     for name, row in document.items():
         if row in again:
             continue
-        plain = document[Point("off", 1.0, 2.0, 2.0, row["real"]).name]
+        off = document[plain(row["real"], row.get("deep", False)).name]
         if "failed" in row:
             lines.append(f"| {name} | {row['failed'].splitlines()[-1][:60]} |")
             continue
         step, limit = row["step_s"], row["limit_bytes"] / MIB
         lines.append(
             f"| {name} | {f'{limit:.0f} MiB' if limit else 'none'} | {1e3 * step:.0f} ms | "
-            f"{step / plain['step_s']:.2f} | {step / bound_s(row, plain) if limit else 1:.2f} | "
+            f"{step / off['step_s']:.2f} | {step / bound_s(row, off) if limit else 1:.2f} | "
             f"{row['predicted_s'] / step - 1:+.0%} | {row['hidden']:.0%} | "
             f"{row['bytes_out'] / MIB:.0f}, {row['bytes_in'] / MIB:.0f} MiB | "
             f"{row['peak_bytes'] / row['planned_bytes'] - 1:+.1%} |"
