@@ -23,8 +23,8 @@ _peak = fragmentation._peak
 
 
 def peak_with_fillers(case: Any, made: Any, *sizes: int) -> int | None:
-    """Let no plan fit within the limit that has swaps and no fillers."""
-    is_plain = bool(made.swaps) and not made.fillers and case.fills
+    """Let no plan fit within the limit that has swaps and no fillers; none with swaps if told so."""
+    is_plain = bool(made.swaps) and ("nothing fits" in sys.argv or (not made.fillers and case.fills))
     return None if is_plain and sizes[0] <= LIMIT else _peak(case, made, *sizes)
 
 
@@ -63,6 +63,7 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
         found["fillers"] = sum(len(one.plan.fillers) for one in planned)
         found["swaps"] = sum(graph.tensors for graph in report.graphs)
         found["peaks"] = [(graph.peak_before_bytes, graph.planned_peak_bytes) for graph in report.graphs]
+        found["warnings"] = report.warnings
         found["notes"] = [note for graph in report.graphs for note in graph.notes]
         lms.disable()
     return found

@@ -18,6 +18,7 @@ def test_a_plan_with_fillers_trains_to_the_same_bits() -> None:
     filled = run_job("filled_job.py", "9", **POOL)
     assert filled["fillers"] > 0 < filled["swaps"]
     assert filled["digest"] == plain["digest"]
+    assert not filled["warnings"]
     (note, *_) = filled["notes"]
     told = "1 filler keeps" if filled["fillers"] == 1 else f"{filled['fillers']} fillers keep"
     assert note.startswith(f"{told} buffers from")
@@ -28,3 +29,12 @@ def test_without_a_compiler_plans_have_no_fillers() -> None:
     pytest.importorskip("tensorflow")
     found = run_job("filled_job.py", "9", "without", **POOL)
     assert found["fillers"] == 0 < found["swaps"]
+
+
+def test_a_plan_that_does_not_fit_in_pieces_is_warned_of() -> None:
+    """It is tried all the same: the simulation may be wrong by a few percent."""
+    pytest.importorskip("tensorflow")
+    found = run_job("filled_job.py", "9", "nothing fits", **POOL)
+    assert found["swaps"] > 0
+    (told,) = found["warnings"]
+    assert "may run out of memory: free memory lies in pieces" in told
