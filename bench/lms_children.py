@@ -235,7 +235,7 @@ def line_meets(limit_bytes: int, one: Point, other: Point) -> float:
     (amount, peak), (more, higher) = sorted((one, other))
     farthest = FARTHEST * more
     if higher <= peak:
-        return farthest
+        return farthest if higher <= limit_bytes else amount
     return min(farthest, amount + (limit_bytes - peak) * (more - amount) / (higher - peak))
 
 

@@ -16,7 +16,7 @@ def read_lms_config(
     table: Mapping[str, Any] | None = None,
     files: Sequence[str] = (),
 ) -> LMSConfig:
-    """On by default < ``[lms]`` of the options' file < ``--lms-config`` < ``LMS_*`` < ``--[no-]lms``.
+    """On by default < ``[lms]`` of the options' files < ``--lms-config`` < ``LMS_*`` < ``--[no-]lms``.
 
     Args:
         settings: The job's.

@@ -114,6 +114,7 @@ class PoolClaim:
             try:
                 if not tf.config.get_visible_devices("GPU") and _is_unused(self._device):
                     _make_whole(self._device.name, self._nbytes)
+                    self._device.reset_peak()  # it is to tell what the program takes
             finally:
                 self.uninstall()
                 self._is_claiming = False

@@ -104,6 +104,7 @@ class Books:
             asked_policy=self._config.policy,
             varies=step.varies,
             place=_place(work),
+            function=work.task.function,
         )
         if work.whole:
             stats = replace(stats, why=LEFT_TO_XLA, whole=True)

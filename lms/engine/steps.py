@@ -27,7 +27,7 @@ from lms.optimizer.plugin import Request
 from lms.planner.planner import usable_bytes
 from lms.reader.shapes import ShapeHints
 from lms.report.history import History
-from lms.report.render import explain_out_of_memory, mib
+from lms.report.render import explain_out_of_memory, explain_unplanned, mib
 from lms.report.stats import GraphStats, Report
 from lms.report.step_log import StepLog
 from lms.report.step_status import open_status
@@ -325,7 +325,7 @@ class Steps:
                 if not is_out_of_memory(failure) or FULL_STORE in failure.message:
                     raise failure from None
                 if not self.rescue.prepare(call):
-                    raise self._explained(failure) from error
+                    raise self._explained(failure, call.function) from error
             self.growth.renew(call.function, "")
             engine.books.collector.retries += 1
             engine.books.warn(self.rescue.message)
@@ -424,8 +424,11 @@ class Steps:
         memory = self._engine.resources.devices[0].memory()
         return self._moved(), None if memory is None else memory[1]
 
-    def _explained(self, error: Any) -> Exception:
+    def _explained(self, error: Any, function: Any) -> Exception:
         collector = self._engine.books.collector
+        if collector.latest is not None and not self.history.holds_step(function):
+            limit = self._engine.resources.devices[0].limit_bytes
+            return _with_lines(error, explain_unplanned(function._name, limit))
         swaps = self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()

@@ -47,6 +47,8 @@ RETRIED_POLICIES = ("auto", "budget")
 class _Attempt:
     """The state kept of a call that has planned graphs and has not finished its first step."""
 
+    name: str = ""
+    """The function of the runtime, where it goes through a dataset itself."""
     values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
     """By the id of a variable's handle the handle, and the value before the step."""
     unknown: bool = False
@@ -99,6 +101,8 @@ class Rescue:
         self._left = list(_further_tries(config))
         self._kept_calls: Counter[str] = Counter()
         """By function of the runtime the calls for which what it may change was kept."""
+        self._over_budget: set[str] = set()
+        """The functions of the runtime that go through a dataset, and whose last plan is above its budget."""
         self._worked = False
 
     @property
@@ -124,8 +128,14 @@ class Rescue:
             return
         leaves = tf.nest.flatten(call.arguments)
         datasets = [one for one in leaves if isinstance(one, tf.data.Dataset)]
-        lasting = cannot_begin_anew(types, runtime.inputs, datasets)
-        call.begun = _Attempt(lasting=lasting, python=runs_python(types), anew=True)
+        lasting = cannot_begin_anew(runtime.name, runtime.inputs, datasets)
+        call.begun = _Attempt(
+            runtime.name,
+            fits=runtime.name not in self._over_budget,
+            lasting=lasting,
+            python=runs_python(types),
+            anew=True,
+        )
         if not lasting:
             call.begun.keep(runtime.inputs)
 
@@ -140,9 +150,11 @@ class Rescue:
         if not self._left or call.function is None:
             return
         if call.attempt is None:
-            call.attempt = replace(call.begun) if call.begun is not None else _Attempt()
+            call.attempt = replace(call.begun, fits=True) if call.begun is not None else _Attempt()
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
+        if attempt.name:
+            (self._over_budget.discard if attempt.fits else self._over_budget.add)(attempt.name)
         if (is_body or goes_through_dataset(table.types)) and call.begun is None:
             attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
         if not is_body:
@@ -155,7 +167,7 @@ class Rescue:
         attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
-        if attempt is None or self.refusal:
+        if attempt is None or self.refusal or not self._left:
             return False
         for handle, value in attempt.values.values():
             with tf.device("CPU:0"):
@@ -168,7 +180,7 @@ class Rescue:
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
         if not attempt.fits:
-            del self._left[:-1]  # the last one is policy ``all``
+            self._left = [one for one in self._left if one.policy == "all"]
         before, self.config = self.config, self._left.pop(0)
         which = "a step" if self._worked else "the first step"
         self.message = (

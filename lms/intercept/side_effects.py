@@ -4,7 +4,7 @@ Random ops that count in their own kernel are no matter here: a step that is tri
 its kernels are new, and draw what the first ones drew.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
 """Beginnings of the types of ops that take a batch from an iterator."""
 
 GOES_THROUGH = ("MakeIterator", "OneShotIterator", "ReduceDataset")
-"""Beginnings of the types of ops that begin a dataset anew each time that they run."""
+"""Beginnings of the types of ops that begin a dataset: anew each time, but for ``OneShotIterator``."""
 
 LASTING = {
     "it changes a lookup table": (
@@ -57,8 +57,15 @@ SEEDS = ("seed", "seed2")
 PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
 """Ops that stand between an iterator's handle and the op that takes from it, in a loop."""
 
-MAKES_ITERATOR = ("AnonymousIterator", "OneShotIterator")
-"""Beginnings of the types of ops that make an iterator within the step, as ``iter(dataset)`` does."""
+MAKES_ITERATOR = ("AnonymousIterator", "AnonymousIteratorV2", "AnonymousIteratorV3")
+"""Ops that make an iterator of the step's own, as ``iter(dataset)`` does: each time that they run anew."""
+
+WITH_OWN_ITERATORS = frozenset({*MAKES_ITERATOR, "DeleteIterator", "MakeIterator"})
+"""What ops have to do with iterators, besides :data:`TAKES_BATCH`, in a step that has its own alone. Others
+keep an iterator between steps, or reach one by its name."""
+
+LOOPS = frozenset({"ReduceDataset", "ScanDataset", "TakeWhileDataset"})
+"""Ops of which ``for x in dataset`` is made: their functions are parts of the step, not of a pipeline."""
 
 
 def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
@@ -101,55 +108,80 @@ def goes_through_dataset(types: Iterable[str]) -> bool:
 
 def types_reached(names: Iterable[str]) -> frozenset[str]:
     """Return the types of all ops in functions, and in all functions that these may call."""
+    return frozenset(node.op for node in _nodes_reached(names))
+
+
+def _nodes_reached(names: Iterable[str]) -> Iterator[Any]:
     runtime, wanted = context.context(), [*names]
-    seen, types = {*wanted}, set()
+    seen = {*wanted}
     while wanted:
         name = wanted.pop()
         if not runtime.has_function(name):
             continue
         for node in runtime.get_function_def(name).node_def:
-            types.add(node.op)
-            values = node.attr.values()
-            called = {one.func.name for one in values if one.HasField("func")}
-            called |= {one.name for value in values for one in value.list.func}
-            wanted += called - seen
+            yield node
+            called = {*_called(node)} - seen
+            wanted += called
             seen |= called
-    return frozenset(types)
 
 
-def cannot_begin_anew(types: Collection[str], inputs: Sequence[Any], datasets: Sequence[Any]) -> str:
+def _called(node: Any) -> Iterator[str]:
+    """Yield the names of the functions that a node may call."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (one.name for one in value.list.func)
+
+
+def cannot_begin_anew(name: str, inputs: Sequence[Any], datasets: Sequence[Any]) -> str:
     """Return why a function that goes through datasets must not be run again; empty where it may.
 
     Args:
-        types: Those of all ops that the function reaches.
+        name: The function's.
         inputs: What it is called with.
         datasets: Those among the arguments of the call.
     """
+    nodes = [*_nodes_reached([name])]
+    types = {node.op for node in nodes}
     if may_reach_peers(types):
         return PEERS
     known = [dataset._variant_tensor for dataset in datasets]
     if not all(any(one is other for other in known) for one in inputs if one.dtype == tf.variant):
         return "it goes through a dataset that is none of its arguments; pass it to the tf.function"
-    steps = _pipeline_types(datasets)
+    steps = _pipeline_types(datasets, nodes)
     if runs_python(steps) or any(is_update(one) or one in NEVER_THE_SAME for one in steps):
         return (
             "the dataset that it goes through runs Python code or changes variables, and may not give the "
             "same the second time; pass an iterator"
         )
-    own = not any(one.dtype == tf.resource and value_type(one) is None for one in inputs)
-    if any(op_type.startswith(TAKES_BATCH) for op_type in (*(() if own else types), *steps)):
-        return "it takes batches of an iterator, too, which are not kept beside a dataset"
+    if any(op_type.startswith(TAKES_BATCH) for op_type in steps):
+        return "the dataset that it goes through takes batches of an iterator, which are not kept"
+    if any(op_type.startswith(TAKES_BATCH) for op_type in types) and not _has_own_iterators(types, inputs):
+        return (
+            "it takes batches, and of an iterator that may not be its own: it has one that lasts, or is "
+            "called with a table or another resource that is no variable"
+        )
     return _lasting((*types, *steps))
 
 
-def _pipeline_types(datasets: Sequence[Any]) -> frozenset[str]:
-    """Return the types of the ops in the functions that the steps of pipelines call."""
+def _has_own_iterators(types: Iterable[str], inputs: Sequence[Any]) -> bool:
+    """Tell whether the batches that a function takes can only be those of iterators that it makes."""
+    of_iterators = (one for one in types if "Iterator" in one and not one.startswith(TAKES_BATCH))
+    variables_alone = all(one.dtype != tf.resource or value_type(one) is not None for one in inputs)
+    return variables_alone and WITH_OWN_ITERATORS.issuperset(of_iterators)
+
+
+def _pipeline_types(datasets: Sequence[Any], nodes: Iterable[Any]) -> frozenset[str]:
+    """Return the types of the ops of pipelines: of those among the arguments, and those made in the step."""
     wanted, names = [*datasets], []
     while wanted:
         dataset = wanted.pop()
         wanted += dataset._inputs()
         names += [one.function.name for one in dataset._functions()]
-    return types_reached(names)
+    made = [node for node in nodes if "Dataset" in node.op and node.op not in LOOPS]
+    for node in made:
+        names += _called(node)
+    return types_reached(names) | {node.op for node in made}
 
 
 def _lasting(types: Iterable[str]) -> str:
@@ -176,11 +208,14 @@ def _takers(table: NodeTable) -> list[int]:
 
 
 def _is_kept(table: NodeTable, taker: int, inputs: Sequence[Any], kept: Collection[Any]) -> bool:
-    """Tell whether ``taker`` takes its batch from an iterator whose batches are kept, or made in the step."""
+    """Tell whether ``taker`` takes its batch from an iterator whose batches are kept, or of the step's own.
+
+    Whether the latter may begin anew is for :func:`cannot_begin_anew` to say.
+    """
     node = table.inputs[taker][0].node
     while table.types[node] in PASSES_ON:
         node = table.inputs[node][0].node
-    if table.types[node].startswith(MAKES_ITERATOR):
+    if table.types[node] in MAKES_ITERATOR:
         return True
     if table.types[node] != "_Arg":
         return False

@@ -37,11 +37,15 @@ class History:
         """Note that ``owner``, a function or a session's graph, holds a training step."""
         self._planned.add(owner)
 
+    def holds_step(self, owner: Any) -> bool:
+        """Tell whether a training step was planned for ``owner``."""
+        return owner in self._planned
+
     def run(self, owner: Any, step: Callable[[], Any]) -> Any:
         """Run ``step``, and keep it if ``owner`` turns out to hold a training step."""
         started_s = time.perf_counter()
         result = step()
-        if owner in self._planned:
+        if self.holds_step(owner):
             self._keep(time.perf_counter() - started_s)
         return result
 

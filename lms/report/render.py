@@ -235,6 +235,19 @@ def explain_out_of_memory(
     return "\n".join([*_largest(planned), *lines])  # what may help comes last: lmsrun repeats the last lines
 
 
+def explain_unplanned(name: str, limit_bytes: int | None) -> str:
+    """Return the text to add to TensorFlow's message when a function without a plan ran out of device memory.
+
+    Args:
+        name: The function's.
+        limit_bytes: Of the device.
+    """
+    return (
+        f"LMS: {name} ran out of memory (limit {mib(limit_bytes)}). LMS has planned nothing for it, as it "
+        "does for training steps alone. Take a smaller batch there (batch_size of evaluate and predict)."
+    )
+
+
 def _largest(planned: Planned) -> list[str]:
     """Return lines with the largest tensors at the planned peak, and the sum of the others."""
     live = planned.largest_at_peak(len(planned.graph.tensors))

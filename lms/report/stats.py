@@ -20,7 +20,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-FIX_LENGTHS = "where these are lengths, pad all to one (padded_batch with padded_shapes)"
+FIX_LENGTHS = (
+    "where these are lengths, pad all to one (padded_batch with padded_shapes); where you know them, say so "
+    "with tf.ensure_shape"
+)
 """What closes sizes that are open beside the batch's; nothing does where values choose rows."""
 
 
@@ -67,6 +70,8 @@ class GraphStats:
     ops: int
     place: tuple[str, str] = ("", "")
     """The device and the frame that were planned."""
+    function: str = ""
+    """The function of TensorFlow's runtime that holds it, one for each trace; empty where none is known."""
     policy: str = ""
     """The policy that made the plan; for ``auto`` that is ``budget`` or ``all``."""
     asked_policy: str = ""
@@ -228,7 +233,8 @@ class Report:
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:
-        return latest_of(graph for graph in self.graphs if graph.policy)
+        """The latest figures of each graph of each trace: all of these may run again."""
+        return tuple({(_key(graph), graph.function): graph for graph in self.graphs if graph.policy}.values())
 
     @property
     def peak_error(self) -> float | None:

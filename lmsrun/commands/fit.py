@@ -13,6 +13,7 @@ from launch.discover import read_machine
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
+from launch.plan_host.rank_env import parse_forward
 from launch.rank.shim import ProgramError, program_environ, resolve_program
 from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
@@ -51,8 +52,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(str(error)) from None
     program = parsed.program[1 if parsed.program[0] == MODULE else 0]
     gpus = _wanted(options)
+    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    environ = {**environ, **given}
     lms = read_lms_config(options, environ, request.lms_table, request.lms_files)
-    lms = replace(lms, enabled=True)
+    lms = replace(lms, enabled=True, mode="auto")
     check_lms_places(lms)
     refuse_same_file(options, ("svg", "png"), parsed.program)
     for path, origin in ((options.svg, "--svg"), (options.png, "--png")):
@@ -65,6 +68,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         child = {
             **program_environ(environ),
             **lms.to_env(),
+            "LMS_MODE": lms.mode,  # which is the default, and would not be told
             "LMSRUN_FIT": str(found),
             "LMSRUN_FIT_GPUS": json.dumps(gpus),
         }

@@ -80,6 +80,7 @@ def test_the_line_meets_the_limit(children: ModuleType) -> None:
     assert children.line_meets(1000, (6, 160.0), (2, 120.0)) == 90
     assert children.line_meets(1000, (6, 120.5), (2, 120.0)) == 6 * children.FARTHEST
     assert children.line_meets(1000, (6, 119.0), (2, 120.0)) == 6 * children.FARTHEST, "less for more"
+    assert children.line_meets(100, (6, 119.0), (2, 120.0)) == 2, "neither fits"
 
 
 def test_a_book_keeps_what_it_held(script: ModuleType, tmp_path: Path) -> None:

@@ -117,9 +117,12 @@ def test_settings_of_lms_are_looked_at_before_the_script_runs(tmp_path: Path) ->
 
 
 def test_settings_of_the_folder_s_file_reach_the_script(tmp_path: Path) -> None:
-    (tmp_path / "none.py").write_text("import os\nprint(os.environ['LMS_MARGIN'])\n")
-    (tmp_path / "lmsrun.toml").write_text("[lms]\nmargin = 0.25\n")
-    assert fit(tmp_path, "none.py").stderr.startswith("0.25\n")
+    names = "LMS_ENABLED", "LMS_MODE", "LMS_MARGIN", "LMS_POLICY"
+    (tmp_path / "none.py").write_text(f"import os\nprint(*map(os.environ.get, {names}))\n")
+    (tmp_path / "lmsrun.toml").write_text(
+        "forward = ['LMS_POLICY=all']\n[lms]\nmargin = 0.25\nmode = 'off'\nenabled = false\n"
+    )
+    assert fit(tmp_path, "none.py").stderr.startswith("1 auto 0.25 all\n")
 
 
 @pytest.mark.parametrize(

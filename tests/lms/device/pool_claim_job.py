@@ -1,6 +1,6 @@
 """Fill the pool of a limited CPU device piece by piece, free it, and ask for most of it; prints JSON.
 
-python pool_claim_job.py claimed|session|late|"late session"
+python pool_claim_job.py claimed|session|late|"late session" [MIB THAT ARE ASKED FOR]
 """
 
 import json
@@ -17,13 +17,13 @@ from lms.simulate.bfc_arena import Arena  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (1, 3, 6, 12)
-WANTED = 40
+WANTED = int(sys.argv[2]) if sys.argv[2:] else 40
 
 
 def fits(mib: int) -> bool:
     """Whether a buffer finds room."""
     try:
-        tf.raw_ops.Empty(shape=[mib * MIB], dtype=tf.uint8, init=False)
+        tf.raw_ops.Empty(shape=[mib, MIB], dtype=tf.uint8, init=False)  # sizes have 32 bits
     except tf.errors.ResourceExhaustedError:
         return False
     return True
@@ -51,6 +51,7 @@ def main(when: str) -> dict[str, Any]:
     held = [tf.raw_ops.Empty(shape=[mib * MIB], dtype=tf.uint8, init=False) for mib in SIZES]
     del held
     return {
+        "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
         "whole": claim.is_whole,
         "still": PoolClaim(os.environ).is_whole,
         "grows": claim.leaves_growing("CPU"),
@@ -58,7 +59,6 @@ def main(when: str) -> dict[str, Any]:
         if when != "late session"
         else False,  # TensorFlow waits 10 s for memory that never comes
         "foreseen": foreseen(grows=claim.leaves_growing("CPU")),
-        "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
         "in_use": tf.config.experimental.get_memory_info("CPU:0")["current"],
     }
 

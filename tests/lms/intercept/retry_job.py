@@ -18,6 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
@@ -299,7 +300,50 @@ def a_dataset_that_may_not_begin_anew_is_an_error() -> None:
     def taking(dataset: Any) -> Any:
         return through(dataset) + 0.0 * next(iterator)[0][0, 0]
 
-    require_refusal(lambda: tf.function(taking)(data), "takes batches of an iterator")
+    require_refusal(lambda: tf.function(taking)(data), "an iterator that may not be its own")
+
+    def mapping(dataset: Any) -> Any:
+        drawn = dataset.map(lambda x, y: (x + tf.numpy_function(lambda: next(numbers), [], tf.float32), y))
+        x, _ = next(iter(drawn))
+        return train(tf.ensure_shape(x, (ROWS, WIDTH)))
+
+    numbers = iter([np.float32(1), np.float32(2)])
+    require_refusal(lambda: tf.function(mapping)(data), "runs Python code")
+
+
+def an_iterator_that_lasts_is_an_error() -> None:
+    """It goes on where the failed step has left it, though no argument leads to it."""
+    lasting = iter(batches(9).map(lambda x, _: x))
+    name = tf.raw_ops.IteratorToStringHandle(resource_handle=lasting._iterator_resource)
+
+    def named(dataset: Any, name: Any) -> Any:
+        types, shapes = [tf.float32], [[ROWS, WIDTH]]
+        found = tf.raw_ops.IteratorFromStringHandleV2(
+            string_handle=name, output_types=types, output_shapes=shapes
+        )
+        (x,) = tf.raw_ops.IteratorGetNext(iterator=found, output_types=types, output_shapes=shapes)
+        return through(dataset) + train(x)
+
+    require_refusal(lambda: tf.function(named)(batches(3), name), "an iterator that may not be its own")
+
+    def one_shot(dataset: Any) -> Any:
+        kept = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(9))
+        return through(dataset) + tf.cast(kept.get_next(), tf.float32)
+
+    require_refusal(lambda: tf.function(one_shot)(batches(3)), "an iterator that may not be its own")
+
+
+def a_step_that_fails_each_time_is_an_error() -> None:
+    """It is TensorFlow's, with what to try, and of no more tries than there are kinds of plans."""
+    start()
+    with tried(9):
+        try:
+            tf.function(lambda dataset: train(next(iter(dataset))[0]))(batches(3))
+        except tf.errors.ResourceExhaustedError as error:
+            assert "LMS: the step ran out of memory" in str(error), error
+        else:
+            raise AssertionError("the error is lost")
+        assert lms.report().retries == 2, lms.report()
 
 
 def generators_and_seeds_are_put_back() -> None:
@@ -533,7 +577,9 @@ LOOP_CASES = (
     a_dataset_in_the_step,
     a_later_call_that_goes_through_a_dataset_is_tried_again,
     a_dataset_that_may_not_begin_anew_is_an_error,
+    an_iterator_that_lasts_is_an_error,
     an_iterator_that_the_step_makes,
+    a_step_that_fails_each_time_is_an_error,
     generators_and_seeds_are_put_back,
     variables_around_the_step_are_put_back,
     what_cannot_be_given_again_is_an_error,

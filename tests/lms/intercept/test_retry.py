@@ -94,3 +94,4 @@ def test_a_step_that_no_plan_fits_is_tried_once_more_with_all() -> None:
     assert "is not met" in done.stderr, "told before the step"
     again = re.findall("ran out of memory(.*); planned again with (.*)", done.stderr)
     assert again == [("", "policy all instead of auto")]
+    assert "take a smaller batch, or a device with more memory" in done.stderr

@@ -14,7 +14,7 @@ from lms.ir.graph import GraphBuilder
 from lms.ir.swap_plan import Recomputed
 from lms.planner.planner import plan
 from lms.reader.shapes import ShapeHints
-from lms.report.render import explain_out_of_memory, plot_memory, require_drawable
+from lms.report.render import explain_out_of_memory, explain_unplanned, plot_memory, require_drawable
 from lms.report.stats import GraphStats, OpenSizes, Planned, Report
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
@@ -117,6 +117,20 @@ def test_a_peak_is_not_told_while_sizes_are_open() -> None:
     outside = "in it 3.0 MiB from outside of the step (variables, constants, data, buffers)"
     assert f"{outside}, 16.0 MiB of its tensors, 3.0 MiB that the allocator's chunks have to spare" in lines
     assert outside in lines  # of open sizes no sum is told
+
+
+def test_the_largest_plan_of_all_traces_of_a_function_counts() -> None:
+    small = replace(stats_of("a step", None), planned_peak_bytes=9 * MIB, function="step_2")
+    large = replace(stats_of("a step", None), function="step_1")
+    assert report_of(large, small).planned_peak_bytes == 22 * MIB
+    assert report_of(large, replace(small, function="step_1")).planned_peak_bytes == 9 * MIB
+
+
+def test_what_has_no_plan_is_not_explained_by_that_of_a_step() -> None:
+    assert explain_unplanned("one_step_on_data", 40 * MIB) == (
+        "LMS: one_step_on_data ran out of memory (limit 40.0 MiB). LMS has planned nothing for it, as it "
+        "does for training steps alone. Take a smaller batch there (batch_size of evaluate and predict)."
+    )
 
 
 def test_the_latest_plan_of_a_graph_counts() -> None:
