@@ -124,7 +124,8 @@ def complete_shapes(
         outputs = settle_elements(table, inferred)
     elif not _knows_sources(table, outputs):
         return outputs
-    if _open_nodes(table, outputs):
+    # With the graph of a session that feeds a scalar built anew, tf_keras's steps were not edited; why is open.
+    if _open_nodes(table, outputs) and () not in hints.feeds.values():
         with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
             _state_known_shapes(copy, table, inferred)  # what is settled has its elements, not its shape
             return _closed(table, outputs, _infer_by_building(copy))
@@ -289,6 +290,8 @@ def _infer_by_building(graph_def: Any) -> dict[str, list[Output]]:
     del graph_def.library.function[:]  # the names alone, which it would not take
     for node in graph_def.node:
         node.device = ""
+        if node.op == KNOWN_SOURCE:
+            node.attr["shape"].shape.SetInParent()  # that of a scalar has no dimension, and is not there yet
         for name in BOUND:
             node.attr.pop(name, None)
     with tf.Graph().as_default() as built:
@@ -345,7 +348,6 @@ def make_known(node: Any, dtype: int, dims: Iterable[int]) -> None:
     node.attr.clear()
     node.attr["dtype"].type = dtype
     node.attr["memory_region_name"].s = b"none"
-    node.attr["shape"].shape.SetInParent()  # a scalar has no dimension, and needs the attribute, too
     for size in dims:
         node.attr["shape"].shape.dim.add(size=size)
 
