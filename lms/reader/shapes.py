@@ -124,12 +124,17 @@ def complete_shapes(
         outputs = settle_elements(table, inferred)
     elif not _knows_sources(table, outputs):
         return outputs
-    # With the graph of a session that feeds a scalar built anew, tf_keras's steps were not edited; why is open.
-    if _open_nodes(table, outputs) and () not in hints.feeds.values():
+    if _open_nodes(table, outputs) and not _feeds_scalar(copy, table):
         with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
             _state_known_shapes(copy, table, inferred)  # what is settled has its elements, not its shape
             return _closed(table, outputs, _infer_by_building(copy))
     return outputs
+
+
+def _feeds_scalar(graph_def: Any, table: NodeTable) -> bool:
+    """Tell whether a session feeds a scalar: built anew, such steps of tf_keras were not edited."""
+    known = (node for node in graph_def.node if node.op == KNOWN_SOURCE)
+    return ARGUMENT not in table.types and any(not node.attr["shape"].shape.dim for node in known)
 
 
 def _inferred(graph_def: Any, table: NodeTable) -> dict[str, list[Output]]:
