@@ -124,17 +124,11 @@ def complete_shapes(
         outputs = settle_elements(table, inferred)
     elif not _knows_sources(table, outputs):
         return outputs
-    if _open_nodes(table, outputs) and not _feeds_scalar(copy, table):
+    if _open_nodes(table, outputs):
         with suppress(tf.errors.OpError, KeyError, ValueError, RuntimeError):  # else they stay open
             _state_known_shapes(copy, table, inferred)  # what is settled has its elements, not its shape
             return _closed(table, outputs, _infer_by_building(copy))
     return outputs
-
-
-def _feeds_scalar(graph_def: Any, table: NodeTable) -> bool:
-    """Tell whether a session feeds a scalar: built anew, such steps of tf_keras were not edited."""
-    known = (node for node in graph_def.node if node.op == KNOWN_SOURCE)
-    return ARGUMENT not in table.types and any(not node.attr["shape"].shape.dim for node in known)
 
 
 def _inferred(graph_def: Any, table: NodeTable) -> dict[str, list[Output]]:
@@ -295,8 +289,6 @@ def _infer_by_building(graph_def: Any) -> dict[str, list[Output]]:
     del graph_def.library.function[:]  # the names alone, which it would not take
     for node in graph_def.node:
         node.device = ""
-        if node.op == KNOWN_SOURCE:
-            node.attr["shape"].shape.SetInParent()  # that of a scalar has no dimension, and is not there yet
         for name in BOUND:
             node.attr.pop(name, None)
     with tf.Graph().as_default() as built:
@@ -308,7 +300,8 @@ def _infer_by_building(graph_def: Any) -> dict[str, list[Output]]:
 
 
 def _sizes(shape: Any) -> tuple[int, ...] | None:
-    return None if shape.rank is None else tuple(-1 if dim is None else dim for dim in shape)
+    """Return the sizes of a ``TensorShape``; as TensorFlow 1 behaves, it would yield objects itself."""
+    return None if shape.rank is None else tuple(-1 if dim is None else dim for dim in shape.as_list())
 
 
 def _pin(graph_def: Any, hints: ShapeHints) -> bool:
@@ -353,6 +346,7 @@ def make_known(node: Any, dtype: int, dims: Iterable[int]) -> None:
     node.attr.clear()
     node.attr["dtype"].type = dtype
     node.attr["memory_region_name"].s = b"none"
+    node.attr["shape"].shape.SetInParent()  # a scalar has no dimension, and needs the attribute, too
     for size in dims:
         node.attr["shape"].shape.dim.add(size=size)
 
