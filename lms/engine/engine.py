@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorflow.core.framework import graph_pb2
+from tensorflow.python.eager import context
 
 from lms.config import LMSConfig
 from lms.engine.books import Books
@@ -59,7 +60,9 @@ class Engine:
         """Report what was done so far; ``settled``: also the figures of steps that fit without a plan."""
         used = self.resources
         found = self.books.collector.report(used.devices[0], used.active_transport, settled=settled)
-        return replace(found, document=self._document)
+        functions = {graph.function for graph in found.graphs if graph.function}
+        gone = frozenset(name for name in functions if not context.context().has_function(name))
+        return replace(found, gone=gone, document=self._document)
 
     def _document(self, report: Report) -> dict[str, Any]:
         steps = self.books.collector.planned.values()

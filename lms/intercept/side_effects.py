@@ -61,11 +61,8 @@ MAKES_ITERATOR = ("AnonymousIterator", "AnonymousIteratorV2", "AnonymousIterator
 """Ops that make an iterator of the step's own, as ``iter(dataset)`` does: each time that they run anew."""
 
 WITH_OWN_ITERATORS = frozenset({*MAKES_ITERATOR, "DeleteIterator", "MakeIterator"})
-"""What ops have to do with iterators, besides :data:`TAKES_BATCH`, in a step that has its own alone. Others
-keep an iterator between steps, or reach one by its name."""
-
-LOOPS = frozenset({"ReduceDataset", "ScanDataset", "TakeWhileDataset"})
-"""Ops of which ``for x in dataset`` is made: their functions are parts of the step, not of a pipeline."""
+"""Ops on iterators, besides :data:`TAKES_BATCH`, of a step whose iterators are all its own. Other ops keep an
+iterator between steps, or reach one by its name."""
 
 
 def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
@@ -178,10 +175,20 @@ def _pipeline_types(datasets: Sequence[Any], nodes: Iterable[Any]) -> frozenset[
         dataset = wanted.pop()
         wanted += dataset._inputs()
         names += [one.function.name for one in dataset._functions()]
-    made = [node for node in nodes if "Dataset" in node.op and node.op not in LOOPS]
+    made = [node for node in nodes if "Dataset" in node.op and not _is_loop(node)]
     for node in made:
         names += _called(node)
     return types_reached(names) | {node.op for node in made}
+
+
+def _is_loop(node: Any) -> bool:
+    """Tell whether a dataset's op is a loop over it, whose function is a part of the step.
+
+    AutoGraph makes ``for x in dataset`` of a reduction and of a scan that runs where the step does
+    (``dataset_autograph.py``).
+    """
+    scans = node.op == "ScanDataset" and not node.attr["use_default_device"].b
+    return scans or node.op == "ReduceDataset"
 
 
 def _lasting(types: Iterable[str]) -> str:

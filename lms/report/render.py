@@ -243,8 +243,8 @@ def explain_unplanned(name: str, limit_bytes: int | None) -> str:
         limit_bytes: Of the device.
     """
     return (
-        f"LMS: {name} ran out of memory (limit {mib(limit_bytes)}). LMS has planned nothing for it, as it "
-        "does for training steps alone. Take a smaller batch there (batch_size of evaluate and predict)."
+        f"LMS: {name} ran out of memory (limit {mib(limit_bytes)}). It has no plan: it trains nothing, as "
+        "evaluate and predict do, or stays as it is, of which a warning tells. Take a smaller batch there."
     )
 
 

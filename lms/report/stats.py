@@ -196,6 +196,8 @@ class Report:
     store: StoreStats
     retries: int = 0
     warnings: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
+    """Functions of TensorFlow's runtime that are no longer there: of a model that was compiled again."""
     idle: str = ""
     """The mode and the reason where LMS plans nothing in this process; the measured peak is then since its
     beginning."""
@@ -233,8 +235,11 @@ class Report:
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:
-        """The latest figures of each graph of each trace: all of these may run again."""
-        return tuple({(_key(graph), graph.function): graph for graph in self.graphs if graph.policy}.values())
+        """The latest figures of each graph, and of each trace of it that may run again."""
+        planned = [graph for graph in self.graphs if graph.policy]
+        last = {_key(graph): graph for graph in planned}
+        kept = [one for one in planned if one.function not in self.gone or one is last[_key(one)]]
+        return tuple({(_key(graph), graph.function): graph for graph in kept}.values())
 
     @property
     def peak_error(self) -> float | None:

@@ -46,14 +46,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = request.options
     if not parsed.program:
         raise UsageError("lmsrun fit needs a program, as in lmsrun fit train.py")
+    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    environ = {**environ, **given}
     try:
         command = resolve_program(parsed.program, environ)
     except ProgramError as error:
         raise UsageError(str(error)) from None
     program = parsed.program[1 if parsed.program[0] == MODULE else 0]
     gpus = _wanted(options)
-    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
-    environ = {**environ, **given}
     lms = read_lms_config(options, environ, request.lms_table, request.lms_files)
     lms = replace(lms, enabled=True, mode="auto")
     check_lms_places(lms)

@@ -307,8 +307,13 @@ def a_dataset_that_may_not_begin_anew_is_an_error() -> None:
         x, _ = next(iter(drawn))
         return train(tf.ensure_shape(x, (ROWS, WIDTH)))
 
-    numbers = iter([np.float32(1), np.float32(2)])
+    def scanning(dataset: Any) -> Any:
+        drawn = dataset.scan(0.0, lambda n, x: (tf.numpy_function(lambda: next(numbers), [], tf.float32), x))
+        return through(drawn)
+
+    numbers = iter(map(np.float32, range(99)))
     require_refusal(lambda: tf.function(mapping)(data), "runs Python code")
+    require_refusal(lambda: tf.function(scanning)(data), "runs Python code")
 
 
 def an_iterator_that_lasts_is_an_error() -> None:
@@ -331,6 +336,46 @@ def an_iterator_that_lasts_is_an_error() -> None:
         return through(dataset) + tf.cast(kept.get_next(), tf.float32)
 
     require_refusal(lambda: tf.function(one_shot)(batches(3)), "an iterator that may not be its own")
+
+
+def a_loop_that_may_end_early() -> None:
+    """Its condition is a part of the step, too."""
+
+    def epoch(dataset: Any) -> Any:
+        total = 0.0
+        for x, _ in dataset:
+            total += train(x)
+            if total < 0.0:
+                break
+        return total
+
+    require_same_through(lambda: float(tf.function(epoch)(batches(3))), 2, "the first step ran out of memory")
+
+
+def what_has_no_plan_gets_the_advice_of_no_step() -> None:
+    """A function that trains nothing runs out of memory behind a step that was planned."""
+    start()
+    with tried(0):
+        tf.function(lambda given: train(next(given)[0]))(iter(batches(1)))
+        FAILURES[:] = ["OOM when allocating tensor"]
+        try:
+            tf.function(lambda x: marked(x[0, 0]))(tf.ones((ROWS, WIDTH)))
+        except tf.errors.ResourceExhaustedError as error:
+            assert "It has no plan" in str(error) and "checkpoint" not in str(error), error
+        else:
+            raise AssertionError("the error is lost")
+
+
+def a_later_call_above_its_budget_is_planned_with_all_at_once() -> None:
+    """A larger margin would ask for what no plan gives; and no plan fitted."""
+    start()
+    step = tf.function(lambda dataset: train(next(iter(dataset))[0]))
+    with tried(0, budget_bytes=1 << 14) as texts:
+        step(batches(3))
+        FAILURES[:] = ["OOM when allocating tensor"]
+        step(batches(3))
+        assert lms.report().retries == 1, lms.report()
+    assert any("a step ran out of memory; planned again with policy all" in text for text in texts), texts
 
 
 def a_step_that_fails_each_time_is_an_error() -> None:
@@ -580,6 +625,9 @@ LOOP_CASES = (
     an_iterator_that_lasts_is_an_error,
     an_iterator_that_the_step_makes,
     a_step_that_fails_each_time_is_an_error,
+    a_loop_that_may_end_early,
+    what_has_no_plan_gets_the_advice_of_no_step,
+    a_later_call_above_its_budget_is_planned_with_all_at_once,
     generators_and_seeds_are_put_back,
     variables_around_the_step_are_put_back,
     what_cannot_be_given_again_is_an_error,

@@ -124,12 +124,16 @@ def test_the_largest_plan_of_all_traces_of_a_function_counts() -> None:
     large = replace(stats_of("a step", None), function="step_1")
     assert report_of(large, small).planned_peak_bytes == 22 * MIB
     assert report_of(large, replace(small, function="step_1")).planned_peak_bytes == 9 * MIB
+    compiled_again = replace(report_of(large, small), gone=frozenset({"step_1"}))
+    assert compiled_again.planned_peak_bytes == 9 * MIB
+    ended = replace(report_of(large, small), gone=frozenset({"step_1", "step_2"}))
+    assert ended.planned_peak_bytes == 9 * MIB, "the latest, where none is left"
 
 
 def test_what_has_no_plan_is_not_explained_by_that_of_a_step() -> None:
     assert explain_unplanned("one_step_on_data", 40 * MIB) == (
-        "LMS: one_step_on_data ran out of memory (limit 40.0 MiB). LMS has planned nothing for it, as it "
-        "does for training steps alone. Take a smaller batch there (batch_size of evaluate and predict)."
+        "LMS: one_step_on_data ran out of memory (limit 40.0 MiB). It has no plan: it trains nothing, as "
+        "evaluate and predict do, or stays as it is, of which a warning tells. Take a smaller batch there."
     )
 
 
