@@ -25,6 +25,9 @@ NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
+NO_ROOM_FOR_COPY = "unable to allocate output tensor"
+"""In the message of a copy between host and device for which one of them, it does not say which, has no room."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -67,6 +70,11 @@ class Device:
         except (ValueError, tf.errors.OpError):
             return None
         return int(info["current"]), int(info["peak"])
+
+    def is_half_free(self) -> bool:
+        """Tell whether half of a GPU's limit or more has been free since the last reset of the peak."""
+        memory = self.memory() if self.type == "GPU" else None
+        return memory is not None and self.limit_bytes is not None and 2 * memory[1] <= self.limit_bytes
 
     def reset_peak(self) -> None:
         """Start a new measurement of the peak."""
@@ -162,6 +170,15 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
 
 
-def is_out_of_pinned_memory(error: Exception) -> TypeGuard[Any]:
-    """Tell whether a step failed because the pool of pinned host memory, which swaps fill, is full."""
-    return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL in error.message
+def is_out_of_pinned_memory(error: Exception, devices: Iterable[Device]) -> TypeGuard[Any]:
+    """Tell whether a step failed because the pool of pinned host memory, which swaps fill, is full.
+
+    Args:
+        error: What the step raised.
+        devices: Where it may have run. A copy's own message does not say which side has no room: it is the
+            host where all devices have room.
+    """
+    if not isinstance(error, tf.errors.ResourceExhaustedError):
+        return False
+    in_copy = NO_ROOM_FOR_COPY in error.message and all(device.is_half_free() for device in devices)
+    return HOST_POOL in error.message or in_copy

@@ -320,7 +320,7 @@ class Steps:
                 return once() if log is None else log.run(call.function, call.function._name, once)
             except tf.errors.OpError as error:
                 failure = call.feed.failure or error
-                if is_out_of_pinned_memory(failure):
+                if is_out_of_pinned_memory(failure, engine.resources.devices):
                     raise _with_lines(failure, FULL_POOL) from error
                 if not is_out_of_memory(failure) or FULL_STORE in failure.message:
                     raise failure from None

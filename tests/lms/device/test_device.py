@@ -57,6 +57,34 @@ def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:
     assert is_out_of_memory(getattr(tf.errors, kind)(None, None, text)) == memory
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "peaks", "full"),
+    [
+        ("ResourceExhaustedError", "OOM when allocating tensor by allocator gpu_host_bfc", (100, 100), True),
+        ("ResourceExhaustedError", "OOM when allocating tensor by allocator GPU_0_bfc", (10, 10), False),
+        ("ResourceExhaustedError", "SameWorkerRecvDone unable to allocate output tensor", (10, 50), True),
+        ("ResourceExhaustedError", "SameWorkerRecvDone unable to allocate output tensor", (10, 51), False),
+        ("ResourceExhaustedError", "SameWorkerRecvDone unable to allocate output tensor", (10, None), False),
+        ("InternalError", "SameWorkerRecvDone unable to allocate output tensor", (10, 10), False),
+    ],
+)
+def test_what_is_out_of_pinned_memory(
+    kind: str, text: str, peaks: tuple[int | None, ...], full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy does not say which side has no room: two GPUs of 100 bytes tell it by their peaks."""
+    tf = pytest.importorskip("tensorflow")
+    from lms.device.device import Device, is_out_of_pinned_memory
+
+    def memory(device: Device) -> tuple[int, int] | None:
+        peak = peaks[device.number]
+        return None if peak is None else (0, peak)
+
+    monkeypatch.setattr(Device, "memory", memory)
+    error, gpus = getattr(tf.errors, kind)(None, None, text), [Device("GPU:0", 100), Device("GPU:1", 100)]
+    assert is_out_of_pinned_memory(error, gpus) == full
+    assert not is_out_of_pinned_memory(error, [Device("CPU:0", 100)]) or "host_bfc" in text
+
+
 def test_options_that_work_against_a_plan_are_told() -> None:
     tf = pytest.importorskip("tensorflow")
     from lms.intercept.optimizer_options import doubtful_options
