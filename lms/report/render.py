@@ -18,6 +18,7 @@ UNCOUNTED = "device"
 NAMED_TENSORS = 8
 NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
+SPARE = "that the allocator's chunks have to spare"
 TOLD_ERROR = 0.1
 """A measured peak that is above the plan by more than this share is explained."""
 MOST_ERROR = 1.0
@@ -152,7 +153,7 @@ def _peak_parts(graph: GraphStats) -> str:
         return text
     text += f", {mib(graph.step_bytes)} of its tensors"
     spare = graph.planned_peak_bytes - graph.base_bytes - graph.step_bytes
-    return f"{text}, {mib(spare)} that the allocator's chunks have to spare" if spare > 0 else text
+    return f"{text}, {mib(spare)} {SPARE}" if spare > 0 else text
 
 
 def _planned(report: Report) -> str:
@@ -229,7 +230,8 @@ def explain_out_of_memory(
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
     advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
-    lines += [_needs(planned, swaps), OPEN if planned.open_sizes else advice]
+    peaks = [graph.planned_peak_bytes or 0 for graph in report.graphs if graph.name == planned.name]
+    lines += [_needs(planned, swaps, max(peaks, default=0)), OPEN if planned.open_sizes else advice]
     if not streams and planned.base_bytes > MUCH_BEFORE * (report.device.limit_bytes or math.inf):
         lines.append(MAY_STREAM)
     return "\n".join([*_largest(planned), *lines])  # what may help comes last: lmsrun repeats the last lines
@@ -244,7 +246,7 @@ def explain_unplanned(name: str, limit_bytes: int | None) -> str:
     """
     return (
         f"LMS: {name} ran out of memory (limit {mib(limit_bytes)}). It has no plan: it trains nothing, as "
-        "evaluate and predict do, or stays as it is, of which a warning tells. Take a smaller batch there."
+        "evaluate and predict do, or LMS left it unedited and warned of it. Take a smaller batch there."
     )
 
 
@@ -259,16 +261,17 @@ def _largest(planned: Planned) -> list[str]:
     return ["LMS: the largest tensors alive at the planned peak:", *lines] if lines else []
 
 
-def _needs(planned: Planned, swaps: bool) -> str:
-    plan = planned.plan
+def _needs(planned: Planned, swaps: bool, peak_bytes: int) -> str:
+    plan, spare = planned.plan, peak_bytes - planned.plan.peak_bytes - planned.base_bytes
     swapped = f"{counted(plan.tensors_out, 'tensor')} swapped"
     if planned.open_sizes:
         return (
             f"What {planned.name} needs is not known: {planned.open_sizes}. Planned without these: {swapped}."
         )
+    chunks = f", {mib(spare)} {SPARE}" if spare >= NAMED_BYTES else ""
     return (
         f"Planned for {planned.name}: {mib(plan.peak_bytes)} for the step, {mib(planned.base_bytes)} in use "
-        f"before; {swapped}; no plan {'' if swaps else 'without swaps '}needs less than "
+        f"before{chunks}; {swapped}; no plan {'' if swaps else 'without swaps '}needs less than "
         f"{mib(plan.floor_bytes)}."
     )
 

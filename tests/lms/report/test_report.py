@@ -133,7 +133,7 @@ def test_the_largest_plan_of_all_traces_of_a_function_counts() -> None:
 def test_what_has_no_plan_is_not_explained_by_that_of_a_step() -> None:
     assert explain_unplanned("one_step_on_data", 40 * MIB) == (
         "LMS: one_step_on_data ran out of memory (limit 40.0 MiB). It has no plan: it trains nothing, as "
-        "evaluate and predict do, or stays as it is, of which a warning tells. Take a smaller batch there."
+        "evaluate and predict do, or LMS left it unedited and warned of it. Take a smaller batch there."
     )
 
 
@@ -274,6 +274,17 @@ def test_who_has_no_room_for_variables_is_told_that_the_host_has(
 def test_who_runs_out_of_memory_before_any_step_is_told_of_variables(streams: bool, told: str) -> None:
     text = explain_out_of_memory(None, replace(report_of(), graphs=()), streams=streams)
     assert told in text and "LMS_POLICY" not in text and "batch" not in text
+
+
+@pytest.mark.parametrize(
+    ("spare", "told"), [(0, ""), (7, ", 7.0 MiB that the allocator's chunks have to spare")]
+)
+def test_who_runs_out_of_memory_is_told_of_the_pieces(spare: int, told: str) -> None:
+    """Else a step of 8 MiB beside 3 seems to fit in 16."""
+    step = planned()
+    whole = step.plan.peak_bytes + step.base_bytes + spare * MIB
+    stats = replace(stats_of(step.name, None), planned_peak_bytes=whole)
+    assert f"in use before{told}; " in explain_out_of_memory(step, report_of(stats))
 
 
 def test_who_runs_out_of_memory_without_swaps_is_told_to_allow_them() -> None:
