@@ -26,7 +26,7 @@ HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
 NO_ROOM_FOR_COPY = "unable to allocate output tensor"
-"""In the message of a copy between host and device for which one of them, it does not say which, has no room."""
+"""In the message of a copy between host and device where one of the two, not said which, is full."""
 
 
 @dataclass(frozen=True)

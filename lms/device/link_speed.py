@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lms.device.device import Device
+from lms.device.device import Device, executor_threads
 from lms.simulate.cost_model import Costs, costs_of
 from lms.transports.base import HOST_DEVICE
 
@@ -43,6 +43,7 @@ def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     """
     capability = device.capability and device.capability[0]
     costs = costs_of(device.type, capability, _model_name(device), platform.machine())
+    costs = replace(costs, threads=executor_threads(device.type))
     is_here = device.type == "CPU" or device.number < len(tf.config.list_logical_devices("GPU"))
     if bandwidth_gb_s:
         return costs.with_link(bandwidth_gb_s * 1e9)

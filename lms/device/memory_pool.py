@@ -30,11 +30,8 @@ from tensorflow.python.client.session import BaseSession
 from tensorflow.python.eager import context
 
 from lms.device.device import Device, read_cpu
-from lms.ir.liveness import round_up
-from lms.native.build import FILLER
-from lms.native.library import load_library
+from lms.ir.liveness import SMALL_BYTES, round_up
 from lms.process_state import tensorflow_is_initialised
-from lms.simulate.allocation_trace import SMALL_BYTES
 from lms.simulate.bfc_arena import FIRST_REGION_BYTES
 
 logger = logging.getLogger("lms")
@@ -137,15 +134,6 @@ def _make_whole(device: str, nbytes: int) -> None:
         except tf.errors.OpError:
             return  # the system does not give this process so much address space
     _is_whole = True
-
-
-def load_filler(environ: Mapping[str, str]) -> None:
-    """Load the op of :mod:`lms.simulate.fillers`, compiled before if the cache does not hold it.
-
-    Raises:
-        BuildError: If it cannot be compiled or loaded.
-    """
-    load_library(FILLER, environ)
 
 
 class Rooms:

@@ -66,6 +66,7 @@ class Editing:
             used.pool,
             used.profiles,
             used.load_fillers,
+            used.load_assignment,
         )
         self._kept: OrderedDict[object, Edit] = OrderedDict()
         self._lock = threading.Lock()

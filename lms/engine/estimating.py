@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from lms.device.device import Device, executor_threads
+from lms.device.device import Device
 from lms.device.kernels import Gpu as GpuKernels
 from lms.device.link_speed import costs_of_device
 from lms.device.memory_pool import PoolClaim
@@ -180,7 +180,7 @@ def _named(name: str, here: Here | None) -> Named:
     if PoolClaim(os.environ).leaves_growing(here.device.type):
         costs = replace(costs, resident_bytes=here.in_use_bytes)
     limit, kind = here.device.limit_bytes, here.device.type
-    return Named(HERE, Target(limit, costs, costs, kind, here.in_use_bytes, executor_threads(kind)))
+    return Named(HERE, Target(limit, costs, costs, kind, here.in_use_bytes))
 
 
 def named_gpu(name: str, model: str, memory_bytes: int, machine: str) -> Named:

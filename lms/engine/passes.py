@@ -284,9 +284,11 @@ class Planning:
         transport: Callable[[], Transport],
         profiles: Callable[[], Profiles],
         load_fillers: Callable[[], bool],
+        load_assignment: Callable[[], bool],
     ) -> None:
         self._bandwidth_gb_s, self._claim = bandwidth_gb_s, claim
-        self._transport, self._profiles, self._load_fillers = transport, profiles, load_fillers
+        self._transport, self._profiles = transport, profiles
+        self._load_fillers, self._load_assignment = load_fillers, load_assignment
 
     def requires(self, work: Work) -> bool:
         """Tell whether there is a step."""
@@ -307,9 +309,21 @@ class Planning:
         if work.table is not None and may_reach_peers(work.table.types):
             costs = replace(costs, fills=False)
         planned = self._planned(work, costs)
+        if self._assigns_in_place(planned) and not self._load_assignment():
+            work = replace(work, graph=work.graph.with_moving_variables())
+            planned = self._planned(work, costs)
         if planned.decision is not None and planned.decision.plan.fillers and not self._load_fillers():
             return self._planned(work, replace(costs, fills=False))
         return planned
+
+    def _assigns_in_place(self, planned: Work) -> bool:
+        """Tell whether a plan takes variables to stay where they are."""
+        decided = planned.decision
+        return (
+            decided is not None
+            and any(op.assigns_in_place for op in decided.case.graph.ops)
+            and (not decided.plan.is_empty)
+        )
 
     def _planned(self, work: Work, costs: Costs) -> Work:
         assert work.graph is not None  # noqa: S101 - required
@@ -448,6 +462,7 @@ def standard_passes(
     claim: PoolClaim,
     profiles: Callable[[], Profiles],
     load_fillers: Callable[[], bool],
+    load_assignment: Callable[[], bool],
 ) -> Passes:
     """Return the passes of an engine."""
     return Passes(
@@ -455,7 +470,7 @@ def standard_passes(
         (Shaping(), counting, Bounding(host)),
         (
             *(Streaming(host, transport), Reading(), Filtering(), counting),
-            Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers),
+            Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers, load_assignment),
         ),
         (Writing(transport, rooms), Validating()),
     )

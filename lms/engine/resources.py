@@ -7,7 +7,8 @@ from dataclasses import replace
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
-from lms.device.memory_pool import PoolClaim, load_filler
+from lms.device.memory_pool import PoolClaim
+from lms.device.own_ops import load_assignment, load_filler
 from lms.engine.measuring import profiles_of
 from lms.errors import BuildError
 from lms.process_state import tensorflow_is_initialised
@@ -39,8 +40,8 @@ class Resources:
         self._transport: Transport | None = None
         self._values: HostValues | None = None
         self._profiles: Profiles | None = None
-        self._fills: bool | None = None
-        """Whether plans may have fillers, once that was asked."""
+        self._loaded: dict[str, bool] = {}
+        """Whether each of the ops could be loaded, once that was asked; by what plans do without it."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -66,15 +67,21 @@ class Resources:
 
         With several devices they may not: a buffer may be allocated on one at the point of an op of another.
         """
-        if self._fills is None:
-            self._fills = len(self.devices) == 1
+        return len(self.devices) == 1 and self._can(load_filler, "without fillers")
+
+    def load_assignment(self) -> bool:
+        """Load the op that assigns in place, compiled when it is first needed; tell whether it is there."""
+        return self._can(load_assignment, "for variables that move in each step")
+
+    def _can(self, load: Callable[[Mapping[str, str]], None], otherwise: str) -> bool:
+        if otherwise not in self._loaded:
             try:
-                if self._fills:
-                    load_filler(self._environ)
+                load(self._environ)
+                self._loaded[otherwise] = True
             except BuildError as error:
-                logger.info("plans without fillers: %s", error)
-                self._fills = False
-        return self._fills
+                logger.info("plans %s: %s", otherwise, error)
+                self._loaded[otherwise] = False
+        return self._loaded[otherwise]
 
     def transport(self) -> Transport:
         """Return the transport that moves swapped bytes; choose it when it is first needed."""

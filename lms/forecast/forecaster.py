@@ -82,8 +82,6 @@ class Target:
     """``CPU`` or ``GPU`` where the traced graph is the very one that runs there, and is planned as that."""
     in_use_bytes: int = 0
     """What lies on such a device before the step."""
-    threads: int = 1
-    """How many ops run at once on such a device: on a CPU the executor's threads."""
 
 
 class Forecaster:
@@ -221,9 +219,8 @@ class Forecaster:
             made = decide(graph, config, device_type, room, target.costs)
         run = clock(made.plan.order, made.plan.swaps, made.case.costs, made.case.seconds)
         fits = made.peak_bytes <= room
-        if target.threads > 1 and fits:
-            plan, case = made.plan, made.case
-            found = peaks_by_chance(case.buffers, plan, case.costs, room, target.threads)
+        if target.costs.threads > 1 and fits:
+            found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, room))
             if None in found:
                 return room + 1, run.now_s, False
             return max(peak or 0 for peak in found), run.now_s, True

@@ -8,7 +8,7 @@ Sizes are the exact bytes of the data; rounding to the allocator's granule happe
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -77,6 +77,8 @@ class Op(NamedTuple):
     nothing may be made to wait for it."""
     parts: tuple[str, ...] = ()
     """The types of the ops that TensorFlow has merged into this one."""
+    assigns_in_place: bool = False
+    """Whether an assignment may copy the value into the memory that its variable has."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Graph:
     """Tensor ids that are alive at the end (outputs of the function): never freed, never swapped."""
     backward: frozenset[int] = frozenset()
     """Op ids that belong to the backward pass although neither name nor type says so."""
+
+    def with_moving_variables(self) -> "Graph":
+        """Return the same step, none of whose assignments writes into its variable's memory."""
+        ops = tuple(op._replace(assigns_in_place=False) if op.assigns_in_place else op for op in self.ops)
+        return replace(self, ops=ops)
 
     @cached_property
     def uses(self) -> tuple[tuple[Use, ...], ...]:
@@ -176,6 +183,7 @@ class GraphBuilder:
         chainable: bool | None = None,
         conditional: bool = False,
         parts: Sequence[str] = (),
+        assigns_in_place: bool = False,
     ) -> tuple[int, ...]:
         """Append one op; its id is the number of ops before the call.
 
@@ -194,6 +202,7 @@ class GraphBuilder:
             chainable: Whether the op may get ordering edges. Default: not for collectives.
             conditional: Whether a condition may leave the op out.
             parts: The types of the ops that were merged into this one.
+            assigns_in_place: Whether an assignment may copy the value into the memory that its variable has.
 
         Returns:
             The ids of the outputs.
@@ -231,6 +240,7 @@ class GraphBuilder:
                 not is_collective(op_type) if chainable is None else chainable,
                 conditional,
                 tuple(parts),
+                assigns_in_place,
             )
         )
         return made

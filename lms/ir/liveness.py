@@ -21,6 +21,9 @@ GRANULE_BYTES = 256
 """``BFCAllocator::kMinAllocationSize``: every allocation is a multiple of it."""
 
 
+SMALL_BYTES = 16 << 10
+"""Up to here a buffer is small: the statistics of 4,096 channels."""
+
 VARIABLE_OPS = (
     "ReadVariableOp",
     "AssignVariableOp",

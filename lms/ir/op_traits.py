@@ -14,6 +14,9 @@ ALIAS_TYPES = frozenset(
 """Output i is input i (output 0 is input 0 where there is only one): no allocation, one buffer, one
 lifetime. ``PlaceholderWithDefault`` is none of them: what a session feeds it is not its input."""
 
+SUM = "AddN"
+"""It begins with a term that nothing else holds: its last digits depend on who holds what."""
+
 SHAPE_READERS = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 """Ops that look at a tensor's shape alone. They run as soon as it exists and never need its bytes later; once
 the shape is known, and before anything is merged, they are constants."""
@@ -147,7 +150,7 @@ def may_end_step(op_type: str) -> bool:
     return op_type.startswith(ENDING_TYPES)
 
 
-REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {"AddN", "CheckNumerics", "DebugIdentity"} | frozenset(
+REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {SUM, "CheckNumerics", "DebugIdentity"} | frozenset(
     """All Any ApproximateEqual ArgMax ArgMin AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3
     BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv3D Cumprod Cumsum DepthToSpace
     DepthwiseConv2dNative Einsum Equal Fill

@@ -21,6 +21,7 @@ HOST_STORE = SOURCES / "host_store.cc"
 ALLOCATOR_STATS = SOURCES / "allocator_stats.cc"
 HOST_VALUES = SOURCES / "host_values.cc"
 FILLER = SOURCES / "filler.cc"
+ASSIGN = SOURCES / "assign.cc"
 
 BUILD_TIMEOUT_S = 900.0
 """A compiler that still runs then hangs: the store takes 2 s of one core, the statistics 9 s."""

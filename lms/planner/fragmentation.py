@@ -10,6 +10,7 @@ from lms.planner.planner import Case, least_plans, plan_case
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
+from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
 
 TRIES = 9
@@ -20,7 +21,8 @@ TIGHTER, TIGHTENING = 0.97, 0.03
 """The first further try plans for at most this share of the bytes of the one before, and the share of each
 later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
 LONGER = 3
-"""A plan that fits only with half of the margin must fit for this many times the steps."""
+"""A plan that fits only with half of the margin must fit for this many times the steps. It must also fit
+whichever ops run side by side (:func:`_fits_by_chance`), as any plan that takes from the margin must."""
 FILLED_OPS = 12_000
 """The most ops of a step whose plans get fillers: for each plan they take twice the time of a rehearsal."""
 BATCHES, LEAST_BATCHES = 4, 3
@@ -75,12 +77,14 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     tries: list[SwapPlan] = []
     for made in _tries(case, config, room, first):
         # More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
-        if _room(case, made, room) <= room and _peak(case, made, limit_bytes) is not None:
-            return _told(made, first)
+        if _room(case, made, room) <= room and (peak := _peak(case, made, limit_bytes)) is not None:
+            if peak <= room or _fits_by_chance(case, made, limit_bytes):
+                return _told(made, first)
         tries.append(made)
     closer = int(limit_bytes * (1 - config.margin / 2))
     for made in tries:
-        if all(_peak(case, made, size, LONGER * STEPS) is not None for size in (closer, limit_bytes)):
+        longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
+        if None not in longer and _fits_by_chance(case, made, limit_bytes):
             return _told(made, first)
     for made in tries:
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
@@ -228,6 +232,12 @@ def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> i
     return peak_in_pieces(_demand(case, made), limit_bytes, steps, pooled=not made.is_empty)
 
 
+def _fits_by_chance(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
+    """Tell whether a plan fits whichever ops run side by side; on one thread that is no chance."""
+    one_by_one = case.costs.threads == 1
+    return one_by_one or None not in peaks_by_chance(case.buffers, made, case.costs, limit_bytes)
+
+
 def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, tuple[int, ...]]:
     """Return the bytes of the room for the planned step's small buffers, and of each batch that has room."""
     if limit_bytes is None or made.is_empty:
@@ -238,4 +248,12 @@ def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, 
 
 def _demand(case: Case, made: SwapPlan) -> Demand:
     order = executor_order(case.graph) if made.is_empty else made.order
-    return Demand.of(case.buffers, order, made.swaps, case.costs.resident_bytes, made.fillers, made.batches)
+    return Demand.of(
+        case.buffers,
+        order,
+        made.swaps,
+        case.costs.resident_bytes,
+        made.fillers,
+        made.batches,
+        edited=not made.is_empty,
+    )

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
+from lms.ir.op_traits import SUM
 from lms.planner.recomputation import Recomputation
 from lms.schedule.op_order import executor_order
 
-SUM, FEWEST_TERMS = "AddN", 3
+FEWEST_TERMS = 3
 NEVER_FREE = frozenset(
     """Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile Switch
     While""".split()

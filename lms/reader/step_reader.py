@@ -25,7 +25,7 @@ from lms.reader.conditions import ALWAYS, Conditions, find_conditions
 from lms.reader.node_table import ENTERS, EXITS, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.op_facts import facts_of, item_bytes, merged_types, size_of
 from lms.reader.shapes import TINY
-from lms.reader.survey import BODY_ATTRS, Place, folded
+from lms.reader.survey import BODY_ATTRS, Place, folded, in_place_assignments
 from lms.reader.units import Units
 
 LOOP = "Loop"
@@ -125,6 +125,7 @@ class _Reader:
         self._list_loops: dict[str, None] = {}
         self._folded = folded(table, outputs).nodes
         self._here = place.holds_each(table)
+        self._in_place = in_place_assignments(table, outputs, place)
 
     def step(self, fetches: Collection[str]) -> Step:
         """Build the step from the units added so far."""
@@ -218,6 +219,7 @@ class _Reader:
             chainable=not (is_collective(op_type) or op_type in RESULTS),
             conditional=self._is_conditional(unit),
             parts=merged_types(op_type, table.nodes[unit]),
+            assigns_in_place=unit in self._in_place,
         )
         if op_type in BODY_ATTRS:
             self._note_lists(table.bare_name(unit), read, sources)

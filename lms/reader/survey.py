@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lms.device.kernels import Kernels
+from lms.ir.assignments import ASSIGN, READ
 from lms.ir.liveness import round_up
 from lms.ir.op_traits import is_backward, is_update
 from lms.optimizer.grappler_item import Output
@@ -24,6 +25,9 @@ BODY_ATTRS = {
     "StatelessWhile": ("body",),
 }
 """Where functions that are called and not taken in keep their bodies."""
+
+DENSE = frozenset({ASSIGN, READ, "AssignAddVariableOp", "AssignSubVariableOp"})
+"""Ops on a variable that go through all of it. With others TensorFlow copies what is read."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,32 @@ def most_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Pla
 def folded(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Folded:
     """Find the nodes that TensorFlow computes once, when it prepares a graph."""
     return find_folded(table, lambda node: sum(size_of(output) or 0 for output in outputs[node]))
+
+
+def in_place_assignments(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place
+) -> frozenset[int]:
+    """Return the nodes of the assignments that may copy the value into the variable's own memory.
+
+    What the step reads of the variable has the value's type and shape, and only dense ops use it.
+
+    Args:
+        table: The graph.
+        outputs: Type and shape of the outputs of each node.
+        place: The device whose memory is planned.
+    """
+    found: list[int] = []
+    for node, op_type in enumerate(table.types):
+        if op_type != ASSIGN or not place.holds(table.devices[node]) or len(table.inputs[node]) != 2:
+            continue
+        handle, value = table.inputs[node]
+        new = outputs[value.node][value.index : value.index + 1]
+        users = {user for user, _ in table.readers[handle.node]}
+        read = [outputs[user] for user in users if table.types[user] == READ]
+        is_plain = users.isdisjoint(table.marks) and DENSE.issuperset(table.types[user] for user in users)
+        is_here = (
+            bool(new) and bool(size_of(new[0])) and not place.on_host(table.nodes[value.node], value.index)
+        )
+        if is_plain and is_here and read and all(list(one) == list(new) for one in read):
+            found.append(node)
+    return frozenset(found)

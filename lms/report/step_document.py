@@ -264,9 +264,12 @@ def _at_peak(planned: Planned, tensors: _Tensors) -> dict[str, Any]:
 def _pool(planned: Planned, limit_bytes: int | None, tensors: _Tensors) -> dict[str, Any]:
     """Lay out the simulated pool at its fullest moment."""
     buffers, plan = Buffers.of(planned.graph), planned.plan
-    demand = Demand.of(buffers, plan.order, plan.swaps, fillers=plan.fillers, batches=plan.batches)
+    edited = not plan.is_empty
+    demand = Demand.of(
+        buffers, plan.order, plan.swaps, fillers=plan.fillers, batches=plan.batches, edited=edited
+    )
     room = plan.peak_bytes if limit_bytes is None else max(1, limit_bytes - planned.base_bytes)
-    pool = map_pool(demand, room, pooled=not plan.is_empty)
+    pool = map_pool(demand, room, pooled=edited)
     largest = sorted(pool.chunks, key=lambda chunk: -chunk.nbytes)[:MOST_CHUNKS]
     named = sorted(largest, key=lambda chunk: chunk.offset)
     holes = pool.holes

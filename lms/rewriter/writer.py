@@ -28,6 +28,9 @@ MARK = "lms"
 FILLER = "LmsFiller"
 """The op of ``ops/filler.cc``."""
 
+ASSIGN_IN_PLACE = "LmsAssign"
+"""The op of ``ops/assign.cc``."""
+
 FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, STREAM_OUT))
 """The marks of copies to the host, and of all that streams a variable."""
 
@@ -60,6 +63,7 @@ def write_plan(
     transport: Transport,
     relocation: Relocation | None = None,
     sums: Mapping[int, int] | None = None,
+    in_place: Collection[int] = (),
 ) -> Edits:
     """Edit ``graph_def`` as ``plan`` says.
 
@@ -71,6 +75,7 @@ def write_plan(
         relocation: Which ops read from the host, where some do.
         sums: The sums of ``step.graph`` with the slot that each begins with, as
             :func:`lms.planner.sum_order.beginnings` finds them.
+        in_place: The assignments of the planned graph that write into their variables' memory.
 
     Raises:
         RewriteError: If the plan does not fit the graph, which is of no use then.
@@ -94,6 +99,7 @@ def write_plan(
     for filler in plan.fillers:
         editor.fill(filler)
     editor.finish()
+    editor.assign_in_place(in_place)
     return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
 
 
@@ -512,3 +518,11 @@ class _Editor:
             new = [f"^{before}" for before in waits if before not in known]
             node.input.extend(new)
             self.control_edges += len(new)
+
+    def assign_in_place(self, ops: Iterable[int]) -> None:
+        """Let assignments write into their variables' memory."""
+        for op in ops:
+            node = self._table.nodes[self._step.members[op][0]]
+            node.op = ASSIGN_IN_PLACE
+            node.attr[MARK_ATTR].s = b"assign"
+            self.added[node.name] = node

@@ -7,12 +7,10 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
-from lms.ir.liveness import Buffers, Residency, round_up
+from lms.ir.assignments import ASSIGN, READ, VariableReads
+from lms.ir.liveness import SMALL_BYTES, Buffers, Residency, round_up
 from lms.ir.op_traits import may_end_step
 from lms.ir.swap_plan import Filler, Swap
-
-SMALL_BYTES = 16 << 10
-"""Up to here a buffer is small: the statistics of 4,096 channels."""
 
 
 class Update(NamedTuple):
@@ -67,16 +65,22 @@ class Demand:
         resident_bytes: int | None = None,
         fillers: Sequence[Filler] = (),
         batches: int = 0,
+        *,
+        edited: bool = False,
     ) -> "Demand":
-        """Return the demand of a step that runs in ``order`` with ``swaps``, computed once."""
+        """Return the demand of a step that runs in ``order`` with ``swaps``, computed once.
+
+        With ``edited``, assignments keep variables in their places where they can.
+        """
         order, swaps, fillers = tuple(order), tuple(swaps), tuple(fillers)
         found: Demand = buffers.once(
-            (Demand, order, swaps, resident_bytes), lambda: cls._of(buffers, order, swaps, resident_bytes)
+            (Demand, order, swaps, resident_bytes, edited),
+            lambda: cls._of(buffers, order, swaps, resident_bytes, edited=edited),
         )
         if not fillers and not batches:
             return found
         return buffers.once(
-            (Demand, order, swaps, resident_bytes, fillers, batches),
+            (Demand, order, swaps, resident_bytes, edited, fillers, batches),
             lambda: replace(
                 found,
                 fillers=filled(fillers, buffers.placement(order).position),
@@ -91,6 +95,8 @@ class Demand:
         order: tuple[int, ...],
         swaps: tuple[Swap, ...],
         resident_bytes: int | None,
+        *,
+        edited: bool,
     ) -> "Demand":
         timeline, placed = buffers.timeline(order, swaps), buffers.placement(order)
         stays = timeline.residencies
@@ -98,7 +104,9 @@ class Demand:
             Residency(-1 - op, nbytes, point, point)
             for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)
         )
-        updates = buffers.once((Update, order), lambda: tuple(updates_of(buffers, placed.position)))
+        updates = buffers.once(
+            (Update, order, edited), lambda: tuple(updates_of(buffers, placed.position, edited=edited))
+        )
         return cls(stays + scratch, updates, timeline.handed_on, resident_bytes)
 
     @cached_property
@@ -133,44 +141,41 @@ def filled(fillers: Iterable[Filler], position: Sequence[int]) -> dict[int, Fill
     return found
 
 
-def updates_of(buffers: Buffers, position: Sequence[int]) -> Iterator[Update]:
+def updates_of(buffers: Buffers, position: Sequence[int], *, edited: bool) -> Iterator[Update]:
     """Find every update of the step that may move its variable.
 
     A variable that is assigned another's value shares its chunk, too. That is left out: it would take no more
     memory, and less between the two updates.
+
+    Args:
+        buffers: The step's.
+        position: For each op its place in the order.
+        edited: Whether the step is edited, so that assignments keep variables in their places.
     """
-    graph = buffers.graph
-    assigned: dict[int, int] = {}
+    graph, reads = buffers.graph, VariableReads(buffers, position)
+    moving: dict[int, int] = {}
+    """By assignment the bytes that it moves."""
+    moved: dict[int, int] = {}
+    """The same by variable."""
     for op in buffers.with_variables:
-        if op.type == "AssignVariableOp" and (nbytes := buffers.nbytes[graph.roots[op.inputs[1]]]):
-            assigned[graph.roots[op.inputs[0]]] = nbytes
-    reads: dict[int, list[tuple[int, int]]] = {}
-    size: dict[int, int] = {}
+        if op.type == ASSIGN and not (edited and op.id in reads.in_place):
+            if nbytes := buffers.nbytes[graph.roots[op.inputs[1]]]:
+                moving[op.id] = moved[reads.variable(op)] = nbytes
+    size = {
+        reads.variable(op): round_up(graph.tensors[op.outputs[0]].nbytes or 0)
+        for op in buffers.with_variables
+        if op.type == READ
+    }
     for op in buffers.with_variables:
-        if op.type == "ReadVariableOp":
-            variable, value = graph.roots[op.inputs[0]], op.outputs[0]
-            readers = [2 * position[reader] for reader in buffers.users[graph.roots[value]]]
-            reads.setdefault(variable, []).append((2 * position[op.id], max(readers, default=0)))
-            size[variable] = round_up(graph.tensors[value].nbytes or 0)
-
-    def last_read(variable: int, point: int) -> int:
-        """Return when the value of before ``point`` is read for the last time: what is read later is new."""
-        return max((last for first, last in reads.get(variable, ()) if first < point), default=0)
-
-    for op in buffers.with_variables:
-        if op.type == "AssignVariableOp":
-            variable, source = graph.roots[op.inputs[0]], graph.roots[op.inputs[1]]
-            point = 2 * position[op.id]
-            if buffers.nbytes[source]:
-                freed = max(point, last_read(variable, point))
-                yield Update(point, variable, buffers.nbytes[source], source, freed)
-        elif op.type != "ReadVariableOp":
-            variable, point = graph.roots[op.inputs[0]], 2 * position[op.id]
-            read = last_read(variable, point)
+        variable, point = reads.variable(op), 2 * position[op.id]
+        read = reads.last(variable, point) or 0
+        if op.id in moving:
+            yield Update(point, variable, moving[op.id], graph.roots[op.inputs[1]], max(point, read))
+        elif op.type not in (ASSIGN, READ):
             if read > point:
                 yield Update(point, variable, size[variable], None, read)
-            elif variable in assigned:
-                yield Update(point, variable, assigned[variable], None, point)
+            elif variable in moved:
+                yield Update(point, variable, moved[variable], None, point)
 
 
 _PLACE = attrgetter("point", "variable")

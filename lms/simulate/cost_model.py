@@ -35,6 +35,8 @@ class Costs:
     """Bytes in use on the device before the step, where its pool grows region by region; else ``None``."""
     frees_at_once: bool = False
     """Whether a copy to the host frees its buffer as soon as it is done, as on a CPU device."""
+    threads: int = 1
+    """How many ops run at once: on a CPU the executor's threads."""
     makes_batches: bool = False
     """Whether input pipelines make their batches in the device's memory, as on a CPU device."""
     fills: bool = True

@@ -32,26 +32,21 @@ MOST_OPS = 60_000
 """The ops that all runs together may simulate."""
 
 
-def peaks_by_chance(
-    buffers: Buffers, plan: SwapPlan, costs: Costs, room: int, threads: int
-) -> tuple[int | None, ...]:
-    """Return the peak of each run as the allocator counts it; ``None`` where a buffer finds no chunk.
+def peaks_by_chance(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> Iterator[int | None]:
+    """Yield the peak of each run as the allocator counts it; ``None`` where a buffer finds no chunk.
 
     Args:
         buffers: The step's.
         plan: For that step; an empty one leaves the ops in no order.
         costs: The device and its link.
         room: Bytes that the device has for the step's own tensors.
-        threads: How many tasks run at once.
     """
     seconds = costs.op_seconds(buffers.graph)
     runs = min(RUNS, max(1, MOST_OPS // max(1, len(seconds))))
-    chances = (Random(seed) for seed in range(runs))  # noqa: S311 - the same in each process
-    demands = (
-        Execution(buffers, plan, costs, seconds, threads, chance).demand(costs.resident_bytes)
-        for chance in chances
-    )
-    return tuple(peak_in_pieces(one, room, GROWN_STEPS, pooled=not plan.is_empty) for one in demands)
+    for seed in range(runs):
+        chance = Random(seed)  # noqa: S311 - the same in each process
+        run = Execution(buffers, plan, costs, seconds, chance)
+        yield peak_in_pieces(run.demand(costs.resident_bytes), room, GROWN_STEPS, pooled=not plan.is_empty)
 
 
 class Execution:
@@ -66,12 +61,11 @@ class Execution:
         plan: SwapPlan,
         costs: Costs,
         seconds: Sequence[float],
-        threads: int,
         chance: Random,
     ) -> None:
         self._buffers, self._graph = buffers, buffers.graph
         self._chance, self._fillers, swaps = chance, plan.fillers, plan.swaps
-        self._batches = plan.batches
+        self._batches, self._edited = plan.batches, not plan.is_empty
         self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
         self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
         self._swaps = {swap.tensor: swap for swap in swaps}
@@ -85,7 +79,7 @@ class Execution:
         self.begins, self.ends = [0] * len(times), [0] * len(times)
         """By task, as points: each begin and each end of a task is an even one of its own."""
         self._now = 0
-        self._run(max(1, threads))
+        self._run(max(1, costs.threads))
 
     def _add_waits(self, edges: Sequence[SerialEdge]) -> None:
         later = self._later
@@ -156,7 +150,7 @@ class Execution:
             graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root for root, op in takers.items()
         }
         position = [point // 2 for point in self.begins]
-        updates = tuple(updates_of(buffers, position))
+        updates = tuple(updates_of(buffers, position, edited=self._edited))
         room = (batch_bytes(buffers),) * self._batches
         return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled(), room)
 

@@ -21,6 +21,7 @@ import lms
 from lms.device.device import read_devices
 from lms.device.link_speed import costs_of_device
 from lms.errors import LMSWarning
+from lms.variables.memory import address_of
 
 tf.keras.utils.set_random_seed(1)
 L = tf.keras.layers
@@ -225,6 +226,35 @@ def session() -> Any:
     return {"off": train(), "on": with_lms(train, policy="all")}
 
 
+def momenta() -> Any:
+    """Where each momentum lies after each step, to which a step assigns a new value."""
+    start = [np.random.default_rng(number).normal(size=(256, 256)) / 16 for number in range(4)]
+    batch = tf.constant(np.random.default_rng(9).normal(size=(512, 256)), tf.float32)
+
+    def train() -> dict[str, Any]:
+        weights = [tf.Variable(one, dtype=tf.float32) for one in start]
+        held = [tf.Variable(tf.zeros_like(one)) for one in weights]
+
+        @tf.function
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                h = batch
+                for weight in weights:
+                    h = tf.tanh(h @ weight)
+                loss = tf.reduce_mean(h * h)
+            for weight, momentum, slope in zip(weights, held, tape.gradient(loss, weights), strict=True):
+                momentum.assign(0.9 * momentum - 0.1 * slope)
+                weight.assign_add(momentum)
+
+        places = []
+        for _ in range(5):
+            step()
+            places.append([address_of(one.value()) for one in held])
+        return {"bits": bits_of([*weights, *held]), "addresses": places}
+
+    return {"off": train(), "on": with_lms(train, policy="all")}
+
+
 def half() -> Any:
     """Mixed precision, and memory that grows."""
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -254,7 +284,8 @@ def speeds() -> Any:
 
 
 CASES = {
-    case.__name__: case for case in (bits, ways, narrow, devices, retried, plain, session, half, rank, speeds)
+    case.__name__: case
+    for case in (bits, ways, narrow, devices, retried, plain, session, momenta, half, rank, speeds)
 }
 
 if __name__ == "__main__":

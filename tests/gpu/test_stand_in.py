@@ -80,6 +80,15 @@ def test_a_session_swaps_beside_a_gpu_that_it_does_not_use() -> None:
     assert seen["on"]["places"] == ["GPU:0"] and seen["on"]["warnings"] == []
 
 
+def test_momenta_stay_where_they_are() -> None:
+    """TensorFlow gives each another buffer in each step: free memory would fall into more and more pieces."""
+    off, on = found("momenta")["off"], found("momenta")["on"]
+    moved, kept = ([len({*each}) for each in zip(*one["addresses"], strict=True)] for one in (off, on))
+    assert max(moved) > 1 and set(kept) == {1}
+    assert None not in on["addresses"][0]
+    assert on["bits"] == off["bits"] and on["tensors"] > 5
+
+
 def test_mixed_precision_and_memory_that_grows() -> None:
     """The stand-in computes half precision as the CPU does."""
     seen = found("half")

@@ -20,7 +20,7 @@ def is_ours(node: Any) -> bool:
 
 def difference(plain: Iterable[Any], edited: Iterable[Any]) -> dict[str, Any]:
     """What is different between two lists of partitions of one function, by kind; lists of names."""
-    before, after = _nodes(plain), _nodes(edited)
+    before, after = _nodes(plain), _with_assignments(_nodes(edited))
     ours = {name for name, node in after.items() if is_ours(node)}
     shared = [name for name in before if name in after and name not in ours]
     pairs = [(name, before[name], after[name]) for name in shared]
@@ -76,6 +76,16 @@ def _nodes(partitions: Iterable[Any]) -> dict[str, Any]:
     sent = {_edge(node): node for node in made.values() if node.op in SENDS}
     whole = _Whole(made, sent)
     return {_plain(name): whole.node(node) for name, node in made.items() if not whole.carries(node)}
+
+
+def _with_assignments(nodes: Nodes) -> Nodes:
+    """The ops, with TensorFlow's own assignment for one of LMS's, which stands in its place."""
+    return {name: _assignment(node) if node.op == "LmsAssign" else node for name, node in nodes.items()}
+
+
+def _assignment(node: Any) -> Any:
+    attributes = {key: value for key, value in node.attr.items() if key != "_lms"}
+    return SimpleNamespace(**{**vars(node), "op": "AssignVariableOp", "attr": attributes})
 
 
 SENDS, RECEIVES = frozenset({"_Send", "_HostSend"}), frozenset({"_Recv", "_HostRecv"})

@@ -42,7 +42,7 @@ def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
     unused: Any = None
     grows: Any = SimpleNamespace(leaves_growing=lambda device_type: False)
     profiles: Any = lambda: SimpleNamespace(find=lambda graph: {})  # noqa: E731
-    planning = passes.Planning(None, grows, unused, profiles, lambda: True)
+    planning = passes.Planning(None, grows, unused, profiles, lambda: True, lambda: True)
     task: Any = SimpleNamespace(config=LMSConfig(), compiled=False)
     table: Any = SimpleNamespace(types=["Conv2D", op_type])
     work = Work(task, Device("CPU:0", 1 << 20), unused, table=table, graph=GraphBuilder().build())

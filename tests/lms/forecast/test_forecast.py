@@ -169,7 +169,8 @@ def gradients(batch: int = 1) -> Graph:
 
 def unplanned(limit_bytes: int, threads: int) -> Forecast:
     costs = GPUS["L4"].costs
-    target = Target(limit_bytes, costs, costs, "CPU", threads=threads)
+    costs = replace(costs, threads=threads)
+    target = Target(limit_bytes, costs, costs, "CPU")
     traced = TracedStep(gradients(), 1, gradients(2), 0, 0, 0)
     return next(Forecaster(traced, [target]).forecasts(target))
 

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.config import LMSConfig
+from lms.ir.assignments import VariableReads
 from lms.ir.graph import Graph, GraphBuilder
-from lms.ir.liveness import Buffers, Residency
+from lms.ir.liveness import SMALL_BYTES, Buffers, Residency
 from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation as fitting
 from lms.planner.fragmentation import LONGER, plan_in_pieces, predicted_peak, tries_for
@@ -212,6 +213,86 @@ def test_a_variable_that_is_read_again_behind_its_update_is_updated_in_place() -
     build.add("use", "MatMul", inputs=[new], outputs=[K])
     graph = build.build()
     assert not Demand.of(Buffers.of(graph), range(len(graph.ops))).updates
+
+
+@pytest.mark.parametrize(
+    ("edited", "may", "read_later", "moves"),
+    [
+        (True, True, False, False),
+        (False, True, False, True),
+        (True, False, False, True),
+        (True, True, True, True),
+    ],
+)
+def test_an_edited_step_keeps_variables_in_their_places(
+    edited: bool, may: bool, read_later: bool, moves: bool
+) -> None:
+    """Not where a later op still reads the old value: then the variable gets another buffer."""
+    build = GraphBuilder()
+    (handle,) = build.add("momentum", "Placeholder", outputs=[0])
+    (old,) = build.add("read", "ReadVariableOp", inputs=[handle], outputs=[20 * K])
+    (new,) = build.add("new", "MatMul", inputs=[old], outputs=[20 * K])
+    build.add("keep", "AssignVariableOp", inputs=[handle, new], assigns_in_place=may)
+    build.add("more", "AssignAddVariableOp", inputs=[handle, new])
+    if read_later:
+        build.add("late", "MatMul", inputs=[old], outputs=[K])
+    graph = build.build()
+    updates = Demand.of(Buffers.of(graph), range(len(graph.ops)), edited=edited).updates
+    kept = [update for update in updates if update.source == new]
+    assert bool(kept) == moves
+    assert bool(updates) == moves, "what is added in place moves no variable that stays"
+
+
+@pytest.mark.parametrize(("beside", "moves"), [(SMALL_BYTES, True), (SMALL_BYTES + K, False)])
+def test_small_variables_move_where_no_large_one_is_assigned_to(beside: int, moves: bool) -> None:
+    build = GraphBuilder()
+    for name, nbytes in (("average", SMALL_BYTES), ("other", beside)):
+        (handle,) = build.add(name, "Placeholder", outputs=[0])
+        (old,) = build.add(f"read {name}", "ReadVariableOp", inputs=[handle], outputs=[nbytes])
+        (new,) = build.add(f"new {name}", "MatMul", inputs=[old], outputs=[nbytes])
+        build.add(f"keep {name}", "AssignVariableOp", inputs=[handle, new], assigns_in_place=True)
+    graph = build.build()
+    updates = Demand.of(Buffers.of(graph), range(len(graph.ops)), edited=True).updates
+    assert len(updates) == (2 if moves else 0)
+
+
+def test_a_variable_that_gets_another_s_value_shares_it() -> None:
+    build = GraphBuilder()
+    handles = [build.add(name, "Placeholder", outputs=[0])[0] for name in ("source", "target")]
+    source, old = (
+        build.add(f"read {handle}", "ReadVariableOp", inputs=[handle], outputs=[20 * K])[0]
+        for handle in handles
+    )
+    build.add("use", "MatMul", inputs=[old], outputs=[K])
+    build.add("copy", "AssignVariableOp", inputs=[handles[1], source], assigns_in_place=True)
+    graph = build.build()
+    reads = VariableReads(Buffers.of(graph), range(len(graph.ops)))
+    assert not reads.in_place
+
+
+def test_a_term_of_a_sum_stays_its_variable_s() -> None:
+    """The sum begins with a term that nothing else holds, and its last digits depend on which that is."""
+    build = GraphBuilder()
+    (handle,) = build.add("momentum", "Placeholder", outputs=[0])
+    (old,) = build.add("read", "ReadVariableOp", inputs=[handle], outputs=[20 * K])
+    terms = [build.add(f"term {number}", "MatMul", inputs=[old], outputs=[20 * K])[0] for number in range(3)]
+    build.add("keep", "AssignVariableOp", inputs=[handle, terms[0]], assigns_in_place=True)
+    build.add("sum", "AddN", inputs=terms, outputs=[20 * K])
+    graph = build.build()
+    assert Demand.of(Buffers.of(graph), range(len(graph.ops)), edited=True).updates
+
+
+def test_an_assignment_to_what_was_not_read_before_moves_its_variable() -> None:
+    """The variable may have no memory yet."""
+    build = GraphBuilder()
+    (handle,) = build.add("variable", "Placeholder", outputs=[0])
+    (new,) = build.add("new", "MatMul", outputs=[20 * K])
+    update = len(build.build().ops)
+    build.add("set", "AssignVariableOp", inputs=[handle, new], assigns_in_place=True)
+    (seen,) = build.add("read", "ReadVariableOp", inputs=[handle], outputs=[20 * K], controls=[update])
+    build.add("use", "MatMul", inputs=[seen], outputs=[K])
+    graph = build.build()
+    assert Demand.of(Buffers.of(graph), range(len(graph.ops)), edited=True).updates
 
 
 def test_a_step_is_made_ready_and_tried_once_however_often_it_is_asked_for() -> None:

@@ -104,5 +104,5 @@ def test_runs_by_chance_know_of_the_room() -> None:
     graph = net(600 * KIB)
     case, plan = planned(graph)
     seconds = case.costs.op_seconds(graph)
-    run = Execution(case.buffers, plan, case.costs, seconds, 1, Random(1))  # noqa: S311 - the same each time
+    run = Execution(case.buffers, plan, case.costs, seconds, Random(1))  # noqa: S311 - the same each time
     assert run.demand(None).room_for_batches == (600 * KIB,) * plan.batches

@@ -1,5 +1,6 @@
 """A step on several threads: what runs side by side holds memory side by side."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -40,12 +41,14 @@ def unplanned(graph: Graph) -> SwapPlan:
 def peaks(
     graph: Graph, threads: int, made: SwapPlan | None = None, room: int = ROOM
 ) -> tuple[int | None, ...]:
-    return peaks_by_chance(Buffers.of(graph), made or unplanned(graph), COSTS, room, threads)
+    costs = replace(COSTS, threads=threads)
+    return tuple(peaks_by_chance(Buffers.of(graph), made or unplanned(graph), costs, room))
 
 
 def run(graph: Graph, made: SwapPlan, threads: int) -> Execution:
     chance = Random(0)  # noqa: S311 - the same each time
-    return Execution(Buffers.of(graph), made, COSTS, COSTS.op_seconds(graph), threads, chance)
+    costs = replace(COSTS, threads=threads)
+    return Execution(Buffers.of(graph), made, costs, costs.op_seconds(graph), chance)
 
 
 def test_what_nothing_waits_for_holds_its_operands_on_a_second_thread() -> None:
