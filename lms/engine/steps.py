@@ -56,6 +56,9 @@ TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one l
 SESSION = "session graph"
 """The name of a session's step."""
 
+ONCE = "A step of a session is not tried again."
+"""Why that is the end of it."""
+
 
 @dataclass(frozen=True)
 class _Room:
@@ -271,9 +274,16 @@ class Steps:
     def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
         """Run a step of a session, counted and logged."""
         counted = self._timed(run.graph, partial(self._counted, step))
-        if self.log is None:
-            return counted()
-        return self.log.run(run.graph, "session run", counted, idle=False)
+        try:
+            if self.log is None:
+                return counted()
+            return self.log.run(run.graph, "session run", counted, idle=False)
+        except tf.errors.OpError as error:
+            if is_out_of_pinned_memory(error, self._engine.resources.devices):
+                raise _with_lines(error, FULL_POOL) from error
+            if not is_out_of_memory(error) or FULL_STORE in error.message:
+                raise
+            raise self._explained(error, run.graph, SESSION, ONCE) from error
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -325,7 +335,8 @@ class Steps:
                 if not is_out_of_memory(failure) or FULL_STORE in failure.message:
                     raise failure from None
                 if not self.rescue.prepare(call):
-                    raise self._explained(failure, call.function) from error
+                    function = call.function
+                    raise self._explained(failure, function, function._name, self.rescue.refusal) from error
             self.growth.renew(call.function, "")
             engine.books.collector.retries += 1
             engine.books.warn(self.rescue.message)
@@ -424,16 +435,16 @@ class Steps:
         memory = self._engine.resources.devices[0].memory()
         return self._moved(), None if memory is None else memory[1]
 
-    def _explained(self, error: Any, function: Any) -> Exception:
+    def _explained(self, error: Any, owner: Any, name: str, refusal: str) -> Exception:
         collector = self._engine.books.collector
-        if collector.latest is not None and not self.history.holds_step(function):
+        if collector.latest is not None and not self.history.holds_step(owner):
             limit = self._engine.resources.devices[0].limit_bytes
-            return _with_lines(error, explain_unplanned(function._name, limit))
+            return _with_lines(error, explain_unplanned(name, limit))
         swaps = self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()
         explanation = explain_out_of_memory(collector.latest, report, swaps=swaps, streams=streams)
-        return _with_lines(error, explanation, self.rescue.refusal)
+        return _with_lines(error, explanation, refusal)
 
 
 def _with_lines(error: Any, *lines: str) -> Exception:

@@ -58,3 +58,11 @@ def test_a_value_may_be_fed_in_the_middle_of_a_step(seen: dict[str, Any]) -> Non
     found = seen["feed"]
     assert found["weights"] == seen["plain"]["feed"] != seen["plain"]["steps"]
     assert found["moved"] > 0
+
+
+def test_a_session_that_runs_out_of_memory_says_what_was_planned() -> None:
+    """And runs smaller steps afterwards."""
+    ((kind, text),) = run_job("session_oom_job.py")["errors"]
+    assert kind == "ResourceExhaustedError" and "OOM when allocating" in text
+    assert "LMS: the step ran out of memory on CPU:0 (limit 40.0 MiB)" in text
+    assert text.splitlines()[-1] == "A step of a session is not tried again."
