@@ -17,9 +17,11 @@ from lms.device.link_speed import costs_of_device
 from lms.device.memory_pool import PoolClaim, Rooms
 from lms.engine.work import Residents, Work
 from lms.intercept.side_effects import may_reach_peers
+from lms.ir.assignments import in_place
 from lms.ir.name_filters import select
 from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import rooms_of
+from lms.planner.host_operands import Decision
 from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import fits_whole, plan_segments
@@ -309,21 +311,12 @@ class Planning:
         if work.table is not None and may_reach_peers(work.table.types):
             costs = replace(costs, fills=False)
         planned = self._planned(work, costs)
-        if self._assigns_in_place(planned) and not self._load_assignment():
+        if _assigns_in_place(planned.decision) and not self._load_assignment():
             work = replace(work, graph=work.graph.with_moving_variables())
             planned = self._planned(work, costs)
         if planned.decision is not None and planned.decision.plan.fillers and not self._load_fillers():
             return self._planned(work, replace(costs, fills=False))
         return planned
-
-    def _assigns_in_place(self, planned: Work) -> bool:
-        """Tell whether a plan takes variables to stay where they are."""
-        decided = planned.decision
-        return (
-            decided is not None
-            and any(op.assigns_in_place for op in decided.case.graph.ops)
-            and (not decided.plan.is_empty)
-        )
 
     def _planned(self, work: Work, costs: Costs) -> Work:
         assert work.graph is not None  # noqa: S101 - required
@@ -346,6 +339,15 @@ class Planning:
         elif config is not plain:
             made = decide(work.graph, config, kind, work.limit_bytes, costs)
         return replace(work, decision=made)
+
+
+def _assigns_in_place(decided: Decision | None) -> bool:
+    """Tell whether a plan has assignments write into their variables' memory."""
+    return (
+        decided is not None
+        and not decided.plan.is_empty
+        and bool(in_place(decided.case.buffers, decided.plan.order))
+    )
 
 
 def _has_limited_host(config: LMSConfig, device_type: str) -> bool:

@@ -40,8 +40,8 @@ class Resources:
         self._transport: Transport | None = None
         self._values: HostValues | None = None
         self._profiles: Profiles | None = None
-        self._loaded: dict[str, bool] = {}
-        """Whether each of the ops could be loaded, once that was asked; by what plans do without it."""
+        self._loaded: dict[Callable[[Mapping[str, str]], None], bool] = {}
+        """Whether each of the ops could be loaded, once that was asked; by what loads it."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -74,14 +74,14 @@ class Resources:
         return self._can(load_assignment, "for variables that move in each step")
 
     def _can(self, load: Callable[[Mapping[str, str]], None], otherwise: str) -> bool:
-        if otherwise not in self._loaded:
+        if load not in self._loaded:
             try:
                 load(self._environ)
-                self._loaded[otherwise] = True
+                self._loaded[load] = True
             except BuildError as error:
                 logger.info("plans %s: %s", otherwise, error)
-                self._loaded[otherwise] = False
-        return self._loaded[otherwise]
+                self._loaded[load] = False
+        return self._loaded[load]
 
     def transport(self) -> Transport:
         """Return the transport that moves swapped bytes; choose it when it is first needed."""

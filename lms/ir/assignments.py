@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from lms.ir.graph import Op
-from lms.ir.liveness import SMALL_BYTES, Buffers
+from lms.ir.liveness import SMALL_BYTES, Buffers, positions
 from lms.ir.op_traits import SUM
 
 ASSIGN, READ = "AssignVariableOp", "ReadVariableOp"
@@ -21,19 +21,34 @@ class VariableReads:
 
     Args:
         buffers: The step's.
-        position: For each op its place in the order; what is at place ``p`` runs at point ``2 * p``.
+        begins: For each op the point at which it begins.
+        ends: The point at which each op ends; the default is where it begins.
+        last_point: A point behind all of them; the default is that of an order.
     """
 
-    def __init__(self, buffers: Buffers, position: Sequence[int]) -> None:
-        self._buffers, self._position = buffers, position
+    def __init__(
+        self,
+        buffers: Buffers,
+        begins: Sequence[int],
+        ends: Sequence[int] | None = None,
+        last_point: int | None = None,
+    ) -> None:
+        self._buffers, self._begins, roots = buffers, begins, buffers.graph.roots
+        ends = begins if ends is None else ends
+        end = 2 * len(begins) if last_point is None else last_point
         self._reads: dict[int, list[tuple[int, int]]] = {}
         """By the tensor of a variable's handle the points of each read and of its last use."""
+        self._shared: set[int] = set()
+        """Variables whose buffer an assignment makes another variable's, too."""
+        given = {roots[op.inputs[1]] for op in buffers.with_variables if op.type == ASSIGN}
         for op in buffers.with_variables:
             if op.type == READ:
-                root = buffers.graph.roots[op.outputs[0]]
-                last = max((2 * position[user] for user in buffers.users[root]), default=0)
-                last = 2 * len(position) if buffers.kept[root] else last
-                self._reads.setdefault(self.variable(op), []).append((2 * position[op.id], last))
+                root, variable = roots[op.outputs[0]], self.variable(op)
+                last = max((ends[user] for user in buffers.users[root]), default=0)
+                last = end if buffers.kept[root] else last
+                self._reads.setdefault(variable, []).append((begins[op.id], last))
+                if root in given:
+                    self._shared.add(variable)
 
     def variable(self, op: Op) -> int:
         """Return the tensor of the handle of the variable that an op is on."""
@@ -44,27 +59,43 @@ class VariableReads:
         return max((last for first, last in self._reads.get(variable, ()) if first < point), default=None)
 
     @cached_property
-    def in_place(self) -> frozenset[int]:
-        """The assignments that write into their variables' memory, once the step is edited.
+    def may_stay(self) -> frozenset[int]:
+        """The assignments that find memory of their variable's which nobody else holds.
 
-        The memory must be there, which a read before shows, and nobody may hold it any more. Not where the
-        value is another variable's, which TensorFlow lets both have. Nor where it is a term of a sum, which
-        begins with a term that nothing else holds: then the variable holds it, as in a step without an edit.
-
-        Where only small variables are assigned to, they move. They take apart little memory, and a plan that
-        fits while they move fits the threads of a run: of ResNet-152 one that did not ran out of memory.
+        The memory must be there, which a read before shows. What the step gives two variables TensorFlow lets
+        both have. A sum begins with a term that nothing else holds, and its last digits depend on which that
+        is: a term that is also assigned stays held by its variable, as without LMS.
         """
-        nbytes, roots = self._buffers.nbytes, self._buffers.graph.roots
-        found = [op for op in self._buffers.with_variables if op.assigns_in_place and self._may(op)]
-        is_worth_it = any(nbytes[roots[op.inputs[1]]] > SMALL_BYTES for op in found)
-        return frozenset(op.id for op in found) if is_worth_it else frozenset()
+        return frozenset(
+            op.id for op in self._buffers.with_variables if op.assigns_in_place and self._may(op)
+        )
 
     def _may(self, op: Op) -> bool:
-        graph, point = self._buffers.graph, 2 * self._position[op.id]
+        graph, point, variable = self._buffers.graph, self._begins[op.id], self.variable(op)
         root = graph.roots[op.inputs[1]]
-        if graph.ops[graph.tensors[root].op].type == READ:
+        if graph.ops[graph.tensors[root].op].type == READ or variable in self._shared:
             return False
         if any(graph.ops[user].type == SUM for user in self._buffers.users[root]):
             return False
-        last = self.last(self.variable(op), point)
+        last = self.last(variable, point)
         return last is not None and last <= point
+
+
+def in_place(buffers: Buffers, order: Sequence[int]) -> frozenset[int]:
+    """Return the assignments that an edited step has write into their variables' memory.
+
+    Where only small variables are assigned to, they move. They take apart little memory, and a plan that fits
+    while they move fits the threads of a run: of ResNet-152 one that did not ran out of memory.
+
+    Args:
+        buffers: The step's.
+        order: That of the plan.
+    """
+    return buffers.once((VariableReads, tuple(order)), lambda: _in_place(buffers, order))
+
+
+def _in_place(buffers: Buffers, order: Sequence[int]) -> frozenset[int]:
+    found = VariableReads(buffers, [2 * place for place in positions(order)]).may_stay
+    graph = buffers.graph
+    sizes = (buffers.nbytes[graph.roots[graph.ops[op].inputs[1]]] for op in found)
+    return found if any(nbytes > SMALL_BYTES for nbytes in sizes) else frozenset()

@@ -159,7 +159,7 @@ class Buffers:
     def _assigned(self) -> frozenset[int]:
         """The buffers that an assignment makes a variable's too, so that no kernel writes over them.
 
-        Seen on TensorFlow 2.15.1 and 2.21.0.
+        Seen on TensorFlow 2.15.1 and 2.21.0. In an edited step that is too careful of values that are copied.
         """
         roots = self.graph.roots
         return frozenset(roots[op.inputs[1]] for op in self.graph.ops if op.type == "AssignVariableOp")

@@ -9,6 +9,7 @@
 // TensorFlow's C API has no door to a variable's buffer, so this takes the C++ headers. It is a library of its own,
 // compiled for the first step that assigns to a variable.
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -34,8 +35,6 @@ class AssignOp : public OpKernel {
   explicit AssignOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("validate_shape", &validate_shape_));
-    OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(dtype_),
-                tensorflow::errors::Unimplemented("values of type ", tensorflow::DataTypeString(dtype_)));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -47,18 +46,25 @@ class AssignOp : public OpKernel {
     };
     OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<Var>(context, handle, &variable, make));
     const Tensor& value = context->input(1);
-    Tensor old;  // freed behind the lock
+    Tensor old;  // freed after the lock is released
     tensorflow::mutex_lock lock(*variable->mu());
-    OP_REQUIRES(context, variable->tensor()->dtype() == dtype_,
-                tensorflow::errors::InvalidArgument("the variable ", handle.name(), " is of another type"));
+    OP_REQUIRES(context, !variable->is_initialized || variable->tensor()->dtype() == dtype_,
+                tensorflow::errors::InvalidArgument(
+                    "the variable ", handle.name(), " is of type ", tensorflow::DataTypeString(variable->tensor()->dtype()),
+                    ", and the new value of type ", tensorflow::DataTypeString(dtype_)));
     OP_REQUIRES(context, !validate_shape_ || !variable->is_initialized || variable->tensor()->shape() == value.shape(),
                 tensorflow::errors::InvalidArgument("the variable ", handle.name(), " has shape ",
                                                     variable->tensor()->shape().DebugString(), ", and the new value ",
                                                     value.shape().DebugString()));
     if (!HasRoom(variable.get(), value) || !Copied(context, value, variable->tensor())) {
+      Tensor made = value;
+      if (variable->copy_on_read_mode.load()) {  // as AssignVariableOp: the buffer is to be the variable's alone
+        OP_REQUIRES_OK(context, context->allocate_temp(dtype_, value.shape(), &made));
+        OP_REQUIRES(context, Copied(context, value, &made),
+                    tensorflow::errors::Internal("the new value of the variable ", handle.name(), " cannot be copied"));
+      }
       old = std::move(*variable->tensor());
-      *variable->tensor() = value;
-      variable->copy_on_read_mode.store(false);  // for a buffer that others hold, too; who needs the mode sets it again
+      *variable->tensor() = std::move(made);
     }
     variable->is_initialized = true;
   }
@@ -70,8 +76,10 @@ class AssignOp : public OpKernel {
            variable->tensor()->shape() == value.shape();
   }
 
-  // Copies behind all kernels launched so far and before all later ones; tells whether the device can.
+  // Copies after all kernels launched so far and before all later ones; tells whether the device does that. It has to say
+  // so before it returns, as TensorFlow's devices do, whose copies are launched then.
   static bool Copied(OpKernelContext* context, const Tensor& value, Tensor* to) {
+    if (!tensorflow::DataTypeCanUseMemcpy(value.dtype())) return false;
     if (value.NumElements() == 0) return true;
     auto* there = context->op_device_context();
     if (there == nullptr) {
@@ -79,10 +87,10 @@ class AssignOp : public OpKernel {
       std::memcpy(const_cast<char*>(to->tensor_data().data()), from.data(), from.size());
       return true;
     }
-    absl::Status found;
+    auto launched = std::make_shared<std::atomic<bool>>(false);
     there->CopyTensorInSameDevice(&value, static_cast<tensorflow::Device*>(context->device()), to,
-                                  [&found](const absl::Status& status) { found = status; });
-    return found.ok();
+                                  [launched](const absl::Status& status) { launched->store(status.ok()); });
+    return launched->load();
   }
 
   DataType dtype_;

@@ -22,7 +22,7 @@ TIGHTER, TIGHTENING = 0.97, 0.03
 later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
 LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps. It must also fit
-whichever ops run side by side (:func:`_fits_by_chance`), as any plan that takes from the margin must."""
+whichever ops run side by side (:func:`_fits_by_chance`), like a plan of a try that takes from the margin."""
 FILLED_OPS = 12_000
 """The most ops of a step whose plans get fillers: for each plan they take twice the time of a rehearsal."""
 BATCHES, LEAST_BATCHES = 4, 3

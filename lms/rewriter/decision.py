@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from lms.ir.assignments import VariableReads
-from lms.ir.liveness import positions
+from lms.ir.assignments import in_place
 from lms.planner.host_operands import Decision
 from lms.planner.sum_order import beginnings, disturbed
 from lms.reader.step_reader import Step
@@ -33,17 +32,11 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
     if made is not None:
         sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
-    in_place = _assigned_in_place(decided)
-    edits = write_plan(graph_def, step, decided.plan, transport, decided.relocation, sums, in_place)
+    plan = decided.plan
+    written = () if plan.is_empty else sorted(in_place(decided.case.buffers, plan.order))
+    edits = write_plan(graph_def, step, plan, transport, decided.relocation, sums, written)
     if segmentation is not None:
         names = step.table.names
         mark_segments(graph_def, [[names[node] for node in step.members[op]] for op in segmentation.segments])
     added = (node.name for node in list(graph_def.node)[known:])
     return replace(edits, nodes=tuple(dict.fromkeys([*added, *edits.nodes])))
-
-
-def _assigned_in_place(decided: Decision) -> list[int]:
-    """Return the assignments that write into their variables' memory, as the plan's simulation took it."""
-    if decided.plan.is_empty:
-        return []
-    return sorted(VariableReads(decided.case.buffers, positions(decided.plan.order)).in_place)

@@ -1,13 +1,13 @@
 """The allocations that a planned step asks of the device, and what it leaves for the next step."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
-from lms.ir.assignments import ASSIGN, READ, VariableReads
+from lms.ir.assignments import ASSIGN, READ, VariableReads, in_place
 from lms.ir.liveness import SMALL_BYTES, Buffers, Residency, round_up
 from lms.ir.op_traits import may_end_step
 from lms.ir.swap_plan import Filler, Swap
@@ -105,7 +105,7 @@ class Demand:
             for op, (point, nbytes) in zip(buffers.with_workspace, placed.scratch, strict=True)
         )
         updates = buffers.once(
-            (Update, order, edited), lambda: tuple(updates_of(buffers, placed.position, edited=edited))
+            (Update, order, edited), lambda: _planned_updates(buffers, order, edited=edited)
         )
         return cls(stays + scratch, updates, timeline.handed_on, resident_bytes)
 
@@ -141,7 +141,15 @@ def filled(fillers: Iterable[Filler], position: Sequence[int]) -> dict[int, Fill
     return found
 
 
-def updates_of(buffers: Buffers, position: Sequence[int], *, edited: bool) -> Iterator[Update]:
+def _planned_updates(buffers: Buffers, order: tuple[int, ...], *, edited: bool) -> tuple[Update, ...]:
+    begins = [2 * place for place in buffers.placement(order).position]
+    stay = in_place(buffers, order) if edited else ()
+    return tuple(updates_of(buffers, VariableReads(buffers, begins), begins, stay))
+
+
+def updates_of(
+    buffers: Buffers, reads: VariableReads, begins: Sequence[int], stay: Collection[int]
+) -> Iterator[Update]:
     """Find every update of the step that may move its variable.
 
     A variable that is assigned another's value shares its chunk, too. That is left out: it would take no more
@@ -149,16 +157,17 @@ def updates_of(buffers: Buffers, position: Sequence[int], *, edited: bool) -> It
 
     Args:
         buffers: The step's.
-        position: For each op its place in the order.
-        edited: Whether the step is edited, so that assignments keep variables in their places.
+        reads: When the step reads its variables.
+        begins: For each op the point at which it begins.
+        stay: The assignments that leave their variables in their places.
     """
-    graph, reads = buffers.graph, VariableReads(buffers, position)
+    graph = buffers.graph
     moving: dict[int, int] = {}
     """By assignment the bytes that it moves."""
     moved: dict[int, int] = {}
     """The same by variable."""
     for op in buffers.with_variables:
-        if op.type == ASSIGN and not (edited and op.id in reads.in_place):
+        if op.type == ASSIGN and op.id not in stay:
             if nbytes := buffers.nbytes[graph.roots[op.inputs[1]]]:
                 moving[op.id] = moved[reads.variable(op)] = nbytes
     size = {
@@ -167,7 +176,7 @@ def updates_of(buffers: Buffers, position: Sequence[int], *, edited: bool) -> It
         if op.type == READ
     }
     for op in buffers.with_variables:
-        variable, point = reads.variable(op), 2 * position[op.id]
+        variable, point = reads.variable(op), begins[op.id]
         read = reads.last(variable, point) or 0
         if op.id in moving:
             yield Update(point, variable, moving[op.id], graph.roots[op.inputs[1]], max(point, read))

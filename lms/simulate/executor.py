@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
 
+from lms.ir.assignments import VariableReads, in_place
 from lms.ir.liveness import Buffers, Residency, round_up
 from lms.ir.op_traits import in_place_output, may_end_step
 from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
@@ -65,7 +66,8 @@ class Execution:
     ) -> None:
         self._buffers, self._graph = buffers, buffers.graph
         self._chance, self._fillers, swaps = chance, plan.fillers, plan.swaps
-        self._batches, self._edited = plan.batches, not plan.is_empty
+        self._batches = plan.batches
+        self._stay = frozenset() if plan.is_empty else in_place(buffers, plan.order)
         self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
         self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
         self._swaps = {swap.tensor: swap for swap in swaps}
@@ -149,8 +151,8 @@ class Execution:
         handed_on = {
             graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root for root, op in takers.items()
         }
-        position = [point // 2 for point in self.begins]
-        updates = tuple(updates_of(buffers, position, edited=self._edited))
+        reads = VariableReads(buffers, self.begins, self.ends, self._now + 1)
+        updates = tuple(updates_of(buffers, reads, self.begins, self._stay & reads.may_stay))
         room = (batch_bytes(buffers),) * self._batches
         return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled(), room)
 

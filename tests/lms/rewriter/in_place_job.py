@@ -131,7 +131,7 @@ def read_meanwhile(variable: Any, step: Callable[[], Any]) -> dict[str, int]:
             seen["torn"] += bool((value != value[0, 0]).any())
 
     step()
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     for _ in range(600):
         step()

@@ -11,6 +11,8 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.kernels import PlainCpu
 from lms.ir.swap_plan import SwapPlan
+from lms.native.build import ASSIGN
+from lms.native.library import load_library
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import read_step
@@ -30,7 +32,7 @@ def test_each_momentum_stays_in_its_place(case: str) -> None:
     """And has the bits that it has without LMS, where it moves."""
     off, on = (run_job("rewriter/in_place_job.py", case, policy) for policy in ("off", "all"))
     moved, kept = ([len({*one}) for one in zip(*found["places"], strict=True)] for found in (off, on))
-    assert max(moved) > 1 and set(kept) == {1}
+    assert max(moved) > 1 and set(kept) == {1} and None not in on["places"][0]
     assert on["bits"] == off["bits"] and on["tensors"] > 3
 
 
@@ -44,6 +46,17 @@ def test_who_holds_an_old_value_keeps_it() -> None:
 def test_another_thread_sees_no_value_half_written() -> None:
     seen = run_job("rewriter/in_place_job.py", "threads", "all")
     assert seen["torn"] == 0 and seen["reads"] > 100 and seen["tensors"] > 3
+    counter, *_ = zip(*seen["places"], strict=True)
+    assert len({*counter}) == 1, "else it is never written in place"
+
+
+def test_the_op_does_what_tensorflow_s_does_where_it_cannot_write_in_place() -> None:
+    found = run_job("rewriter/assign_op_job.py")
+    assert found["plain"] and found["integers"] and found["empty"] and found["fresh"]
+    assert not found["shape"] and found["held"] == [True, False]
+    assert "has shape [4096], and the new value [1024]" in found["validated"]
+    assert "is of type float, and the new value of type int32" in found["type"]
+    assert found["rows"] == [True, 3.0, 5.0]
 
 
 def test_a_batch_of_another_length_gives_a_variable_another_shape() -> None:
@@ -129,8 +142,5 @@ def test_what_is_written_is_another_op_with_the_same_inputs() -> None:
     node = graph_def.node[table.number["assign"]]
     assert (node.op, list(node.input)) == ("LmsAssign", ["handle", "value", "^read"])
     assert [*edits.nodes] == ["assign"] and "_lms" in node.attr
-    from lms.native.build import ASSIGN
-    from lms.native.library import load_library
-
     load_library(ASSIGN, {})
     validate(graph_def, table, outputs, edits.nodes, kernels)

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from lms.config import LMSConfig
+from lms.ir.assignments import in_place
 from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapIn, SwapPlan
@@ -15,6 +16,7 @@ from lms.simulate.cost_model import Costs
 from lms.simulate.executor import RUNS, Execution, peaks_by_chance
 
 K = 4096
+MIB = 1 << 20
 ROOM = 1 << 30
 SLOPE = 256 * K
 COSTS = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, launch_s=1e-6)
@@ -146,3 +148,22 @@ def test_fillers_are_there_while_their_op_runs_or_until_a_copy_is_read() -> None
         found.begins[1]: Filled((K,), 256, found.ends[1]),
         back: Filled((SLOPE,), 256, found.begins[3] - 1),
     }
+
+
+@pytest.mark.parametrize(("case", "moves"), [("plain", False), ("kept", True), ("beside", True)])
+def test_an_assignment_leaves_its_variable_in_its_place_where_nobody_holds_it_then(
+    case: str, moves: bool
+) -> None:
+    """A value that is fetched is held to the end; a reader on the other thread while it runs."""
+    build = GraphBuilder()
+    (handle,) = build.add("momentum", "Placeholder", outputs=[0])
+    (old,) = build.add("read", "ReadVariableOp", inputs=[handle], outputs=[32 * MIB])
+    (new,) = build.add("new", "MatMul", inputs=[old], outputs=[32 * MIB], flops=1.0)
+    if case == "beside":
+        build.add("slow", "MatMul", inputs=[old], outputs=[MIB], flops=1e15)
+    build.add("keep", "AssignVariableOp", inputs=[handle, new], assigns_in_place=True)
+    graph = build.build([old] if case == "kept" else [])
+    order = tuple(range(len(graph.ops)))
+    made = SwapPlan("budget", order, (), (SerialEdge(0, 1),), (), 0, 0, 0, None)
+    assert (order[-1] in in_place(Buffers.of(graph), order)) == (case != "kept")
+    assert bool(run(graph, made, 2).demand(None).updates) == moves
