@@ -279,10 +279,8 @@ class Steps:
                 return counted()
             return self.log.run(run.graph, "session run", counted, idle=False)
         except tf.errors.OpError as error:
-            if is_out_of_pinned_memory(error, self._engine.resources.devices):
-                raise _with_lines(error, FULL_POOL) from error
-            if not is_out_of_memory(error) or FULL_STORE in error.message:
-                raise
+            if (other := self._other_than_device_memory(error)) is not None:
+                raise other from (None if other is error else error)
             raise self._explained(error, run.graph, SESSION, ONCE) from error
 
     # --- inside ------------------------------------------------------------------------------------------
@@ -330,10 +328,8 @@ class Steps:
                 return once() if log is None else log.run(call.function, call.function._name, once)
             except tf.errors.OpError as error:
                 failure = call.feed.failure or error
-                if is_out_of_pinned_memory(failure, engine.resources.devices):
-                    raise _with_lines(failure, FULL_POOL) from error
-                if not is_out_of_memory(failure) or FULL_STORE in failure.message:
-                    raise failure from None
+                if (other := self._other_than_device_memory(failure)) is not None:
+                    raise other from (None if other is failure else error)
                 if not self.rescue.prepare(call):
                     function = call.function
                     raise self._explained(failure, function, function._name, self.rescue.refusal) from error
@@ -434,6 +430,13 @@ class Steps:
     def _counters(self) -> tuple[StoreStats | None, int | None]:
         memory = self._engine.resources.devices[0].memory()
         return self._moved(), None if memory is None else memory[1]
+
+    def _other_than_device_memory(self, failure: Any) -> Exception | None:
+        """Return the error to raise where a step failed for anything but want of the device's memory."""
+        if is_out_of_pinned_memory(failure, self._engine.resources.devices):
+            return _with_lines(failure, FULL_POOL)
+        failed_otherwise = not is_out_of_memory(failure) or FULL_STORE in failure.message
+        return failure if failed_otherwise else None
 
     def _explained(self, error: Any, owner: Any, name: str, refusal: str) -> Exception:
         collector = self._engine.books.collector

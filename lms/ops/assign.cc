@@ -7,7 +7,7 @@
 // values of which half was new.
 //
 // TensorFlow's C API has no door to a variable's buffer, so this takes the C++ headers. It is a library of its own,
-// compiled for the first step that assigns to a variable.
+// compiled for the first plan that has it.
 
 #include <atomic>
 #include <cstring>
