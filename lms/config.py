@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "native", "graph", "off"]
 Policy = Literal["auto", "budget", "threshold", "all"]
 Recompute = Literal["auto", "off", "only"]
-Residence = Literal["device", "host"]
+Residence = Literal["auto", "device", "host"]
 Xla = Literal["off", "auto"]
 CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
@@ -165,12 +165,15 @@ class LMSConfig:
         "(not with policy threshold); off: only swap; only: recompute and swap nothing",
     )
     optimizer_state: Residence = _option(
-        "device",
+        "auto",
         "host: what only the update reads (an optimizer's momenta) lies in host memory between steps, comes "
-        "to the device for the update, and leaves again; device: it stays there",
+        "to the device for the update, and leaves again; device: it stays there; auto: on the host once a "
+        "step does not fit otherwise",
     )
     variables: Residence = _option(
-        "device", "host: likewise the weights, which come once for the forward and once for the backward pass"
+        "auto",
+        "host: likewise the weights, which come once for the forward and once for the backward pass; auto: "
+        "where the optimizer's state on the host is not enough",
     )
     xla: Xla = _option(
         "off",

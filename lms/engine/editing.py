@@ -14,6 +14,7 @@ from lms.device.device import Device
 from lms.device.memory_pool import Rooms
 from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
 from lms.engine.work import Task, Work, place_of
+from lms.errors import StoreError
 from lms.reader.function_bodies import unread_arguments
 from lms.reader.survey import step_frames
 from lms.rewriter.stopped import LEFT, stopped
@@ -30,6 +31,19 @@ KEPT_EDITS = 4
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""
+
+
+MOVED = {
+    "optimizer_state": (
+        "with its optimizer's state on the device, which lies on the host between steps from now on "
+        "(optimizer_state='device' keeps it)"
+    ),
+    "variables": (
+        "with its variables on the device, which lie on the host between steps from now on "
+        "(variables='device' and optimizer_state='device' keep them)"
+    ),
+}
+"""By setting what becomes of a step that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,8 @@ class Editing:
         if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def, task.request.graph):
             return Edit()
         task = _task_of(graph_def, task)
-        key = (_key(graph_def, task), self._engine.resources.profiles().kept)
+        used = self._engine.resources
+        key = (_key(graph_def, task), used.profiles().kept, used.host.planned_with)
         known = self._kept_for(key)
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
@@ -93,6 +108,9 @@ class Editing:
         if len({work.whole for work in works}) > 1:  # another device or frame of it needs segments
             graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
             works = self._works(replace(task, may_be_whole=False), graph_def)
+        if self._may_move_variables(task):
+            graph_def, works = self._with_variables_moved(task, graph_def, works)
+            key = (*key[:-1], used.host.planned_with)
         made = _as_edit(works, graph_def)
         if works:
             self._keep(key, made)
@@ -103,6 +121,45 @@ class Editing:
         for device in self._devices(task):
             works += self._edit_for(device, task, graph_def, works[-1] if works else None)
         return works
+
+    def _may_move_variables(self, task: Task) -> bool:
+        """Tell whether a step that does not fit may have more of its variables on the host.
+
+        Plans for a device of another size move nothing, nor do those of IBM's classes.
+        """
+        is_real = not self._engine.resources.assumes_limit and task.limit_bytes is None
+        is_ours = task.guest is None and self._engine.guest is None and not task.compiled
+        swaps = task.config.policy != "threshold" and task.config.recompute != "only"
+        return is_real and is_ours and swaps
+
+    def _with_variables_moved(self, task: Task, graph_def: Any, works: list[Work]) -> tuple[Any, list[Work]]:
+        """Plan a step again with more and more variables on the host, until it fits or none are left.
+
+        Returns:
+            The graph of the last plans, and these.
+        """
+        host, moved = self._engine.resources.host, ""
+        while self._lacks_room(task, works) and (more := host.take_more()):
+            graph_def, moved = graph_pb2.GraphDef.FromString(task.request.graph), more
+            try:
+                works = self._works(task, graph_def)
+            except StoreError:  # the host is full
+                works = []
+        if any(work.streamed.nodes for work in works):
+            if moved:
+                self._engine.steps.growth.renew_others(self._engine.steps.watch.call.function)
+                self._engine.books.warn(f"{task.name} does not fit {MOVED[moved]}")
+        elif moved:
+            host.keep_all()
+            graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
+            works = self._works(task, graph_def)
+        return graph_def, works
+
+    def _lacks_room(self, task: Task, works: Sequence[Work]) -> bool:
+        """Tell whether a step needs more than its devices have, or variables that they have no room for."""
+        return not all(map(_fits, works)) or (
+            bool(works) and self._engine.resources.host.lacks_room(task.inputs)
+        )
 
     def _kept_for(self, key: object) -> Edit | None:
         with self._lock:
@@ -192,6 +249,14 @@ class Editing:
         graph_def = graph_pb2.GraphDef.FromString(graph)
         again = replace(work, task=task, graph_def=graph_def, table=None)
         return self._planned(run_passes([self._passes.parse], again))
+
+
+def _fits(work: Work) -> bool:
+    """Tell whether a frame has a plan that its device has room for, or needs none."""
+    decided, limit = work.decision, work.limit_bytes
+    if decided is None:
+        return True
+    return decided.plan.feasible and (limit is None or decided.peak_bytes <= limit)
 
 
 def _as_edit(works: Sequence[Work], graph_def: Any) -> Edit:

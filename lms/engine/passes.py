@@ -141,7 +141,7 @@ class Counting:
         if self._host.is_on:
             streamed = set(_arguments(work.table, work.streamed.handles))
             self._host.settle(inputs, streamed, work.place.holds)
-        pending = give_own_memory(inputs, set(_changed_arguments(work.table)))
+        pending = give_own_memory(inputs, set(_changed_arguments(work.table)), self._host.has_room)
         in_use, _ = work.device.memory() or (0, 0)
         in_use = max(0, in_use - self._rooms.kept_bytes(work.device.name))  # a plan counts its rooms itself
         exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
@@ -189,8 +189,8 @@ class Streaming:
         self._host, self._transport = host, transport
 
     def requires(self, work: Work) -> bool:
-        """Tell whether any variables' values lie in host memory."""
-        return self._host.is_on and work.frame is not None
+        """Tell whether any variables stream."""
+        return self._host.streams and work.frame is not None
 
     def apply(self, work: Work) -> Work:
         """Edit a copy of the graph, and read it again."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
@@ -34,7 +35,7 @@ class Resources:
         self._config, self._environ, self._warn = config, environ, warn
         self.pool = PoolClaim(environ)
         self.fusion = FusionBuffer(environ, self.pool.leaves_growing, late=tensorflow_is_initialised())
-        self.host = HostVariables(config, self._host_values)
+        self.host = HostVariables(config, self._host_values, self._room)
         self._devices: tuple[Device, ...] = ()
         self._assumed_limit: int | None = None
         self._transport: Transport | None = None
@@ -55,6 +56,11 @@ class Resources:
     def assume_limit(self, limit_bytes: int | None) -> None:
         """Plan for a device of ``limit_bytes`` in place of the real size; None: for the real one again."""
         self._assumed_limit = limit_bytes
+
+    @property
+    def assumes_limit(self) -> bool:
+        """Whether plans are made for a device of another size than the real one's."""
+        return self._assumed_limit is not None
 
     def profiles(self) -> Profiles:
         """Return the measured times of steps on this machine."""
@@ -101,3 +107,11 @@ class Resources:
         if self._values is None:
             self._values = host_values(self.transport(), self._environ)
         return self._values
+
+    def _room(self, handle: Any) -> int | None:
+        """Return the free bytes of its device beside its margin; ``None`` where they are not known."""
+        device = next((one for one in self.devices if one.holds(handle.device)), None)
+        memory = None if device is None else device.memory()
+        if device is None or device.limit_bytes is None or memory is None:
+            return None
+        return int(device.limit_bytes * (1 - self._config.margin)) - memory[0]

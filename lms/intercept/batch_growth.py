@@ -74,6 +74,12 @@ class Growth:
         """Have a step planned again at its next call."""
         self._step(function, name).generation += 1
 
+    def renew_others(self, function: Any) -> None:
+        """Have all other steps planned again, unless their random numbers would begin anew."""
+        for other, step in list(self._steps.items()):
+            if other is not function and not step.draws:
+                step.generation += 1
+
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""
         self._step(function, name).whole[name] = generation

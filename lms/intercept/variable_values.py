@@ -46,8 +46,8 @@ class VariableValues:
         """What makes variables: a class, the name of the method, and TensorFlow's own one."""
 
     def install(self) -> None:
-        """Begin to watch, if any variables' values lie in host memory."""
-        if not self._host.is_on or self._assign is not None:
+        """Begin to watch, if any variables' values may lie in host memory."""
+        if not self._host.may_stream or self._assign is not None:
             return
         self._assign = gen_resource_variable_ops.assign_variable_op
         watch = self
@@ -58,8 +58,8 @@ class VariableValues:
                 with tf.device("CPU:0"):
                     made = tf.convert_to_tensor(value)
                 fits = value_shape(resource).is_compatible_with(made.shape)
-                if fits and made.dtype == value_type(resource):
-                    return watch._host.put(resource, made)
+                if fits and made.dtype == value_type(resource) and watch._host.offer(resource, made):
+                    return None
             elif watch._may_share(resource, value):
                 return watch._host.own(resource, value)
             return watch._assign(resource, value, *args, **kwargs)

@@ -6,7 +6,7 @@ then lacks most of an optimizer's state: 139 MiB of the 180 of Adam, for a ResNe
 """
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,17 +18,21 @@ WORTH_BYTES = 4 << 10
 """Smaller values may share a buffer: that they are looked at takes longer than they take room."""
 
 
-def give_own_memory(inputs: Sequence[Any], changed: Collection[int]) -> list[int]:
+def give_own_memory(
+    inputs: Sequence[Any], changed: Collection[int], has_room: Callable[[Any, int], bool]
+) -> list[int]:
     """Copy the values that variables share with others, for those that a step changes.
 
-    The values stay the same. Where the device has no room for a copy, the step would have found none.
+    The values stay the same. Without room for a copy none is tried: TensorFlow would wait ten seconds for it.
 
     Args:
         inputs: What the step's function is called with.
         changed: The numbers of those inputs that it does more with than read.
+        has_room: Tells whether the device of a variable's handle has room for so many bytes.
 
     Returns:
-        The bytes of each variable that has no value yet: it gets its memory in the step.
+        The bytes of each variable that gets its memory in the step: one without a value, or with a shared one
+        for whose copy there is no room.
     """
     owners: set[int] = set()
     pending: list[int] = []
@@ -44,7 +48,10 @@ def give_own_memory(inputs: Sequence[Any], changed: Collection[int]) -> list[int
                 pending.append(nbytes)
                 continue
             if where in owners and number in changed:
-                _give(handle)
+                if has_room(handle, nbytes):
+                    _give(handle)
+                else:
+                    pending.append(nbytes)
             elif where is not None:
                 owners.add(where)
     return pending

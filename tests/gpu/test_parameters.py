@@ -30,13 +30,15 @@ def test_every_optimizer_ends_in_the_same_bits(keras: str, names: tuple[str, ...
             assert seen[mode]["saved"] and seen[mode]["warnings"] == [], (name, mode)
 
 
-def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit() -> None:
+@pytest.mark.parametrize("mode", ["host", "auto"])
+def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit(mode: str) -> None:
     plain = train("3", "transformer", "plain", SIMGPU_MEMORY_MB="200")["transformer"]["plain"]
-    seen = train("3", "transformer", "host", SIMGPU_MEMORY_MB=str(LIMIT_MB))["transformer"]["host"]
+    seen = train("3", "transformer", mode, SIMGPU_MEMORY_MB=str(LIMIT_MB))["transformer"][mode]
     assert seen["digest"] == plain["digest"]
     assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
-    assert seen["saved"] and seen["warnings"] == []
-    assert seen["left_bytes"] < seen["bytes"] / 20
+    assert seen["saved"] and seen["state"]
+    if mode == "host":
+        assert seen["warnings"] == [] and seen["left_bytes"] < seen["bytes"] / 20
     assert seen["peak_bytes"] <= LIMIT_MB << 20
 
 

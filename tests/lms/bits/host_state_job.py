@@ -3,7 +3,7 @@
     python tests/lms/bits/host_state_job.py 3 adam adamw        # small networks, each optimizer in turn
     python tests/lms/bits/host_state_job.py 3 transformer host  # one mode, for a process with a hard limit
 
-``state`` is ``optimizer_state="host"``, ``host`` is that and ``variables="host"``.
+``state`` is ``optimizer_state="host"``, ``host`` is that and ``variables="host"``, ``auto`` leaves both open.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ MODES = {
     "plain": None,
     "state": {"policy": "auto", "optimizer_state": "host"},
     "host": {"policy": "all", "optimizer_state": "host", "variables": "host"},
+    "auto": {"policy": "auto"},
 }
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(),
@@ -94,7 +95,7 @@ def main() -> None:
     all_found = {}
     for name in names:
         found = all_found[name] = {}
-        for mode in [mode for mode in sys.argv[2:] if mode in MODES] or MODES:
+        for mode in [mode for mode in sys.argv[2:] if mode in MODES] or ("plain", "state", "host"):
             config = MODES[mode]
             if config is not None:
                 if name == "transformer":

@@ -27,13 +27,14 @@ def test_every_optimizer_ends_in_the_same_bits(keras: str) -> None:
             assert seen["saved"] and seen["warnings"] == [], (name, mode)
 
 
+@pytest.mark.parametrize("mode", ("host", "auto"))
 @pytest.mark.parametrize("keras", ("3", "2"))
-def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit(keras: str) -> None:
-    """tf_keras makes the optimizer's slots while the first step is traced, and knows no size of Adam's."""
+def test_a_transformer_trains_whose_variables_are_much_larger_than_the_limit(keras: str, mode: str) -> None:
+    """tf_keras makes the slots while the first step is traced, and knows no size of Adam's."""
     skip_without(keras)
     plain = train(keras, "transformer", "plain")["transformer"]["plain"]
     limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MB)}
-    seen = train(keras, "transformer", "host", **limit)["transformer"]["host"]
+    seen = train(keras, "transformer", mode, **limit)["transformer"][mode]
     assert seen["digest"] == plain["digest"]
     assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
     planned, ran = seen["copies_out"]
@@ -41,3 +42,14 @@ def test_a_transformer_trains_whose_variables_are_two_and_a_half_times_the_limit
     assert seen["saved"] and seen["left_bytes"] < seen["bytes"] / 10
     if keras == "3" and version("keras").startswith("3."):  # TensorFlow 2.15's own is another
         assert seen["peak_bytes"] <= 1.3 * seen["planned_peak_bytes"]
+
+
+@pytest.mark.parametrize(("limit_mb", "moves"), [(40, True), (64, False)])
+def test_by_default_the_state_goes_to_the_host_once_a_step_does_not_fit(limit_mb: int, moves: bool) -> None:
+    """Of the 55 MiB of all variables two thirds are the optimizer's state."""
+    limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb)}
+    seen = train("3", "transformer", "auto", **limit)["transformer"]["auto"]
+    assert [bool(seen["state"]), bool(seen["weights"])] == [moves, False]
+    assert seen["copies_out"] == [seen["state"]] * 2
+    told = "lies on the host between steps from now on (optimizer_state='device' keeps it)"
+    assert len(seen["warnings"]) == moves and all(told in warning for warning in seen["warnings"])

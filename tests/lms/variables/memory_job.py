@@ -44,7 +44,7 @@ def shared() -> dict[str, Any]:
 def grown_kib(inputs: list[Any]) -> int:
     """What the device holds more of when the first two variables have been given memory of their own."""
     before = in_use()
-    give_own_memory(inputs, {0, 1})
+    give_own_memory(inputs, {0, 1}, lambda handle, nbytes: True)
     return (in_use() - before) // KIB
 
 

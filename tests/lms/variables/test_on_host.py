@@ -61,7 +61,7 @@ class Values:
         return True
 
 values = Values()
-host = HostVariables(LMSConfig(optimizer_state="host"), lambda: values)
+host = HostVariables(LMSConfig(optimizer_state="host"), lambda: values, lambda handle: None)
 for _ in range(2):  # the second time a step in another thread may have the value on the device
     host.settle([held.handle], {0}, lambda name: True)
 print("sends:", values.sends)
