@@ -31,6 +31,7 @@ from lms.reader.shapes import complete_shapes
 from lms.reader.step_reader import read_step
 from lms.reader.survey import constant_bytes, most_bytes
 from lms.rewriter.decision import write_decision
+from lms.rewriter.early_branches import hold_back
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
 from lms.rewriter.streamable import IN_LOOP
@@ -240,6 +241,24 @@ def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Out
                 dims = None if shape.rank is None else tuple(-1 if d is None else d for d in shape.as_list())
                 found[table.names[node]] = Output(value_type(handle).as_datatype_enum, dims)
     return found
+
+
+class Holding:
+    """Holds back what a condition's ops could make long before it is needed."""
+
+    name = "hold"
+
+    def requires(self, work: Work) -> bool:
+        """Tell whether a frame has been chosen, and there is a graph to edit."""
+        return work.frame is not None and work.graph_def is not None
+
+    def apply(self, work: Work) -> Work:
+        """Add control edges, and read the graph again."""
+        assert work.table is not None  # noqa: S101 - Parsing went before
+        if not hold_back(work.table, work.outputs, work.frame or ROOT, work.task.config.min_tensor_bytes):
+            return work
+        fed = fed_nodes(work.task.request.item, work.graph_def)
+        return replace(work, table=NodeTable.of(work.graph_def, fed))
 
 
 class Reading:
@@ -471,7 +490,7 @@ def standard_passes(
         Parsing(),
         (Shaping(), counting, Bounding(host)),
         (
-            *(Streaming(host, transport), Reading(), Filtering(), counting),
+            *(Holding(), Streaming(host, transport), Reading(), Filtering(), counting),
             Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers, load_assignment),
         ),
         (Writing(transport, rooms), Validating()),

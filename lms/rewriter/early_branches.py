@@ -1,0 +1,75 @@
+"""Hold back what the ops of a condition could make long before it is needed.
+
+Such ops are in no plan's order. Where the predicate is known from the beginning, as with
+``gradient_accumulation_steps``, those that need no gradient (a momentum times its factor) may run beside the
+forward pass, and what they make is held until the gradient comes that it is added to. So the ``Switch`` that
+lets the variable into the branch waits for the op that makes this gradient. What needs both comes no later.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from lms.ir.op_traits import is_backward
+from lms.optimizer.grappler_item import Output
+from lms.reader.conditions import find_conditions
+from lms.reader.node_table import SWITCHES, NodeTable
+from lms.reader.op_facts import size_of
+
+NEVER = -1
+"""The place of a gradient that a node does not need."""
+
+
+def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int) -> bool:
+    """Add control inputs to the switches of a frame; tell whether there are any.
+
+    Args:
+        table: The graph; its NodeDefs are changed.
+        outputs: Type and shape of the outputs of each node.
+        frame: The frame that is planned.
+        min_bytes: Smaller tensors may be made at any time.
+    """
+    found = list(_waits(table, outputs, frame, min_bytes))
+    for switch, gradient in found:
+        table.nodes[switch].input.append(f"^{table.names[gradient]}")
+    return bool(found)
+
+
+def _waits(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield switches, each with the node that it is to wait for."""
+    if SWITCHES.isdisjoint(table.types):
+        return
+    conditions, nodes = find_conditions(table, frame), range(len(table.nodes))
+    here = [table.frame[node] == frame for node in nodes]
+    always = [here[node] and conditions.of_node[node] == conditions.step for node in nodes]
+    under = [here[node] and conditions.of_node[node] > conditions.step for node in nodes]
+    comes = _gradients_come(table, always)
+    after: list[list[int]] = [[] for _ in nodes]
+    for node in nodes:
+        for one in table.before[node]:
+            after[one].append(node)
+    start, makes_early = list(comes), [False] * len(nodes)
+    for node in reversed(table.order):
+        if under[node] and comes[node] == NEVER:
+            start[node] = min((start[one] for one in after[node]), default=NEVER)
+            makes_early[node] = any((size_of(one) or 0) >= max(1, min_bytes) for one in outputs[node]) or any(
+                makes_early[one] for one in after[node]
+            )
+    for node in nodes:
+        if always[node] and table.types[node] in SWITCHES:
+            gate = min((start[one] for one in after[node]), default=NEVER)
+            if gate > comes[node] and any(makes_early[one] for one in after[node]):
+                yield node, table.order[gate]
+
+
+def _gradients_come(table: NodeTable, always: Sequence[bool]) -> list[int]:
+    """Return for each node the place in the order of the last gradient it needs, made without a condition."""
+    comes, place, behind = [NEVER] * len(always), [NEVER] * len(always), [False] * len(always)
+    for index, node in enumerate(table.order):
+        before = table.before[node]
+        is_backward_op = is_backward(table.names[node], table.types[node])
+        behind[node] = is_backward_op or any(behind[one] for one in before)
+        comes[node] = max((max(comes[one], place[one]) for one in before), default=NEVER)
+        if behind[node] and always[node] and table.types[node] not in SWITCHES:
+            place[node] = index
+    return comes

@@ -1,0 +1,61 @@
+"""Ops of a condition that need no gradient wait for the one that their result is added to."""
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+LIMIT_MB = 50
+
+
+@pytest.fixture(name="graph")
+def _graph() -> object:
+    pytest.importorskip("tensorflow")
+    from tensorflow.core.framework import graph_pb2
+
+    graph = graph_pb2.GraphDef()
+    for name, op_type, read in (
+        ("batch", "Placeholder", ()),
+        ("predicate", "Placeholder", ()),
+        ("momentum", "VarHandleOp", ()),
+        ("rate", "VarHandleOp", ()),
+        ("hidden", "Relu", ("batch",)),
+        ("gradients/hidden", "ReluGrad", ("hidden", "batch")),
+        ("let_momentum", "Switch", ("momentum", "predicate")),
+        ("let_rate", "Switch", ("rate", "predicate")),
+        ("let_gradient", "Switch", ("gradients/hidden", "predicate")),
+        ("read", "ReadVariableOp", ("let_momentum:1",)),
+        ("slowed", "Mul", ("read", "read")),
+        ("read_rate", "ReadVariableOp", ("let_rate:1",)),
+        ("scaled", "Mul", ("let_gradient:1", "read_rate")),
+        ("sum", "Sub", ("slowed", "scaled")),
+        ("update", "AssignVariableOp", ("let_momentum:1", "sum")),
+    ):
+        node = graph.node.add(name=name, op=op_type)
+        node.input.extend(read)
+    return graph
+
+
+@pytest.mark.parametrize(("least", "held"), [(64, ["let_momentum"]), (4096, [])])
+def test_a_switch_waits_for_the_gradient_where_something_large_would_come_early(
+    graph: object, least: int, held: list[str]
+) -> None:
+    from lms.optimizer.grappler_item import Output
+    from lms.reader.node_table import NodeTable
+    from lms.rewriter.early_branches import hold_back
+
+    table = NodeTable.of(graph)
+    small = {"rate", "let_rate", "read_rate", "predicate"}
+    outputs = [[Output(1, () if name in small else (16, 16))] for name in table.names]
+    assert hold_back(table, outputs, 0, least) is bool(held)
+    assert [node.name for node in table.nodes if "^gradients/hidden" in node.input] == held
+    again = NodeTable.of(graph)
+    assert not hold_back(again, outputs, 0, least)
+
+
+def test_accumulated_gradients_train_near_the_limit() -> None:
+    """Without the edges each step of the update ran out of memory."""
+    plain = run_job("rewriter/accumulation_job.py", "off")
+    found = run_job("rewriter/accumulation_job.py", "auto", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(LIMIT_MB))
+    assert found["bits"] == plain["bits"]
+    assert plain["peak"] > LIMIT_MB << 20
+    assert found["planned"] < found["before"] and found["warnings"] == []
