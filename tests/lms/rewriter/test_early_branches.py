@@ -1,5 +1,7 @@
 """Ops of a condition that need no gradient wait for the one that their result is added to."""
 
+from importlib.metadata import version
+
 import pytest
 from child_job import run_job
 
@@ -54,6 +56,8 @@ def test_a_switch_waits_for_the_gradient_where_something_large_would_come_early(
 
 def test_accumulated_gradients_train_near_the_limit() -> None:
     """Without the edges each step of the update ran out of memory."""
+    if version("tensorflow").startswith("2.15"):
+        pytest.skip("Keras 2 accumulates no gradients")
     plain = run_job("rewriter/accumulation_job.py", "off")
     found = run_job("rewriter/accumulation_job.py", "auto", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(LIMIT_MB))
     assert found["bits"] == plain["bits"]
