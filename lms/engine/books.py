@@ -49,6 +49,15 @@ class Books:
             self.collector.warnings.append(text)
             warnings.warn(text, LMSWarning, stacklevel=level_of_user())
 
+    def tell_of_moved(self, name: str, works: Sequence[Work]) -> None:
+        """Warn that variables of a step move to the host, because it does not fit with all on the device."""
+        many = counted(sum(work.streamed.state + work.streamed.weights for work in works), "variable")
+        nbytes = sum(work.streamed.nbytes for work in works)
+        self.warn(
+            f"{name} does not fit with all variables on the device: {many} ({nbytes / 2**20:,.1f} MiB) lie "
+            "on the host between steps from now on; optimizer_state='device' and variables='device' keep them"
+        )
+
     def leave(self, name: str, why: str, ops: int) -> None:
         """Note in a warning and in the report that a step is not edited."""
         self.warn(f"{name} stays as it is: {why}")

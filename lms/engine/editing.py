@@ -1,9 +1,10 @@
 """Edit a graph that TensorFlow has optimized: run the passes over each device and frame."""
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,31 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
 from lms.device.memory_pool import Rooms
-from lms.engine.passes import Counting, Pass, fed_nodes, is_edited, run_passes, standard_passes
+from lms.engine.passes import (
+    Counting,
+    Pass,
+    arguments_of,
+    fed_nodes,
+    is_edited,
+    run_passes,
+    standard_passes,
+    variables_known,
+)
 from lms.engine.work import Task, Work, place_of
-from lms.errors import StoreError
+from lms.errors import LMSError
+from lms.ir.graph import GraphError
+from lms.planner.planner import usable_bytes
 from lms.reader.function_bodies import unread_arguments
+from lms.reader.node_table import ROOT
 from lms.reader.survey import step_frames
 from lms.rewriter.stopped import LEFT, stopped
+from lms.rewriter.streamable import Finder, bytes_by_kind
 from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
+
+logger = logging.getLogger("lms")
 
 FEWEST_OPS = 24
 """A graph of fewer ops has no step in it."""
@@ -31,19 +47,6 @@ KEPT_EDITS = 4
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""
-
-
-MOVED = {
-    "optimizer_state": (
-        "with its optimizer's state on the device, which lies on the host between steps from now on "
-        "(optimizer_state='device' keeps it)"
-    ),
-    "variables": (
-        "with its variables on the device, which lie on the host between steps from now on "
-        "(variables='device' and optimizer_state='device' keep them)"
-    ),
-}
-"""By setting what becomes of a step that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Editing:
             return Edit()
         task = _task_of(graph_def, task)
         used = self._engine.resources
-        key = (_key(graph_def, task), used.profiles().kept, used.host.planned_with)
+        key = (_key(graph_def, task), used.profiles().kept, used.host.shares)
         known = self._kept_for(key)
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
@@ -110,9 +113,9 @@ class Editing:
             works = self._works(replace(task, may_be_whole=False), graph_def)
         if self._may_move_variables(task):
             graph_def, works = self._with_variables_moved(task, graph_def, works)
-            key = (*key[:-1], used.host.planned_with)
+            key = (*key[:-1], used.host.shares)
         made = _as_edit(works, graph_def)
-        if works:
+        if works and key[-1] == used.host.shares:  # else another thread has moved variables meanwhile
             self._keep(key, made)
         return made
 
@@ -125,11 +128,13 @@ class Editing:
     def _may_move_variables(self, task: Task) -> bool:
         """Tell whether a step that does not fit may have more of its variables on the host.
 
-        Plans for a device of another size move nothing, nor do those of IBM's classes.
+        Plans for a device of another size move nothing, nor do those of IBM's classes. XLA's segments and
+        variables that stream do not go together.
         """
         is_real = not self._engine.resources.assumes_limit and task.limit_bytes is None
-        is_ours = task.guest is None and self._engine.guest is None and not task.compiled
-        swaps = task.config.policy != "threshold" and task.config.recompute != "only"
+        is_ours = task.guest is None and self._engine.guest is None
+        config = task.config
+        swaps = config.policy != "threshold" and config.recompute != "only" and config.xla != "auto"
         return is_real and is_ours and swaps
 
     def _with_variables_moved(self, task: Task, graph_def: Any, works: list[Work]) -> tuple[Any, list[Work]]:
@@ -138,28 +143,35 @@ class Editing:
         Returns:
             The graph of the last plans, and these.
         """
-        host, moved = self._engine.resources.host, ""
-        while self._lacks_room(task, works) and (more := host.take_more()):
-            graph_def, moved = graph_pb2.GraphDef.FromString(task.request.graph), more
+        host = self._engine.resources.host
+        before = shares = host.shares
+        while lacking := self._lacking_bytes(task, works):
+            if not host.take_more(lacking, _streamable(works)):
+                break
+            moved_def = graph_pb2.GraphDef.FromString(task.request.graph)
             try:
+                works, graph_def = self._works(task, moved_def), moved_def
+            except (GraphError, LMSError) as error:  # the host is full, for example
+                logger.info("%s keeps more of its variables on the device: %s", task.name, error)
+                host.shares = shares
+                graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
                 works = self._works(task, graph_def)
-            except StoreError:  # the host is full
-                works = []
-        if any(work.streamed.nodes for work in works):
-            if moved:
-                self._engine.steps.growth.renew_others(self._engine.steps.watch.call.function)
-                self._engine.books.warn(f"{task.name} does not fit {MOVED[moved]}")
-        elif moved:
-            host.keep_all()
-            graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-            works = self._works(task, graph_def)
+                break
+            shares = host.shares
+        if shares != before:
+            self._engine.steps.growth.renew_all()
+            self._engine.books.tell_of_moved(task.name, works)
         return graph_def, works
 
-    def _lacks_room(self, task: Task, works: Sequence[Work]) -> bool:
-        """Tell whether a step needs more than its devices have, or variables that they have no room for."""
-        return not all(map(_fits, works)) or (
-            bool(works) and self._engine.resources.host.lacks_room(task.inputs)
-        )
+    def _lacking_bytes(self, task: Task, works: Sequence[Work]) -> int:
+        """Return what devices lack for the plans of a step, or for variables that they have no room for."""
+        if not works or (lacking := max(map(_lacking_bytes, works))):
+            return lacking if works else 0
+        streamed: set[int] = set()
+        for work in works:
+            if work.table is not None:
+                streamed.update(arguments_of(work.table, work.streamed.handles))
+        return self._engine.resources.host.lacking_bytes(task.inputs, streamed)
 
     def _kept_for(self, key: object) -> Edit | None:
         with self._lock:
@@ -251,12 +263,35 @@ class Editing:
         return self._planned(run_passes([self._passes.parse], again))
 
 
-def _fits(work: Work) -> bool:
-    """Tell whether a frame has a plan that its device has room for, or needs none."""
+def _lacking_bytes(work: Work) -> int:
+    """Return what the best plan of a frame takes more than its device has; 0 where it fits."""
     decided, limit = work.decision, work.limit_bytes
     if decided is None:
-        return True
-    return decided.plan.feasible and (limit is None or decided.peak_bytes <= limit)
+        return 0
+    made = decided.plan
+    if limit is None or work.device.limit_bytes is None:
+        return 0
+    # Where variables move anyway, as many do as leave the margin free.
+    usable = usable_bytes(work.task.config, limit) if work.streamed.nodes else limit
+    lacking = decided.peak_bytes - (limit if usable is None else usable)
+    if work.task.config.policy != "budget" and not made.feasible and made.budget_bytes is not None:
+        lacking = max(lacking, made.peak_bytes - made.budget_bytes)
+    return max(0, lacking + max(0, work.residents.nbytes - work.device.limit_bytes))
+
+
+def _streamable(works: Iterable[Work]) -> dict[bool, int]:
+    """Return the bytes of a step's variables that can stream: an optimizer's state (True), and the others."""
+    total = {True: 0, False: 0}
+    for work in works:
+        found = work.streamed.streamable
+        if not found and work.table is not None and work.frame == ROOT:
+            known = variables_known(work.table, work.task.inputs)
+            least, fetches = work.task.config.min_tensor_bytes, set(work.fetches)
+            finder = Finder(work.table, work.outputs, known, work.place.holds, least, fetches)
+            found = bytes_by_kind(finder.variables())
+        for kind, nbytes in found.items():
+            total[kind] += nbytes
+    return total
 
 
 def _as_edit(works: Sequence[Work], graph_def: Any) -> Edit:

@@ -1,7 +1,7 @@
 """The passes from a graph that TensorFlow is about to run to the edited one, in their order.
 
-Each takes a :class:`~lms.engine.work.Work` and returns what it has come to. None of them changes the
-graph but ``Writing``.
+Each takes a :class:`~lms.engine.work.Work` and returns what it has come to. None of them changes the graph
+but ``Holding`` and ``Streaming``, which come before the plan, and ``Writing``.
 """
 
 import time
@@ -132,17 +132,21 @@ class Counting:
         self._fusion, self._host, self._rooms = fusion, host, rooms
 
     def requires(self, work: Work) -> bool:
-        """Tell whether the shapes are known, and which variables stream."""
-        return bool(work.outputs) and (work.frame is not None) == self._host.is_on
+        """Tell whether the shapes are known, and which variables stream; nothing is counted twice."""
+        if work.frame is None:
+            return bool(work.outputs) and not self._host.is_on
+        return bool(work.outputs) and (self._host.is_on or work.residents == Residents())
 
     def apply(self, work: Work) -> Work:
         """Add the bytes that lie on the device when the step begins."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         inputs = work.task.inputs
         if self._host.is_on:
-            streamed = set(_arguments(work.table, work.streamed.handles))
+            streamed = set(arguments_of(work.table, work.streamed.handles))
             self._host.settle(inputs, streamed, work.place.holds)
         pending = give_own_memory(inputs, set(_changed_arguments(work.table)), self._host.has_room)
+        if not inputs:
+            pending += self._host.bring_back(work.place.holds)
         in_use, _ = work.device.memory() or (0, 0)
         in_use = max(0, in_use - self._rooms.kept_bytes(work.device.name))  # a plan counts its rooms itself
         exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
@@ -217,7 +221,7 @@ class Streaming:
             self._host.values(),
             known,
             work.place.holds,
-            self._host.wants,
+            self._host.share,
             config.min_tensor_bytes,
             item.fetches(),
         )
@@ -431,7 +435,7 @@ def fed_nodes(item: GrapplerItem, graph_def: Any) -> set[str]:
     return set(item.preserved()) - {fetched.partition(":")[0] for fetched in item.fetches()}
 
 
-def _arguments(table: NodeTable, names: Collection[str]) -> Iterator[int]:
+def arguments_of(table: NodeTable, names: Collection[str]) -> Iterator[int]:
     """Yield the numbers of the arguments whose nodes have these names."""
     for name in names:
         if table.types[table.number[name]] == "_Arg":
@@ -470,7 +474,7 @@ class Passes:
     survey: Sequence[Pass]
     """Over the whole graph, for each device."""
     plan: Sequence[Pass]
-    """Over each frame; they change no graph."""
+    """Over each frame, up to its plan."""
     write: Sequence[Pass]
 
 

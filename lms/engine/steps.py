@@ -365,8 +365,6 @@ class Steps:
         if config.xla == "auto":
             if context.is_async():
                 return "eager execution is asynchronous (tf.config.experimental.set_synchronous_execution)"
-            if self._engine.resources.host.streams:
-                return "variables lie on the host between steps"
             return segments_refused(config) or why_no_xla(self._engine.resources.devices[0])
         return (
             "compiled as one, no swap would survive in it; xla='auto' (LMS_XLA=auto) leaves it whole where "

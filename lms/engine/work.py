@@ -52,7 +52,7 @@ class Residents:
 
     in_use: int = 0
     pending: tuple[int, ...] = ()
-    """Of each variable that gets its first value in the step."""
+    """Of each variable that gets its memory in the step: its first value, or one that it shares no more."""
     constants: int = 0
     fusion: int = 0
     """Of the buffer that Horovod will take."""

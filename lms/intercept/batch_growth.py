@@ -74,11 +74,10 @@ class Growth:
         """Have a step planned again at its next call."""
         self._step(function, name).generation += 1
 
-    def renew_others(self, function: Any) -> None:
-        """Have all other steps planned again, unless their random numbers would begin anew."""
-        for other, step in list(self._steps.items()):
-            if other is not function and not step.draws:
-                step.generation += 1
+    def renew_all(self) -> None:
+        """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
+        for step in (*self._steps.values(), *self._nameless.values()):
+            step.generation += 0 if step.draws else 1
 
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""

@@ -58,7 +58,7 @@ class VariableValues:
                 with tf.device("CPU:0"):
                     made = tf.convert_to_tensor(value)
                 fits = value_shape(resource).is_compatible_with(made.shape)
-                if fits and made.dtype == value_type(resource) and watch._host.offer(resource, made):
+                if fits and made.dtype == value_type(resource) and watch._offer(resource, made):
                     return None
             elif watch._may_share(resource, value):
                 return watch._host.own(resource, value)
@@ -99,6 +99,9 @@ class VariableValues:
             return False
         fits = value_shape(handle).is_compatible_with(value.shape) and value.dtype == value_type(handle)
         return fits and self._host.may_share(handle)
+
+    def _offer(self, handle: Any, value: Any) -> bool:
+        return self._host.offer(handle, value, trainable=self._making.trainable is not False)
 
     def _is_kept(self, handle: Any) -> bool:
         """Tell whether a value that eager code gives to a variable belongs in host memory."""

@@ -50,6 +50,8 @@ NEAR = 1.03
 """The best choices of two kinds are both improved if the second takes at most so many times as long."""
 FINALISTS = 2
 """The choices that are planned in full, with the fragmentation of free memory."""
+HOPELESS = 0.5
+"""Where a step may use less than this share of what its largest op needs, no choices are looked for."""
 VARIED_OPS = 12_000
 """The ops that the trials of the last search may plan."""
 AHEAD = (0, 1, 2, 4)
@@ -95,7 +97,7 @@ def decide(
         needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
     else:
         needs_none = (swapped.plan.is_empty and swapped.plan.feasible) or _is_good(swapped, limit_bytes)
-    if needs_none:
+    if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
     found = [swapped]
     before = swapped.case.peak_before_bytes
@@ -108,6 +110,12 @@ def decide(
         if config.policy == "all" or not any(_score(best, limit_bytes)[:-1]):
             break
     return best
+
+
+def _is_hopeless(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
+    """Tell whether one op of a step needs twice what the step may use, which no choice mends."""
+    usable = usable_bytes(config, limit_bytes)
+    return usable is not None and usable < swapped.plan.floor_bytes * HOPELESS
 
 
 def _tighter(config: LMSConfig, limit_bytes: int | None, share: float) -> LMSConfig:

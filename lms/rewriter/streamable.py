@@ -189,6 +189,14 @@ class Finder:
         )
 
 
+def bytes_by_kind(variables: Iterable[Variable]) -> dict[bool, int]:
+    """Return the bytes of variables that only updates read (True), and of those that others read (False)."""
+    nbytes = {True: 0, False: 0}
+    for one in variables:
+        nbytes[one.is_state] += one.nbytes
+    return nbytes
+
+
 def find_variables(
     table: NodeTable,
     outputs: Sequence[Sequence[Output]],

@@ -18,7 +18,7 @@ from typing import Any
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT, is_backward
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import MARK_ATTR, MERGES, TURNS, NodeTable
-from lms.rewriter.streamable import SPARSE, Finder, Variable
+from lms.rewriter.streamable import SPARSE, Finder, Variable, bytes_by_kind
 from lms.rewriter.writer import MARK
 from lms.transports.base import Transport
 from lms.variables.host_values import READ, HostValues, write_sharing, write_variable_op
@@ -40,6 +40,8 @@ class Streamed:
     """Copied to the device in one step."""
     bytes_out: int = 0
     copies_out: int = 0
+    streamable: Mapping[bool, int] = field(default_factory=dict)
+    """The bytes that could stream, of variables that only updates read (True) and of others (False)."""
     handles: frozenset[str] = frozenset()
     """The nodes of their handles."""
     stay: Mapping[str, int] = field(default_factory=dict)
@@ -58,7 +60,7 @@ def stream_variables(
     values: HostValues,
     known: Mapping[str, Output],
     holds: Callable[[str], bool],
-    wants: Callable[[bool], bool],
+    share: Callable[[bool], float],
     min_bytes: int,
     fetches: Collection[str] = (),
 ) -> Streamed:
@@ -72,15 +74,18 @@ def stream_variables(
         values: How variables have them in host memory.
         known: Type and shape of the variables, by the names of their handles' nodes.
         holds: Whether a node with this device name runs on the device that is planned.
-        wants: Whether variables stream that only updates read (True), and those that others read (False).
+        share: How much streams of the bytes that only updates read (True), and of those that others read
+            (False): first of those whose gradients come last, when most activations are gone.
         min_bytes: Smaller variables stay.
         fetches: Names of the nodes that are fetched.
     """
     found = Finder(table, outputs, known, holds, min_bytes, {one.partition(":")[0] for one in fetches})
-    chosen = [one for one in found.variables() if wants(one.is_state)]
+    variables = list(found.variables())
+    streamable = bytes_by_kind(variables)
+    chosen = _chosen(variables, {kind: share(kind) * nbytes for kind, nbytes in streamable.items()}, table)
     stay = dict(found.stay.most_common())
     if not chosen:
-        return Streamed(stay=stay)
+        return Streamed(streamable=streamable, stay=stay)
     edit = _Edit(graph_def, table, transport, values)
     for variable in chosen:
         edit.stream(variable)
@@ -94,11 +99,23 @@ def stream_variables(
         edit.bytes_in,
         edit.bytes_out,
         edit.copies_out,
+        streamable,
         frozenset(table.names[one.handle] for one in chosen),
         stay,
         tuple(edit.added),
         edit.outputs,
     )
+
+
+def _chosen(variables: Sequence[Variable], nbytes: Mapping[bool, float], table: NodeTable) -> list[Variable]:
+    """Choose so many bytes of each kind; the variables keep their order."""
+    left, place = dict(nbytes), {node: index for index, node in enumerate(table.order)}
+    chosen = set()
+    for one in sorted(variables, key=lambda one: -min((place[gate] for gate in one.gates), default=0)):
+        if left[one.is_state] > 0:
+            left[one.is_state] -= one.nbytes
+            chosen.add(one.handle)
+    return [one for one in variables if one.handle in chosen]
 
 
 class _Edit:

@@ -17,6 +17,9 @@ from lms.variables.host_values import HostValues, load_ops
 KINDS = {True: "optimizer_state", False: "variables"}
 """By whether only updates read a variable: the setting that says where its value lies."""
 
+SHARES = (0.25, 0.5, 1.0)
+"""How much of the bytes of a kind streams, where less is not enough."""
+
 INITIALISED = 3
 """How many times a variable's bytes its initializer takes at most: a random one has draws and their product
 beside its result."""
@@ -58,12 +61,15 @@ class HostVariables:
         self, config: LMSConfig, values: Callable[[], HostValues], room: Callable[[Any], int | None]
     ) -> None:
         self._config, self.values, self._room = config, values, room
-        self._streams: dict[bool, bool] = {}
-        self.keep_all()
+        self.shares: tuple[float, float] = (
+            float(config.optimizer_state == "host"),
+            float(config.variables == "host"),
+        )
+        """How much streams of the bytes that only updates read, and of those that others read, too."""
         self._held: dict[int, weakref.ref[Any]] = {}
         """By the number of a handle's object the handle, of variables whose values lie in host memory."""
-        self._without_room: dict[int, bool] = {}
-        """Likewise of those whose first values found no room on the device whether they are trainable."""
+        self._without_room: set[int] = set()
+        """The numbers of those whose first values found no room on the device."""
         self._moving = threading.Lock()
         self.sent = 0
         """Copies to host memory so far that were made between steps."""
@@ -76,61 +82,96 @@ class HostVariables:
     @property
     def streams(self) -> bool:
         """Whether steps are planned with variables that stream."""
-        return any(self._streams.values())
+        return any(self.shares)
 
     @property
     def is_on(self) -> bool:
         """Whether values of any variables lie in host memory between steps."""
         return self.streams or bool(self._held)
 
-    @property
-    def planned_with(self) -> tuple[bool, ...]:
-        """Which variables stream, for whoever keeps plans."""
-        return tuple(self._streams.values())
+    def share(self, is_state: bool) -> float:
+        """Return how much streams of the bytes that only updates read, or of those that others read, too."""
+        return self.shares[0] if is_state else self.shares[1]
 
-    def wants(self, is_state: bool) -> bool:
-        """Tell whether variables stream that only updates read, or such that others read."""
-        return self._streams[is_state]
+    def take_more(self, wanted: int, streamable: Mapping[bool, int]) -> bool:
+        """Have more variables stream, if the configuration leaves that open.
 
-    def take_more(self) -> str:
-        """Have one more kind of variables stream, if the configuration leaves that open.
+        Args:
+            wanted: How many bytes more.
+            streamable: The bytes of each kind that can stream.
 
         Returns:
-            The name of its setting; empty where none is left, or values cannot lie in host memory here.
+            Whether there were any: False where none are left, or values cannot lie in host memory here.
         """
-        for is_state, name in KINDS.items():
-            if self._is_open(is_state):
-                with suppress(LMSError):
-                    self.values()
-                    self._streams[is_state] = True
-                    return name
-        return ""
+        before = self.shares
+        for is_state in KINDS:
+            now, nbytes = self.share(is_state), streamable.get(is_state, 0)
+            if wanted > 0 and nbytes and self._is_open(is_state) and self._can_hold():
+                enough = (one for one in SHARES if one > now and (one - now) * nbytes >= wanted)
+                taken = next(enough, 1.0)
+                self.shares = (taken, self.shares[1]) if is_state else (self.shares[0], taken)
+                wanted -= int((taken - now) * nbytes)
+        return self.shares != before
 
-    def keep_all(self) -> None:
-        """Have no variables stream but those of which the configuration says so."""
-        self._streams = {is_state: getattr(self._config, name) == "host" for is_state, name in KINDS.items()}
+    def _can_hold(self) -> bool:
+        """Tell whether values can lie in host memory here."""
+        try:
+            self.values()
+        except LMSError:
+            return False
+        return True
 
     def wants_new(self, handle: Any, *, trainable: bool) -> bool:
         """Tell whether the first value of a variable goes to the host, before a step shows who reads it."""
         nbytes = _nbytes(handle)
         if nbytes < max(1, self._config.min_tensor_bytes):
             return False
-        if self.wants(is_state=False) if trainable else self.streams:
-            return self._takes(handle)
-        if not self._is_open(is_state=not trainable) or self.has_room(handle, INITIALISED * nbytes):
-            return False
-        self._without_room[id(handle)] = trainable
-        return self._takes(handle)
+        if self._goes(trainable):
+            return (self._is_asked(trainable) or self._can_hold()) and self.values().takes(handle)
+        is_open = self._is_open(is_state=not trainable) and not self.has_room(handle, INITIALISED * nbytes)
+        return is_open and self._can_hold() and self.values().takes(handle)
 
-    def lacks_room(self, inputs: Sequence[Any]) -> bool:
-        """Tell whether a step's variables do not stream whose first values found no room on the device.
+    def _goes(self, trainable: bool) -> bool:
+        """Tell whether all first values of a kind go to the host; who reads them is not known yet."""
+        return self.shares[1] == 1 if trainable else max(self.shares) == 1
+
+    def _is_asked(self, trainable: bool) -> bool:
+        """Tell whether somebody wants values of this kind on the host: else they go where there is room."""
+        names = ("variables",) if trainable else KINDS.values()
+        return any(getattr(self._config, name) == "host" for name in names)
+
+    def lacking_bytes(self, inputs: Sequence[Any], streamed: Collection[int]) -> int:
+        """Return what devices lack for a step's variables whose first values found no room there.
 
         Args:
             inputs: What the step's function is called with.
+            streamed: The numbers of those inputs that stream.
         """
-        found = [one for one in variable_handles(inputs) if self.holds(one) and id(one) in self._without_room]
-        kept = [one for one in found if not self.wants(is_state=not self._without_room[id(one)])]
-        return bool(kept) and not self.has_room(kept[0], sum(map(_nbytes, kept)))
+        others = [one for number, one in enumerate(inputs) if number not in streamed]
+        kept: dict[str, list[Any]] = {}
+        for handle in variable_handles(others):
+            if self.holds(handle) and id(handle) in self._without_room:
+                kept.setdefault(handle.device, []).append(handle)
+        rooms = [(sum(map(_nbytes, handles)), self._room(handles[0])) for handles in kept.values()]
+        return sum(max(0, nbytes - room) for nbytes, room in rooms if room is not None)
+
+    def bring_back(self, is_planned: Callable[[str], bool]) -> list[int]:
+        """Move all first values to the device that found no room there, as far as there is some now.
+
+        Args:
+            is_planned: Whether a device name is that of the device.
+
+        Returns:
+            The bytes of each that is still in host memory.
+        """
+        left = []
+        for key in list(self._without_room):
+            known = self._held.get(key)
+            handle = known() if known is not None else None
+            if handle is not None and is_planned(handle.device):
+                self._fetch(handle)
+                left += [_nbytes(handle)] if self.holds(handle) else []
+        return left
 
     def holds(self, handle: Any) -> bool:
         """Tell whether values of a variable belong in host memory."""
@@ -143,14 +184,17 @@ class HostVariables:
         self.sent += 1
         self._remember(handle)
 
-    def offer(self, handle: Any, value: Any) -> bool:
+    def offer(self, handle: Any, value: Any, *, trainable: bool) -> bool:
         """Give a variable a value in host memory; return False where that is full and nobody asked for it."""
+        is_first = not self.holds(handle)
         try:
             self.put(handle, value)
         except StoreError:
-            if self._is_asked or self.holds(handle):
+            if self._is_asked(trainable) or not is_first:
                 raise
             return False
+        if is_first and not self._goes(trainable):
+            self._without_room.add(id(handle))
         return True
 
     def may_share(self, handle: Any) -> bool:
@@ -177,6 +221,8 @@ class HostVariables:
         for number, one in enumerate(inputs):
             for handle in variable_handles([one]):
                 with self._moving:
+                    if number in streamed:
+                        self._without_room.discard(id(handle))
                     if number not in streamed:
                         if self.holds(handle) and is_planned(handle.device):
                             self._fetch(handle)
@@ -209,24 +255,10 @@ class HostVariables:
 
     def _forget(self, key: int) -> None:
         self._held.pop(key, None)
-        self._without_room.pop(key, None)
+        self._without_room.discard(key)
 
     def _is_open(self, is_state: bool) -> bool:
-        return getattr(self._config, KINDS[is_state]) == "auto" and not self._streams[is_state]
-
-    def _takes(self, handle: Any) -> bool:
-        """Tell whether a variable's value can lie in host memory."""
-        try:
-            return self.values().takes(handle)
-        except LMSError:
-            if self._is_asked:
-                raise
-            return False
-
-    @property
-    def _is_asked(self) -> bool:
-        """Whether somebody wants values in host memory: else they lie there only where they can."""
-        return any(getattr(self._config, name) == "host" for name in KINDS.values())
+        return getattr(self._config, KINDS[is_state]) == "auto" and self.share(is_state) < 1
 
 
 def _nbytes(handle: Any) -> int:

@@ -51,5 +51,5 @@ def test_by_default_the_state_goes_to_the_host_once_a_step_does_not_fit(limit_mb
     seen = train("3", "transformer", "auto", **limit)["transformer"]["auto"]
     assert [bool(seen["state"]), bool(seen["weights"])] == [moves, False]
     assert seen["copies_out"] == [seen["state"]] * 2
-    told = "lies on the host between steps from now on (optimizer_state='device' keeps it)"
+    told = "the host between steps from now on; optimizer_state='device' and variables='device' keep them"
     assert sum(told in warning for warning in seen["warnings"]) == moves

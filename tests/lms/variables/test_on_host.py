@@ -81,6 +81,33 @@ def test_a_value_is_copied_for_a_variable_of_the_device_and_moved_to_the_host_on
     require_lines(VALUES, "shared: False True", "sends: 1")
 
 
+TAKEN = """
+from lms.config import LMSConfig
+from lms.errors import PlaceError
+from lms.variables.on_host import HostVariables
+
+def refuse():
+    raise PlaceError("no compiler")
+
+def taken(wanted, values=lambda: None, **given):
+    host, nbytes = HostVariables(LMSConfig(**given), values, lambda handle: None), {True: 80, False: 40}
+    return [(host.take_more(one, nbytes), *host.shares) for one in wanted]
+
+print(taken([20, 1, 20, 30, 1]))
+print(taken([100]), taken([1], optimizer_state="device"), taken([1], optimizer_state="host"))
+print(taken([1], refuse), taken([1], optimizer_state="device", variables="device"))
+"""
+
+
+def test_as_much_moves_as_is_wanted_and_the_state_before_the_weights() -> None:
+    require_lines(
+        TAKEN,
+        "[(True, 0.25, 0.0), (True, 0.5, 0.0), (True, 1.0, 0.0), (True, 1.0, 1.0), (False, 1.0, 1.0)]",
+        "[(True, 1.0, 0.5)] [(True, 0.0, 0.25)] [(True, 1.0, 0.25)]",
+        "[(False, 0.0, 0.0)] [(False, 0.0, 0.0)]",
+    )
+
+
 TABLE = """
 import os
 os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
