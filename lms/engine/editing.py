@@ -100,8 +100,8 @@ class Editing:
             return Edit()
         task = _task_of(graph_def, task)
         used = self._engine.resources
-        key = (_key(graph_def, task), used.profiles().kept, used.host.shares)
-        known = self._kept_for(key)
+        shares, facts = used.host.shares, (_key(graph_def, task), used.profiles().kept)
+        known = self._kept_for((*facts, shares))
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
                 return Edit()
@@ -112,11 +112,10 @@ class Editing:
             graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
             works = self._works(replace(task, may_be_whole=False), graph_def)
         if self._may_move_variables(task):
-            graph_def, works = self._with_variables_moved(task, graph_def, works)
-            key = (*key[:-1], used.host.shares)
+            graph_def, works, shares = self._with_variables_moved(task, graph_def, works)
         made = _as_edit(works, graph_def)
-        if works and key[-1] == used.host.shares:  # else another thread has moved variables meanwhile
-            self._keep(key, made)
+        if works and shares == used.host.shares:  # else another thread has moved variables meanwhile
+            self._keep((*facts, shares), made)
         return made
 
     def _works(self, task: Task, graph_def: Any) -> list[Work]:
@@ -137,11 +136,13 @@ class Editing:
         swaps = config.policy != "threshold" and config.recompute != "only" and config.xla != "auto"
         return is_real and is_ours and swaps
 
-    def _with_variables_moved(self, task: Task, graph_def: Any, works: list[Work]) -> tuple[Any, list[Work]]:
+    def _with_variables_moved(
+        self, task: Task, graph_def: Any, works: list[Work]
+    ) -> tuple[Any, list[Work], tuple[float, float]]:
         """Plan a step again with more and more variables on the host, until it fits or none are left.
 
         Returns:
-            The graph of the last plans, and these.
+            The graph of the last plans, these, and the shares of the variables that stream in them.
         """
         host = self._engine.resources.host
         before = shares = host.shares
@@ -161,17 +162,17 @@ class Editing:
         if shares != before:
             self._engine.steps.growth.renew_all()
             self._engine.books.tell_of_moved(task.name, works)
-        return graph_def, works
+        return graph_def, works, shares
 
     def _lacking_bytes(self, task: Task, works: Sequence[Work]) -> int:
         """Return what devices lack for the plans of a step, or for variables that they have no room for."""
-        if not works or (lacking := max(map(_lacking_bytes, works))):
-            return lacking if works else 0
+        if lacking := max(map(_lacking_bytes, works), default=0):
+            return lacking
         streamed: set[int] = set()
         for work in works:
             if work.table is not None:
                 streamed.update(arguments_of(work.table, work.streamed.handles))
-        return self._engine.resources.host.lacking_bytes(task.inputs, streamed)
+        return self._engine.resources.host.lacking_bytes(task.inputs, streamed) if works else 0
 
     def _kept_for(self, key: object) -> Edit | None:
         with self._lock:
