@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -58,6 +58,18 @@ class Books:
             "on the host between steps from now on; optimizer_state='device' and variables='device' keep them"
         )
 
+    def tell_of_kept(self, name: str, obstacle: str, kept: Iterable[Mapping[str, int]]) -> None:
+        """Warn which variables of a step stay on the device although it does not fit, and why."""
+        if obstacle:
+            self.warn(f"{name}: {obstacle}")
+        for reasons in kept:
+            self._tell_of_kept(name, reasons)
+
+    def _tell_of_kept(self, name: str, reasons: Mapping[str, int]) -> None:
+        for reason, count in reasons.items():
+            if reason != SMALL:
+                self.warn(f"{name}: {counted(count, 'variable')} cannot lie on the host: {reason}")
+
     def leave(self, name: str, why: str, ops: int) -> None:
         """Note in a warning and in the report that a step is not edited."""
         self.warn(f"{name} stays as it is: {why}")
@@ -97,9 +109,7 @@ class Books:
         open_sizes = OpenSizes.of(step.unknown, known=work.task.hints.knows_batch)
         self._tell_unplanned(name, open_sizes, step.list_loops)
         self._tell_unmatched(work.unmatched, name, guest)
-        for reason, count in work.streamed.stay.items():
-            if reason != SMALL:
-                self.warn(f"{name}: {counted(count, 'variable')} cannot lie on the host: {reason}")
+        self._tell_of_kept(name, work.streamed.stay)
         base = work.residents.nbytes
         stats = replace(
             GraphStats.of(name, made, work.edits, base, base + decided.peak_bytes, open_sizes, work.streamed),
@@ -131,7 +141,9 @@ class Books:
         self._tell_of_rules()
         if self._config.debug:
             _log_decisions(decided.graph, made)
-        self._tell_of_plan(name, made, has_unknown=bool(step.unknown))
+        whole = work.device.limit_bytes
+        before = "" if whole is None or base < whole / 2 else _before(base, whole)
+        self._tell_of_plan(name, made, before, has_unknown=bool(step.unknown))
         limit = work.limit_bytes
         if limit is not None and made.feasible and not made.is_empty and decided.peak_bytes > limit:
             self.warn(
@@ -160,9 +172,9 @@ class Books:
                 "of policy 'threshold'; set policy='threshold' (LMS_POLICY=threshold), or leave them out"
             )
 
-    def _tell_of_plan(self, name: str, made: SwapPlan, *, has_unknown: bool) -> None:
+    def _tell_of_plan(self, name: str, made: SwapPlan, before: str, *, has_unknown: bool) -> None:
         if not made.feasible:
-            self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}")
+            self.warn(f"{name}: {made.notes[0] if made.notes else 'the budget cannot be met'}{before}")
         elif self._means_to_swap(made) and not (made.swaps or made.recomputed or has_unknown):
             self.warn(f"{name}: nothing can be swapped: every tensor is small, short-lived or must stay")
 
@@ -191,6 +203,11 @@ class Books:
         if self._config.recompute == "only":
             return False
         return made.policy == "all" or (made.policy == "threshold" and self._config.n_tensors != 0)
+
+
+def _before(base: int, whole: int) -> str:
+    taken = f"{base / 2**20:,.1f} of the device's {whole / 2**20:,.1f} MiB"
+    return f"; variables, and what else is there before the step, take {taken}"
 
 
 def _place(work: Work) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from lms.engine.passes import (
     is_edited,
     run_passes,
     standard_passes,
+    variables_in_loop,
     variables_known,
 )
 from lms.engine.work import Task, Work, place_of
@@ -44,6 +45,9 @@ FEWEST_OPS = 24
 
 KEPT_EDITS = 4
 """The number of edits that are kept for other functions with the same graph: a model compiled again."""
+
+MUCH_BEFORE = 1 / 3
+"""The share of a device in use before a step, from which on it is told which variables stay there."""
 
 ROOM = 0.01
 """An edit is used again where the device has as much room as when it was planned, but for this share."""
@@ -159,6 +163,8 @@ class Editing:
                 works = self._works(task, graph_def)
                 break
             shares = host.shares
+        if lacking and any(map(_is_full_before, works)):
+            self._engine.books.tell_of_kept(task.name, host.obstacle, map(_kept_variables, works))
         if shares != before:
             self._engine.steps.growth.renew_all()
             self._engine.books.tell_of_moved(task.name, works)
@@ -280,16 +286,35 @@ def _lacking_bytes(work: Work) -> int:
     return max(0, lacking + max(0, work.residents.nbytes - work.device.limit_bytes))
 
 
+def _is_full_before(work: Work) -> bool:
+    """Tell whether much of a device is in use before the step: by its variables, more likely than not."""
+    limit = work.device.limit_bytes
+    return limit is not None and work.residents.nbytes > MUCH_BEFORE * limit
+
+
+def _kept_variables(work: Work) -> Mapping[str, int]:
+    """Return how many variables of a frame cannot stream, by reason."""
+    if work.streamed.stay or work.table is None or work.frame is None:
+        return work.streamed.stay
+    return variables_in_loop(work) if work.frame != ROOT else _found(work)[1]
+
+
+def _found(work: Work) -> tuple[dict[bool, int], Mapping[str, int]]:
+    """Return the bytes of the variables of a frame that can stream, and by reason how many cannot."""
+    assert work.table is not None  # noqa: S101 - a graph that has been read
+    known = variables_known(work.table, work.task.inputs)
+    least, fetches = work.task.config.min_tensor_bytes, set(work.fetches)
+    finder = Finder(work.table, work.outputs, known, work.place.holds, least, fetches)
+    return bytes_by_kind(finder.variables()), finder.stay
+
+
 def _streamable(works: Iterable[Work]) -> dict[bool, int]:
     """Return the bytes of a step's variables that can stream: an optimizer's state (True), and the others."""
     total = {True: 0, False: 0}
     for work in works:
-        found = work.streamed.streamable
+        found: Mapping[bool, int] = work.streamed.streamable
         if not found and work.table is not None and work.frame == ROOT:
-            known = variables_known(work.table, work.task.inputs)
-            least, fetches = work.task.config.min_tensor_bytes, set(work.fetches)
-            finder = Finder(work.table, work.outputs, known, work.place.holds, least, fetches)
-            found = bytes_by_kind(finder.variables())
+            found, _ = _found(work)
         for kind, nbytes in found.items():
             total[kind] += nbytes
     return total

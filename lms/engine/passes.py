@@ -203,12 +203,7 @@ class Streaming:
         item, config = work.task.request.item, work.task.config
         known = variables_known(work.table, work.task.inputs)
         if work.frame != ROOT:
-            large = sum(
-                static_bytes(value_shape(handle), value_type(handle)) >= max(1, config.min_tensor_bytes)
-                for handle in variable_handles(work.task.inputs)
-                if work.place.holds(handle.device)
-            )
-            return replace(work, streamed=Streamed(stay={IN_LOOP: large} if large else {}))
+            return replace(work, streamed=Streamed(stay=variables_in_loop(work)))
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(work.graph_def)
         fed = fed_nodes(item, graph_def)
@@ -232,6 +227,17 @@ class Streaming:
         before = dict(zip(table.names, work.outputs, strict=True))
         outputs = [streamed.outputs.get(name) or before.get(name, ()) for name in edited.names]
         return replace(work, graph_def=graph_def, streamed=streamed, table=edited, outputs=outputs)
+
+
+def variables_in_loop(work: Work) -> dict[str, int]:
+    """Count the variables of a frame that is not the root: none of them can stream."""
+    least = max(1, work.task.config.min_tensor_bytes)
+    large = sum(
+        static_bytes(value_shape(handle), value_type(handle)) >= least
+        for handle in variable_handles(work.task.inputs)
+        if work.place.holds(handle.device)
+    )
+    return {IN_LOOP: large} if large else {}
 
 
 def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Output]:

@@ -167,7 +167,9 @@ def host_values(transport: Transport, environ: Mapping[str, str]) -> HostValues:
         return StoreValues(transport)
     if isinstance(transport, DeviceTransport):
         return PinnedValues(environ)
-    raise PlaceError(f"variables cannot lie on the host: {transport.note or transport.name}")
+    raise PlaceError(
+        f"variables cannot lie on the host: {transport.note or f'transport is {transport.name!r}'}"
+    )
 
 
 def load_ops(source: Path, environ: Mapping[str, str]) -> Any:

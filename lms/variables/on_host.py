@@ -71,6 +71,8 @@ class HostVariables:
         self._without_room: set[int] = set()
         """The numbers of those whose first values found no room on the device."""
         self._moving = threading.Lock()
+        self.obstacle = ""
+        """Why no values can lie in host memory here, once that was asked and is so."""
         self.sent = 0
         """Copies to host memory so far that were made between steps."""
 
@@ -117,7 +119,8 @@ class HostVariables:
         """Tell whether values can lie in host memory here."""
         try:
             self.values()
-        except LMSError:
+        except LMSError as error:
+            self.obstacle = str(error)
             return False
         return True
 

@@ -96,6 +96,16 @@ def taken(wanted, values=lambda: None, **given):
 print(taken([20, 1, 20, 30, 1]))
 print(taken([100]), taken([1], optimizer_state="device"), taken([1], optimizer_state="host"))
 print(taken([1], refuse), taken([1], optimizer_state="device", variables="device"))
+
+import warnings
+from lms.engine.books import Books
+
+host = HostVariables(LMSConfig(), refuse, lambda handle: None)
+host.take_more(1, {True: 1})
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    Books(LMSConfig()).tell_of_kept("step", host.obstacle, [{"used in a loop": 2}])
+print(*(one.message for one in seen), sep="; ")
 """
 
 
@@ -105,6 +115,7 @@ def test_as_much_moves_as_is_wanted_and_the_state_before_the_weights() -> None:
         "[(True, 0.25, 0.0), (True, 0.5, 0.0), (True, 1.0, 0.0), (True, 1.0, 1.0), (False, 1.0, 1.0)]",
         "[(True, 1.0, 0.5)] [(True, 0.0, 0.25)] [(True, 1.0, 0.25)]",
         "[(False, 0.0, 0.0)] [(False, 0.0, 0.0)]",
+        "step: no compiler; step: 2 variables cannot lie on the host: used in a loop",
     )
 
 
