@@ -265,10 +265,12 @@ class Holding:
     def apply(self, work: Work) -> Work:
         """Add control edges, and read the graph again."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        if not hold_back(work.table, work.outputs, work.frame or ROOT, work.task.config.min_tensor_bytes):
+        least = work.task.config.min_tensor_bytes
+        held = hold_back(work.table, work.outputs, work.frame or ROOT, least)
+        if not held:
             return work
         fed = fed_nodes(work.task.request.item, work.graph_def)
-        return replace(work, table=NodeTable.of(work.graph_def, fed))
+        return replace(work, table=NodeTable.of(work.graph_def, fed), held_bytes=held)
 
 
 class Reading:
@@ -397,8 +399,10 @@ class Writing:
         """Tell whether the plan changes anything."""
         if work.decision is None or work.whole:
             return False
-        decided = work.decision
-        return bool(work.streamed.nodes or decided.segmentation) or not decided.plan.is_empty
+        decided, limit = work.decision, work.limit_bytes
+        if work.streamed.nodes or decided.segmentation or not decided.plan.is_empty:
+            return True
+        return bool(work.held_bytes) and limit is not None and decided.peak_bytes + work.held_bytes > limit
 
     def apply(self, work: Work) -> Work:
         """Write the plan's nodes into the GraphDef, and make room for small buffers and batches."""

@@ -18,8 +18,8 @@ NEVER = -1
 """The place of a gradient that a node does not need."""
 
 
-def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int) -> bool:
-    """Add control inputs to the switches of a frame; tell whether there are any.
+def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int) -> int:
+    """Add control inputs to the switches of a frame, and return about how many bytes come later by them.
 
     Args:
         table: The graph; its NodeDefs are changed.
@@ -27,16 +27,17 @@ def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int,
         frame: The frame that is planned.
         min_bytes: Smaller tensors may be made at any time.
     """
-    found = list(_waits(table, outputs, frame, min_bytes))
-    for switch, gradient in found:
+    held = 0
+    for switch, gradient, nbytes in list(_waits(table, outputs, frame, min_bytes)):
         table.nodes[switch].input.append(f"^{table.names[gradient]}")
-    return bool(found)
+        held += nbytes
+    return held
 
 
 def _waits(
     table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """Yield switches, each with the node that it is to wait for."""
+) -> Iterator[tuple[int, int, int]]:
+    """Yield switches, each with the node that it is to wait for, and bytes that come early without that."""
     if SWITCHES.isdisjoint(table.types):
         return
     conditions, nodes = find_conditions(table, frame), range(len(table.nodes))
@@ -48,18 +49,19 @@ def _waits(
     for node in nodes:
         for one in table.before[node]:
             after[one].append(node)
-    start, makes_early = list(comes), [False] * len(nodes)
+    start, early = list(comes), [0] * len(nodes)
     for node in reversed(table.order):
         if under[node] and comes[node] == NEVER:
             start[node] = min((start[one] for one in after[node]), default=NEVER)
-            makes_early[node] = any((size_of(one) or 0) >= max(1, min_bytes) for one in outputs[node]) or any(
-                makes_early[one] for one in after[node]
+            made = sum(size_of(one) or 0 for one in outputs[node])
+            early[node] = (made if made >= min_bytes else 0) + max(
+                (early[one] for one in after[node]), default=0
             )
     for node in nodes:
         if always[node] and table.types[node] in SWITCHES:
             gate = min((start[one] for one in after[node]), default=NEVER)
-            if gate > comes[node] and any(makes_early[one] for one in after[node]):
-                yield node, table.order[gate]
+            if gate > comes[node] and (nbytes := sum(early[one] for one in after[node])):
+                yield node, table.order[gate], nbytes
 
 
 def _gradients_come(table: NodeTable, always: Sequence[bool]) -> list[int]:
