@@ -39,7 +39,9 @@ def test_a_transformer_trains_whose_variables_are_much_larger_than_the_limit(ker
     assert seen["bytes"] == plain["bytes"] >= 2.5 * (LIMIT_MB << 20)
     planned, ran = seen["copies_out"]
     assert planned == ran > 0
-    assert seen["saved"] and seen["left_bytes"] < seen["bytes"] / 10
+    assert seen["saved"]
+    if mode == "host":
+        assert seen["left_bytes"] < seen["bytes"] / 10
     if keras == "3" and version("keras").startswith("3."):  # TensorFlow 2.15's own is another
         assert seen["peak_bytes"] <= 1.3 * seen["planned_peak_bytes"]
 
