@@ -113,7 +113,7 @@ def test_as_much_moves_as_is_wanted_and_the_state_before_the_weights() -> None:
     require_lines(
         TAKEN,
         "[(True, 0.25, 0.0), (True, 0.5, 0.0), (True, 1.0, 0.0), (True, 1.0, 1.0), (False, 1.0, 1.0)]",
-        "[(True, 1.0, 0.5)] [(True, 0.0, 0.25)] [(True, 1.0, 0.25)]",
+        "[(True, 1.0, 1.0)] [(True, 0.0, 1.0)] [(True, 1.0, 1.0)]",
         "[(False, 0.0, 0.0)] [(False, 0.0, 0.0)]",
         "step: no compiler; step: 2 variables cannot lie on the host: used in a loop",
     )
