@@ -18,8 +18,8 @@ KINDS = {True: "optimizer_state", False: "variables"}
 """By whether only updates read a variable: the setting that says where its value lies."""
 
 SHARES = {True: (0.25, 0.5, 1.0), False: (1.0,)}
-"""How much of the bytes of a kind streams, where less is not enough. All weights do: a part of them on a device
-that small leaves its free memory in pieces."""
+"""How much of the bytes of a kind streams, where less is not enough. All weights do: a part of them, on a
+device that small, leaves its free memory in pieces."""
 
 INITIALISED = 3
 """How many times a variable's bytes its initializer takes at most: a random one has draws and their product
