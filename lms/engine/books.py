@@ -16,6 +16,7 @@ from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
 from lms.reader.node_table import ROOT
 from lms.reader.shape_names import shapes_of
+from lms.report.render import mib
 from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL
 
@@ -52,9 +53,9 @@ class Books:
     def tell_of_moved(self, name: str, works: Sequence[Work]) -> None:
         """Warn that variables of a step move to the host, because it does not fit with all on the device."""
         many = counted(sum(work.streamed.state + work.streamed.weights for work in works), "variable")
-        nbytes = sum(work.streamed.nbytes for work in works)
+        moved = mib(sum(work.streamed.nbytes for work in works))
         self.warn(
-            f"{name} does not fit with all variables on the device: {many} ({nbytes / 2**20:,.1f} MiB) lie "
+            f"{name} does not fit with all variables on the device: {many} ({moved}) lie "
             "on the host between steps from now on; optimizer_state='device' and variables='device' keep them"
         )
 
@@ -206,8 +207,10 @@ class Books:
 
 
 def _before(base: int, whole: int) -> str:
-    taken = f"{base / 2**20:,.1f} of the device's {whole / 2**20:,.1f} MiB"
-    return f"; variables, and what else is there before the step, take {taken}"
+    """Say what a device holds before a step, where that is much of it."""
+    return (
+        f"; variables, and what else is there before the step, take {mib(base)} of the device's {mib(whole)}"
+    )
 
 
 def _place(work: Work) -> tuple[str, str]:

@@ -89,7 +89,7 @@ class Work:
     later: "Callable[[], Work] | None" = None
     """Reads and plans the step all the same, where somebody asks for its figures."""
     held_bytes: int = 0
-    """What the ops of conditions make later because of control edges, about."""
+    """About how many bytes the ops of conditions make later, because of control edges."""
     step: Step | None = None
     graph: Graph | None = None
     """The step with a reason at each tensor that the filters keep."""
