@@ -51,6 +51,9 @@ CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
 REPORT_VARIABLE = "LMS_REPORT_DIR"
 """A folder into which a process writes its report as JSON when it ends; no field: lmsrun sets it."""
+HOST_SHARES = {True: (0.25, 0.5, 1.0), False: (1.0,)}
+"""How much of an optimizer's state (True) and then of the weights moves to the host by itself, where less is
+not enough. All weights do: a part of them, on a device that small, leaves its free memory in pieces."""
 KUBERNETES_SERVICE = re.compile(
     r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from lms.config import LMSConfig, Recompute
+from lms.config import HOST_SHARES, LMSConfig, Recompute
 from lms.forecast.step import TracedStep
 from lms.forecast.ways import (
     LARGEST_BATCH,
@@ -29,8 +29,15 @@ from lms.simulate.cost_model import Costs
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.step_time import clock
 
-MODES = ("off", "swap", "recompute", "hybrid", "host state", "mixed precision")
-RECOMPUTE: Mapping[str, Recompute] = {"off": "off", "swap": "off", "recompute": "only", "hybrid": "auto"}
+MODES = ("off", "swap", "recompute", "hybrid", "host state", "auto", "mixed precision")
+"""``host state``: all variables lie in host memory between steps. ``auto``: what a run does by itself."""
+RECOMPUTE: Mapping[str, Recompute] = {
+    "off": "off",
+    "swap": "off",
+    "recompute": "only",
+    "hybrid": "auto",
+    "auto": "auto",
+}
 """The setting ``recompute`` by mode."""
 MARGIN = 0.1
 """The share of the memory that plans leave, as policy ``auto`` does."""
@@ -42,6 +49,8 @@ SMALLER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """The shares of the batch that fits by its bytes that are planned as a run would, until one fits."""
 MOST_OPS = 30_000
 """The ops that are planned for that, by mode: seven plans for a net of 4,000 ops, two for one of 12,000."""
+BOUND = "memory of two groups of variables, time of the link or of compute"
+"""How a step is worked out with variables on the host."""
 HALF = 0.5
 """The bytes of a number in half precision against those in single precision."""
 
@@ -107,14 +116,9 @@ class Forecaster:
         yield self._off(target, resident)
         yield self._planned("swap", target, resident, usable, self._swaps)
         yield self._planned("recompute", target, resident, usable, self._recomputes)
-        yield self._planned("hybrid", target, resident, usable, self._hybrids)
-        # Two groups of a weight and its state, and the weights of the next op.
-        groups = 2 * self._largest_group() + 2 * step.largest_bytes
-        variables = min(resident - step.constant_bytes, groups) + step.constant_bytes
-        usable = int((target.limit_bytes - variables) * (1 - MARGIN))
-        bound = "memory of two groups of variables, time of the link or of compute"
-        host = self._planned("host state", target, variables, usable, self._hybrids)
-        yield self._with_link_time(replace(host, bound=bound), target.costs)
+        hybrid = self._planned("hybrid", target, resident, usable, self._hybrids)
+        host = self._moved("host state", target, resident, 1.0, 1.0)
+        yield from (hybrid, host, self._auto(target, resident, hybrid, host))
         yield self._mixed(target, resident)
 
     # --- without a plan ----------------------------------------------------------------------------------
@@ -126,7 +130,7 @@ class Forecaster:
         largest = way.largest(int(room / scale))
         peak, seconds = int(way.peak_bytes(batch) * scale), way.run(batch, costs, scale).now_s
         fits = peak <= room
-        if target.device_type and scale == 1:
+        if target.device_type and scale == 1 and room > 0:
             peak, seconds, fits = self._as_run("off", target, room, batch)
             if self._step.other is not None:
                 largest = self._largest_as_run("off", target, room, largest)
@@ -175,8 +179,8 @@ class Forecaster:
         batch, costs, plain = self._step.batch, target.costs, self._plain
         largest_way = self._largest(ways, usable, costs)
         largest = None if self._step.other is None else largest_way.largest(usable)
-        if target.device_type and mode in RECOMPUTE:
-            room = target.limit_bytes - resident
+        room = target.limit_bytes - resident
+        if target.device_type and mode in RECOMPUTE and room > 0:
             peak, seconds, fits = self._as_run(mode, target, room, batch)
             if largest is not None:
                 largest = self._largest_as_run(mode, target, room, largest)
@@ -287,18 +291,38 @@ class Forecaster:
 
     # --- variables on the host ---------------------------------------------------------------------------
 
-    def _largest_group(self) -> int:
-        step = self._step
-        return int(step.largest_bytes * (1 + step.state_bytes / max(1, step.weights_bytes)))
-
-    def _with_link_time(self, found: Forecast, costs: Costs) -> Forecast:
-        step = self._step
-        back = costs.in_seconds(3 * step.weights_bytes + step.state_bytes)
-        out = costs.out_seconds(step.weights_bytes + step.state_bytes)
-        link_s = max(back, out)
-        largest = found.largest_step_s
+    def _moved(self, mode: str, target: Target, resident: int, state: float, weights: float) -> Forecast:
+        """Forecast a step with these shares of an optimizer's state and of the weights on the host."""
+        step, costs = self._step, target.costs
+        largest_state = int(step.largest_bytes * step.state_bytes / max(1, step.weights_bytes))
+        # Two groups of a weight and its state, or of state alone, and the weights of the next op.
+        groups = 2 * largest_state + (4 * step.largest_bytes if weights else 0)
+        gone = int(state * step.state_bytes + weights * step.weights_bytes)
+        there = min(resident, resident - gone + groups)
+        usable = int((target.limit_bytes - there) * (1 - MARGIN))
+        found = self._planned(mode, target, there, usable, self._hybrids)
+        back = costs.in_seconds(int(3 * weights * step.weights_bytes + state * step.state_bytes))
+        link_s = max(back, costs.out_seconds(gone))
+        largest_s = found.largest_step_s
         return replace(
             found,
             step_s=max(found.step_s, link_s),
-            largest_step_s=None if largest is None else max(largest, link_s),
+            largest_step_s=None if largest_s is None else max(largest_s, link_s),
+            bound=BOUND,
+        )
+
+    def _auto(self, target: Target, resident: int, hybrid: Forecast, host: Forecast) -> Forecast:
+        """Forecast a run with no setting: where a plan does not fit, more and more variables move."""
+        moved = [(state, 0.0) for state in HOST_SHARES[True]] + [(1.0, one) for one in HOST_SHARES[False]]
+        tries = (self._moved("auto", target, resident, state, weights) for state, weights in moved)
+        found = hybrid if hybrid.fits else next((one for one in tries if one.fits), host)
+        most = max(hybrid, host, key=lambda one: one.largest_batch or 0)
+        return replace(
+            found,
+            mode="auto",
+            largest_batch=most.largest_batch,
+            largest_step_s=most.largest_step_s,
+            is_more=most.is_more,
+            curve=most.curve,
+            bound=most.bound or found.bound,
         )

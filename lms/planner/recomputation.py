@@ -243,8 +243,8 @@ class _Repeater:
         wanted: frozenset[int] = frozenset()
         if op.id in self._repeats.redirected:
             wanted = self._wanted(op)
-            later = frozenset() if reader is None else self._wanted(self._graph.ops[reader])
-            self._repeat_for(op, wanted | later)
+            later = () if reader is None else self._wanted(self._graph.ops[reader])
+            self._repeat_for(op, wanted.union(one for one in later if one in self.now))
         inputs = [self._copies[one] if one in wanted else self.now[one] for one in op.inputs]
         self.op_ids.append(len(self.ops))
         controls = tuple(self.op_ids[control] for control in op.controls)

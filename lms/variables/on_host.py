@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.config import LMSConfig
+from lms.config import HOST_SHARES, LMSConfig
 from lms.errors import LMSError, PlaceError, StoreError
 from lms.native.build import HOST_STORE, HOST_VALUES
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
@@ -16,10 +16,6 @@ from lms.variables.host_values import HostValues, load_ops
 
 KINDS = {True: "optimizer_state", False: "variables"}
 """By whether only updates read a variable: the setting that says where its value lies."""
-
-SHARES = {True: (0.25, 0.5, 1.0), False: (1.0,)}
-"""How much of the bytes of a kind streams, where less is not enough. All weights do: a part of them, on a
-device that small, leaves its free memory in pieces."""
 
 INITIALISED = 3
 """How many times a variable's bytes its initializer takes at most: a random one has draws and their product
@@ -110,7 +106,7 @@ class HostVariables:
         for is_state in KINDS:
             now, nbytes = self.share(is_state), streamable.get(is_state, 0)
             if wanted > 0 and nbytes and self._is_open(is_state) and self._can_hold():
-                shares = SHARES[is_state]
+                shares = HOST_SHARES[is_state]
                 taken = next((one for one in shares if one > now and (one - now) * nbytes >= wanted), 1.0)
                 self.shares = (taken, self.shares[1]) if is_state else (self.shares[0], taken)
                 wanted -= int((taken - now) * nbytes)

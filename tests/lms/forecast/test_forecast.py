@@ -74,6 +74,21 @@ def test_the_largest_batch_is_where_memory_ends() -> None:
         assert found[mode].step_s >= found["off"].step_s
 
 
+@pytest.mark.parametrize("device_type", [None, "CPU"])
+def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str | None) -> None:
+    peaks = []
+    for limit in (1024 * MIB, 200 * MIB, 140 * MIB, 100 * MIB):
+        target = Target(limit, GPUS["L4"].costs, GPUS["L4"].half_costs, device_type)
+        found = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}
+        hybrid, host, auto = found["hybrid"], found["host state"], found["auto"]
+        assert auto.fits and auto.peak_bytes <= limit
+        assert auto.largest_batch == max(hybrid.largest_batch or 0, host.largest_batch or 0)
+        assert hybrid.fits == (auto.peak_bytes == hybrid.peak_bytes) == (limit > 192 * MIB)
+        assert auto.peak_bytes >= host.peak_bytes and auto.step_s <= host.step_s
+        peaks.append(auto.peak_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+
+
 def test_what_grows_is_a_line_in_the_batch() -> None:
     assert step(4).of(12) == network(12)
     assert step(4).of(3) == network(3)
@@ -87,7 +102,7 @@ def test_a_batch_that_is_not_known_is_said_to_be_unknown() -> None:
 def test_a_device_that_is_too_small_fits_nothing() -> None:
     gpu = replace(GPUS["L4"], memory_gib=0.1)
     for one in forecasts(step(4), gpu.limit_bytes):
-        assert not one.fits or one.mode == "host state"
+        assert not one.fits or one.mode in ("host state", "auto")
 
 
 def base(batch: int) -> Variant:

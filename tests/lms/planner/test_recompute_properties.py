@@ -29,7 +29,10 @@ MODEST = settings(
 
 @st.composite
 def steps(draw: st.DrawFn, collectives: bool = False) -> Graph:
-    """A forward pass of random purity, and a backward pass that reads what it made, the last first."""
+    """A forward pass of random purity, and a backward pass that reads what it made, the last first.
+
+    Some ops of the forward pass come between those of the backward pass.
+    """
     build = GraphBuilder()
     tensors: list[int] = []
     sizes: dict[int, int] = {}
@@ -48,6 +51,9 @@ def steps(draw: st.DrawFn, collectives: bool = False) -> Graph:
         add(f"layer{number}", draw(st.sampled_from(kinds)), inputs)
     forward = list(tensors)
     for number in range(draw(st.integers(1, 14))):
+        if draw(st.integers(0, 3)) == 0:
+            add(f"aside{number}", draw(st.sampled_from(PURE)), [draw(st.sampled_from(forward))])
+            forward.append(tensors.pop())
         saved = forward[max(0, len(forward) - number - 2) :]
         read = [tensors[-1], *draw(st.lists(st.sampled_from(saved), max_size=2))]
         add(f"gradient_tape/layer{number}", draw(st.sampled_from(("MatMul", "Op", "AddV2"))), read)
@@ -65,9 +71,10 @@ def value_of(graph: Graph, tensor: int, known: dict[int, object]) -> object:
 
 
 def some_of(graph: Graph, number: int) -> Recomputation:
-    """Drop the candidates that the bits of a number choose."""
+    """Drop the candidates that the bits of a number choose; some are repeated ahead of their need."""
     repeats = Repeats(Buffers.of(graph), 1)
-    return recompute(repeats, [root for bit, root in enumerate(repeats.candidates) if number >> bit & 1])
+    dropped = [root for bit, root in enumerate(repeats.candidates) if number >> bit & 1]
+    return recompute(repeats, dropped, ahead=number % 3)
 
 
 @MODEST
@@ -102,6 +109,20 @@ def test_repeated_ops_wait_for_the_backward_pass(graph, number):
     for new in range(len(made.ops)):
         reads_copy = any(made.graph.tensors[one].op in made.repeated for one in made.graph.ops[new].inputs)
         assert not reads_copy or new in made.repeated or made.ops[new] in late
+
+
+def test_nothing_is_repeated_ahead_of_the_op_that_it_repeats():
+    build = GraphBuilder()
+    (batch,) = build.add("next", "IteratorGetNext", outputs=[1024])
+    (size,) = build.add("gradient_tape/size", "Op", inputs=[batch], outputs=[1024])
+    (scale,) = build.add("gradient_tape/scale", "Op", inputs=[size], outputs=[1024])
+    (drawn,) = build.add("drawn", "RandomUniform", inputs=[batch], outputs=[1024])
+    (saved,) = build.add("relu", "Relu", inputs=[drawn], outputs=[1024])
+    (first,) = build.add("gradient_tape/first", "MatMul", inputs=[scale, saved], outputs=[1024])
+    repeats = Repeats(Buffers.of(build.build([first])), 1)
+    assert saved in repeats.candidates and len(repeats.redirected) == 2
+    made = recompute(repeats, [saved], ahead=1)
+    assert [made.graph.ops[op].name for op in made.repeated] == [f"relu/{AGAIN}"]
 
 
 def test_what_runs_without_a_batch_reads_no_copy():
