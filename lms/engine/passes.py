@@ -34,6 +34,7 @@ from lms.rewriter.decision import write_decision
 from lms.rewriter.early_branches import hold_back
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
+from lms.rewriter.shape_readers import told_before
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
@@ -110,13 +111,16 @@ class Shaping:
 def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequence[Sequence[Output]]:
     """Extend a graph's outputs to the nodes that an edit has added.
 
-    These nodes repeat another one, or pass on what they read.
+    These nodes repeat another one, tell the shape of what they read as another one did, or pass it on.
     """
     known = [*outputs, *([()] * (len(table.nodes) - len(outputs)))]
     for node in table.order:
         if node >= len(outputs):
             if (same := repeated_node(table.names[node])) is not None:
                 known[node] = known[table.number[same]]
+                continue
+            if (told := told_before(table.names[node])) is not None:
+                known[node] = known[table.number[told]][:1]
                 continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
             known[node] = read if table.types[node] == "IdentityN" else read[:1]

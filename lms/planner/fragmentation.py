@@ -233,8 +233,8 @@ def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> i
 
 
 def _fits_by_chance(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
-    """Tell whether a plan fits whichever ops run side by side; on one thread that is no chance."""
-    one_by_one = case.costs.threads == 1
+    """Tell whether a plan fits whatever runs side by side; on one thread without copies that is no chance."""
+    one_by_one = case.costs.threads == 1 and not (case.costs.overlaps and made.swaps)
     return one_by_one or None not in peaks_by_chance(case.buffers, made, case.costs, limit_bytes)
 
 

@@ -9,7 +9,8 @@ from lms.planner.sum_order import beginnings, disturbed
 from lms.reader.step_reader import Step
 from lms.rewriter.repeats import write_repeats
 from lms.rewriter.segments import in_segments, mark_segments
-from lms.rewriter.writer import Edits, write_plan
+from lms.rewriter.shape_readers import leaving, part_shapes
+from lms.rewriter.writer import Edits, relocated, write_plan
 from lms.transports.base import Transport
 
 
@@ -33,10 +34,24 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
         sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
     plan = decided.plan
+    parted = _part_shapes(graph_def, step, decided)
     written = () if plan.is_empty else sorted(in_place(decided.case.buffers, plan.order))
     edits = write_plan(graph_def, step, plan, transport, decided.relocation, sums, written)
     if segmentation is not None:
         names = step.table.names
         mark_segments(graph_def, [[names[node] for node in step.members[op]] for op in segmentation.segments])
     added = (node.name for node in list(graph_def.node)[known:])
-    return replace(edits, nodes=tuple(dict.fromkeys([*added, *edits.nodes])))
+    return replace(edits, nodes=tuple(dict.fromkeys([*added, *parted, *edits.nodes])))
+
+
+def _part_shapes(graph_def: Any, step: Step, decided: Decision) -> list[str]:
+    made, moved = decided.recomputation, decided.relocation
+    dropped: set[int] = set()
+    if made is not None:
+        copies = {tensor for op in made.repeated for tensor in made.graph.ops[op].outputs}
+        dropped = {now for now, old in enumerate(made.tensors) if old in made.dropped and now not in copies}
+    if moved is not None:
+        new = {old: now for now, old in enumerate(moved.tensors) if old is not None}
+        dropped = {new[one] for one in dropped if one in new}
+        step = relocated(step, moved)
+    return part_shapes(graph_def, step, decided.plan, leaving(step, decided.plan, dropped))

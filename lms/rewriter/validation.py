@@ -45,9 +45,11 @@ def validate(
     signatures = {made[name].node: _signature(nodes[made[name].node]) for name in added}
     known = [[output.dtype for output in of_node] for of_node in outputs]
     for place in signatures.keys() & range(first_added):
-        if known[place] != signatures[place].outputs[: len(known[place])]:
+        if any(one != other for one, other in zip(known[place], signatures[place].outputs, strict=False)):
             raise RewriteError(f"{names[place]} makes other types than its readers take")
     output_types = [*known, *(signatures[place].outputs for place in range(first_added, len(nodes)))]
+    for place in signatures.keys() & range(first_added):
+        output_types[place] = signatures[place].outputs
     inputs, controls, before = list(table.inputs), list(table.controls), list(table.before)
     for column in (inputs, controls, before):
         column += [()] * (len(nodes) - first_added)
@@ -56,7 +58,7 @@ def validate(
         texts = tuple(node.input)
         if place < first_added and texts == table.texts[place] and not is_renamed:
             continue  # it was valid
-        if place >= first_added:
+        if place in signatures:
             wanted = signatures[place].inputs
         else:
             wanted = [known[source.node][source.index] for source in table.inputs[place]]

@@ -1,4 +1,4 @@
-"""Simulate TensorFlow's executor on the threads of a CPU: which op runs beside which is partly chance.
+"""Simulate TensorFlow's executor: which op runs beside which is partly chance.
 
 A thread that is done with an op goes on with one of those that have become ready, and leaves the others to
 other threads (``ExecutorState::ScheduleReady`` in ``executor.cc``). So the gradient of a filter, which
@@ -8,6 +8,10 @@ a step is run several times, each with times of its own.
 
 Meanwhile the input pipeline makes the next batch ready, in memory of the same allocator. Its buffers lie
 between those of the step, and have free memory lie in other pieces each time.
+
+On a GPU one thread of the host launches the ops as they become ready, and memory is taken and given back at
+the launch. Only copies to the host keep theirs until the device has come to them. How far the host is ahead
+is chance there.
 """
 
 from collections import deque
@@ -51,7 +55,7 @@ def peaks_by_chance(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -
 
 
 class Execution:
-    """One run of a step on several threads.
+    """One run of a step: on a CPU's threads, or launched on a GPU.
 
     Copies are tasks like ops: their numbers come behind those of the ops, first the copies to the host.
     """
@@ -73,7 +77,7 @@ class Execution:
         self._swaps = {swap.tensor: swap for swap in swaps}
         times = [*seconds, *(costs.out_seconds(swap.nbytes) for swap in swaps)]
         times += [costs.in_seconds(swap.nbytes) for swap, _ in self._back]
-        self._first_back = len(seconds) + len(swaps)
+        self._first_copy, self._first_back = len(seconds), len(seconds) + len(swaps)
         self._times = [one * chance.lognormvariate(0.0, SPREAD) for one in times]
         self._later: list[set[int]] = [set(after) for after in self._graph.successors]
         self._later += [set() for _ in range(len(times) - len(seconds))]
@@ -81,7 +85,11 @@ class Execution:
         self.begins, self.ends = [0] * len(times), [0] * len(times)
         """By task, as points: each begin and each end of a task is an even one of its own."""
         self._now = 0
-        self._run(max(1, costs.threads))
+        self._launches = costs.overlaps and costs.threads == 1
+        if self._launches:
+            self._launch(costs.launch_s)
+        else:
+            self._run(max(1, costs.threads))
 
     def _add_waits(self, edges: Sequence[SerialEdge]) -> None:
         later = self._later
@@ -99,10 +107,7 @@ class Execution:
             later[task].update(back.blocks)
 
     def _run(self, threads: int) -> None:
-        waiting = [0] * len(self._later)
-        for after in self._later:
-            for task in after:
-                waiting[task] += 1
+        waiting = self._waiting()
         shared = deque(task for task, count in enumerate(waiting) if not count)
         own: list[deque[int]] = [deque() for _ in range(threads)]
         idle = [*range(threads)]
@@ -126,6 +131,50 @@ class Execution:
                 waiting[later] -= 1
                 if not waiting[later]:
                     own[thread].appendleft(later)
+
+    def _launch(self, launch_s: float) -> None:
+        """Launch ops one by one as they become ready, and have copies run beside them, one a direction."""
+        waiting = self._waiting()
+        slowness = self._chance.random()
+        ready: deque[int] = deque()
+        copies: list[tuple[float, int]] = []
+        links_s = [0.0, 0.0]
+        now_s = device_s = 0.0
+
+        def begin(task: int) -> None:
+            if task < self._first_copy:
+                ready.append(task)
+                return
+            way = task >= self._first_back
+            self.begins[task] = self._point()
+            links_s[way] = max(now_s, device_s, links_s[way]) + self._times[task]
+            heappush(copies, (links_s[way], task))
+
+        for task, number in enumerate(waiting):
+            if not number:
+                begin(task)
+        while ready or copies:
+            if ready and not (copies and copies[0][0] <= now_s):
+                task = ready.popleft()
+                self.begins[task] = self._point()
+                now_s += launch_s
+                device_s = max(device_s, now_s) + slowness * self._times[task]
+            else:
+                done_s, task = heappop(copies)
+                now_s = max(now_s, done_s)
+            self.ends[task] = self._point()
+            for later in sorted(self._later[task]):
+                waiting[later] -= 1
+                if not waiting[later]:
+                    begin(later)
+
+    def _waiting(self) -> list[int]:
+        """Return for each task how many others it waits for."""
+        waiting = [0] * len(self._later)
+        for after in self._later:
+            for task in after:
+                waiting[task] += 1
+        return waiting
 
     def _point(self) -> int:
         self._now += 2
@@ -169,7 +218,12 @@ class Execution:
         return found
 
     def _next_batch(self) -> Iterator[Residency]:
-        """Yield the buffers of the batch that the input pipeline makes ready meanwhile, at any time."""
+        """Yield the buffers of the batch that the input pipeline makes ready meanwhile, at any time.
+
+        A GPU's batches are made ready in the host's memory.
+        """
+        if self._launches:
+            return
         begin = self._chance.randrange(self._now)
         nowhere = -1 - len(self._graph.ops)
         for op in self._graph.ops:

@@ -1,5 +1,7 @@
 """The simulated allocator, and plans that are made for its pieces."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -612,6 +614,23 @@ def test_a_plan_may_use_half_of_the_margin_before_all_is_moved_that_can_be() -> 
     demand = Demand.of(Buffers.of(graph), made.order, made.swaps)
     assert peak_in_pieces(demand, int(0.6 * limit_bytes)) is None
     assert peak_in_pieces(demand, int(0.8 * limit_bytes), LONGER * STEPS) is not None
+
+
+def test_a_plan_for_a_gpu_that_uses_the_margin_must_fit_as_ops_are_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, limit_bytes, config = layers(16, 1 << 20), 14 << 20, LMSConfig(margin=0.4)
+    simulated: list[SwapPlan] = []
+
+    def none_fits(_buffers: Buffers, made: SwapPlan, _costs: Costs, _room: int) -> Iterator[None]:
+        simulated.append(made)
+        yield None
+
+    before = planned(graph, config, limit_bytes)
+    monkeypatch.setattr(fitting, "peaks_by_chance", none_fits)
+    made = planned(graph, config, limit_bytes)
+    assert any(one.swaps == before.swaps for one in simulated)
+    assert made.bytes_in > before.bytes_in and made.feasible
 
 
 def test_a_step_that_finds_room_nowhere_is_planned_as_policy_all_plans_it() -> None:

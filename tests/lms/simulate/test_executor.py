@@ -1,4 +1,4 @@
-"""A step on several threads: what runs side by side holds memory side by side."""
+"""A step on several threads, or on a GPU: what runs side by side holds memory side by side."""
 
 from dataclasses import replace
 from random import Random
@@ -19,7 +19,8 @@ K = 4096
 MIB = 1 << 20
 ROOM = 1 << 30
 SLOPE = 256 * K
-COSTS = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, launch_s=1e-6)
+COSTS = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, launch_s=1e-6, overlaps=False)
+GPU = replace(COSTS, overlaps=True, threads=1)
 
 
 def backward(layers: int = 4) -> Graph:
@@ -41,15 +42,15 @@ def unplanned(graph: Graph) -> SwapPlan:
 
 
 def peaks(
-    graph: Graph, threads: int, made: SwapPlan | None = None, room: int = ROOM
+    graph: Graph, threads: int, made: SwapPlan | None = None, room: int = ROOM, costs: Costs = COSTS
 ) -> tuple[int | None, ...]:
-    costs = replace(COSTS, threads=threads)
+    costs = replace(costs, threads=threads)
     return tuple(peaks_by_chance(Buffers.of(graph), made or unplanned(graph), costs, room))
 
 
-def run(graph: Graph, made: SwapPlan, threads: int) -> Execution:
-    chance = Random(0)  # noqa: S311 - the same each time
-    costs = replace(COSTS, threads=threads)
+def run(graph: Graph, made: SwapPlan, threads: int, costs: Costs = COSTS, seed: int = 0) -> Execution:
+    chance = Random(seed)  # noqa: S311 - the same each time
+    costs = replace(costs, threads=threads)
     return Execution(Buffers.of(graph), made, costs, costs.op_seconds(graph), chance)
 
 
@@ -98,6 +99,45 @@ def test_a_swapped_tensor_leaves_when_its_copy_is_done_and_comes_back_behind_its
     first, second = (stay for stay in done.demand(None).stays if stay.tensor == kept)
     assert (first.first, first.last) == (done.begins[0], done.ends[out])
     assert (second.first, second.last) == (done.begins[back], done.ends[3])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gpu_goes_on_beside_a_copy_until_an_op_waits_for_it(seed: int) -> None:
+    build = GraphBuilder()
+    (kept,) = build.add("forward", "MatMul", outputs=[64 * K])
+    (near,) = build.add("near", "Relu", inputs=[kept], outputs=[K], in_place=())
+    (beside,) = build.add("beside", "MatMul", inputs=[near], outputs=[K])
+    (far,) = build.add("far", "MatMul", inputs=[beside], outputs=[K])
+    build.add("last", "MatMul", inputs=[far, kept], outputs=[K])
+    graph = build.build()
+    swap = Swap(kept, 64 * K, 1, (SwapIn(3, (Use(4, 1),)),), blocks=(3,))
+    made = SwapPlan("budget", (0, 1, 2, 3, 4), (swap,), (), (), 0, 0, 0, None)
+    slow_link = replace(GPU, out_bytes_per_s=1e6)
+    done = run(graph, made, 1, slow_link, seed)
+    out, back = 5, 6
+    assert done.ends[1] < done.begins[out] < done.begins[2] < done.ends[out] < done.begins[3]
+    assert done.ends[3] < done.begins[back] < done.ends[back] < done.begins[4]
+
+
+def test_a_gpu_launches_what_is_ready_whatever_the_order_of_the_plan() -> None:
+    build = GraphBuilder()
+    ends = []
+    for chain in range(3):
+        (first,) = build.add(f"first_{chain}", "MatMul", outputs=[64 * K])
+        ends += build.add(f"last_{chain}", "MatMul", inputs=[first], outputs=[K])
+    graph = build.build(kept=ends)
+    made = SwapPlan("budget", tuple(range(6)), (), (), (), 0, 0, 0, None)
+    edges = (SerialEdge(1, 2), SerialEdge(3, 4))
+    assert all(peaks(graph, 1, replace(made, serial_edges=edges), 160 * K, GPU))
+    assert peaks(graph, 1, made, 160 * K, GPU) == (None,) * RUNS
+
+
+def test_the_next_batch_of_a_gpu_lies_on_the_host() -> None:
+    build = GraphBuilder()
+    (batch,) = build.add("next", "IteratorGetNext", outputs=[64 * K])
+    graph = build.build(kept=[batch])
+    found = [len(run(graph, unplanned(graph), 1, costs).demand(None).stays) for costs in (COSTS, GPU)]
+    assert found == [2, 1]
 
 
 def test_an_op_writes_over_what_nobody_else_reads_any_more() -> None:
