@@ -6,7 +6,7 @@ that is swapped out meanwhile would stay on the device. So the op keeps the oper
 ops of ours tell the shapes of the others as soon as these exist.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lms.ir.liveness import positions
@@ -19,38 +19,45 @@ INFIX = f"/{MARK}/shape_"
 """In the name of each node that tells one shape, behind the op's that told several."""
 
 
-def leaving(step: Step, plan: SwapPlan, dropped: Collection[int]) -> frozenset[Source]:
-    """Return the outputs whose buffers leave the device before the last op that reads them has run.
+def leaving(step: Step, plan: SwapPlan, dropped: Collection[int]) -> dict[Source, int]:
+    """Return the outputs whose buffers leave the device, with the place in the plan's order behind which.
 
     Args:
         step: The step that is planned.
         plan: For the step's graph.
         dropped: The buffers of it that are made a second time.
     """
-    roots = {swap.tensor for swap in plan.swaps}.union(dropped)
+    place, graph = positions(plan.order), step.graph
+    gone = {root: place[graph.tensors[root].op] for root in dropped}
+    for op in graph.ops:
+        for root in {graph.roots[tensor] for tensor in op.inputs} & gone.keys():
+            gone[root] = max(gone[root], place[op.id])
+    for swap in plan.swaps:
+        gone[swap.tensor] = max(place[op] for op in (swap.after, swap.until) if op is not None)
     sources = enumerate(step.sources)
-    return frozenset(one for tensor, one in sources if one and step.graph.roots[tensor] in roots)
+    return {one: gone[graph.roots[tensor]] for tensor, one in sources if one and graph.roots[tensor] in gone}
 
 
-def part_shapes(graph_def: Any, step: Step, plan: SwapPlan, away: frozenset[Source]) -> list[str]:
-    """Part the ``ShapeN`` ops that read what leaves; return the names of all nodes that are new or changed.
+def part_shapes(graph_def: Any, step: Step, plan: SwapPlan, away: Mapping[Source, int]) -> list[str]:
+    """Part the ``ShapeN`` ops that would hold what leaves; return the names of all nodes new or changed.
 
     Args:
         graph_def: The graph, which is changed.
         step: Its values, and the nodes behind them.
         plan: Its order tells which operand comes last.
-        away: The outputs that leave.
+        away: The outputs that leave, each with the place behind which.
     """
     place, table = positions(plan.order), step.table
     comes = {node: place[op] for op, nodes in enumerate(step.members) for node in nodes}
     renamed: dict[str, str] = {}
     changed: list[str] = []
     for op in step.graph.ops:
-        node = step.members[op.id][0] if step.members[op.id] else 0
-        if op.type == "ShapeN" and len(table.inputs[node]) > 1 and not away.isdisjoint(table.inputs[node]):
-            read = table.inputs[node]
-            last = max(range(len(read)), key=lambda slot: comes.get(read[slot].node, -1))
-            changed += _part(graph_def, table.nodes[node], last, renamed)
+        if op.type == "ShapeN" and step.members[op.id]:
+            node = step.members[op.id][0]
+            places = [comes.get(source.node, -1) for source in table.inputs[node]]
+            latest = max(places)
+            if any(away.get(source, latest) < latest for source in table.inputs[node]):
+                changed += _part(graph_def, table.nodes[node], places.index(latest), renamed)
     if renamed:
         for reader in graph_def.node:
             for slot, text in enumerate(reader.input):
@@ -72,7 +79,9 @@ def _part(graph_def: Any, node: Any, last: int, renamed: dict[str, str]) -> list
     names = [node.name]
     for slot, text in enumerate(read):
         name = f"{node.name}{INFIX}{slot}"
-        renamed[reference(node.name, slot)] = node.name if slot == last else name
+        renamed[reference(node.name, slot)] = renamed[f"{node.name}:{slot}"] = (
+            node.name if slot == last else name
+        )
         if slot != last:
             made = graph_def.node.add(name=name, op="Shape", device=node.device, input=[text, *waits])
             for key in ("T", "out_type"):

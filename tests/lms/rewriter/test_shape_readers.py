@@ -34,8 +34,8 @@ NODES = {
 }
 
 
-def parted(swapped: str) -> tuple[list[str], dict[str, Any]]:
-    """The names of the nodes that are others, and all nodes, once a tensor leaves behind ``late``."""
+def parted(swapped: str, behind: str) -> tuple[list[str], dict[str, Any]]:
+    """The names of the nodes that are others, and all nodes, once a tensor leaves behind an op."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in NODES.items():
         node = graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
@@ -51,7 +51,7 @@ def parted(swapped: str) -> tuple[list[str], dict[str, Any]]:
     number = {op.name: op.id for op in step.graph.ops}
     (tensor,) = step.graph.ops[number[swapped]].outputs
     back = SwapIn(number["late"], (Use(number["far"], 0),))
-    swap = Swap(tensor, 256, number["late"], (back,), ())
+    swap = Swap(tensor, 256, number[behind], (back,), ())
     order = tuple(range(len(step.graph.ops)))
     plan = SwapPlan("budget", order, (swap,), (), (), 0, 0, 0, None)
     names = part_shapes(graph_def, step, plan, leaving(step, plan, ()))
@@ -59,7 +59,7 @@ def parted(swapped: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def test_each_operand_but_the_last_tells_its_shape_as_soon_as_it_is_there() -> None:
-    names, made = parted("early")
+    names, made = parted("early", "early")
     assert sorted(names) == ["shapes", "shapes/lms/shape_0", "shapes/lms/shape_2"]
     assert list(made["shapes"].input) == ["late", "^x", "^view"] and made["shapes"].attr["N"].i == 1
     for slot, operand in ((0, "view"), (2, "x")):
@@ -76,8 +76,9 @@ def test_each_operand_but_the_last_tells_its_shape_as_soon_as_it_is_there() -> N
     ]
 
 
-def test_what_reads_nothing_that_leaves_stays() -> None:
-    names, made = parted("far")
+@pytest.mark.parametrize(("swapped", "behind"), [("far", "far"), ("late", "late"), ("early", "late")])
+def test_what_holds_nothing_that_leaves_stays(swapped: str, behind: str) -> None:
+    names, made = parted(swapped, behind)
     assert names == [] and set(made) == set(NODES)
     assert {name: (made[name].op, *made[name].input) for name in NODES} == NODES
 
