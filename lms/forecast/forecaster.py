@@ -313,10 +313,13 @@ class Forecaster:
 
     def _auto(self, target: Target, resident: int, hybrid: Forecast, host: Forecast) -> Forecast:
         """Forecast a run with no setting: where a plan does not fit, more and more variables move."""
-        moved = [(state, 0.0) for state in HOST_SHARES[True]] + [(1.0, one) for one in HOST_SHARES[False]]
-        tries = (self._moved("auto", target, resident, state, weights) for state, weights in moved)
-        found = hybrid if hybrid.fits else next((one for one in tries if one.fits), host)
-        most = max(hybrid, host, key=lambda one: one.largest_batch or 0)
+        states = HOST_SHARES[True] if self._step.state_bytes else ()
+        found = hybrid
+        for state, weights in [*((one, 0.0) for one in states), *((1.0, one) for one in HOST_SHARES[False])]:
+            if found.fits:
+                break
+            found = self._moved("auto", target, resident, state, weights)
+        most = max(hybrid, host, found, key=lambda one: one.largest_batch or 0)
         return replace(
             found,
             mode="auto",

@@ -3,7 +3,7 @@
 The gradient of a concatenation, or of a sum of two shapes, asks one ``ShapeN`` for the shapes of all
 operands. It runs when the last of them exists, and the executor keeps what an op reads until then: an operand
 that is swapped out meanwhile would stay on the device. So the op keeps the operand alone that comes last, and
-ops of ours tell the shapes of the others as soon as these exist.
+ops of ours tell the shapes of the others as soon as these exist. What reads these still waits for the op.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,12 +11,15 @@ from typing import Any
 
 from lms.ir.liveness import positions
 from lms.ir.swap_plan import SwapPlan
-from lms.reader.node_table import MARK_ATTR, Source
+from lms.reader.node_table import ENTERS, MARK_ATTR, MERGES, Source
 from lms.reader.step_reader import Step
 from lms.rewriter.writer import MARK, reference
 
 INFIX = f"/{MARK}/shape_"
 """In the name of each node that tells one shape, behind the op's that told several."""
+
+UNGUARDED = MERGES | ENTERS
+"""Types of readers that get no control input: it would belong to another frame, or to both branches."""
 
 
 def leaving(step: Step, plan: SwapPlan, dropped: Collection[int]) -> dict[Source, int]:
@@ -41,6 +44,8 @@ def leaving(step: Step, plan: SwapPlan, dropped: Collection[int]) -> dict[Source
 def part_shapes(graph_def: Any, step: Step, plan: SwapPlan, away: Mapping[Source, int]) -> list[str]:
     """Part the ``ShapeN`` ops that would hold what leaves; return the names of all nodes new or changed.
 
+    An op under a condition stays, and one of which a result is fetched, or leaves the device itself.
+
     Args:
         graph_def: The graph, which is changed.
         step: Its values, and the nodes behind them.
@@ -51,18 +56,21 @@ def part_shapes(graph_def: Any, step: Step, plan: SwapPlan, away: Mapping[Source
     comes = {node: place[op] for op, nodes in enumerate(step.members) for node in nodes}
     renamed: dict[str, str] = {}
     changed: list[str] = []
+    bound = step.graph.kept.union(swap.tensor for swap in plan.swaps)
     for op in step.graph.ops:
-        if op.type == "ShapeN" and step.members[op.id]:
+        if op.type == "ShapeN" and not op.conditional and bound.isdisjoint(op.outputs):
             node = step.members[op.id][0]
             places = [comes.get(source.node, -1) for source in table.inputs[node]]
             latest = max(places)
             if any(away.get(source, latest) < latest for source in table.inputs[node]):
                 changed += _part(graph_def, table.nodes[node], places.index(latest), renamed)
-    if renamed:
-        for reader in graph_def.node:
-            for slot, text in enumerate(reader.input):
-                if text in renamed:
-                    reader.input[slot] = renamed[text]
+    for reader in graph_def.node if renamed else ():
+        for slot, text in enumerate(reader.input):
+            if text in renamed:
+                reader.input[slot] = renamed[text]
+                wait = f"^{text.partition(':')[0]}"
+                if renamed[text] != wait[1:] and wait not in reader.input and reader.op not in UNGUARDED:
+                    reader.input.append(wait)
     return changed
 
 
@@ -83,7 +91,7 @@ def _part(graph_def: Any, node: Any, last: int, renamed: dict[str, str]) -> list
             node.name if slot == last else name
         )
         if slot != last:
-            made = graph_def.node.add(name=name, op="Shape", device=node.device, input=[text, *waits])
+            made = graph_def.node.add(name=name, op="Shape", device=node.device, input=[text])
             for key in ("T", "out_type"):
                 made.attr[key].CopyFrom(node.attr[key])
             made.attr[MARK_ATTR].s = b"shape"

@@ -74,11 +74,12 @@ def test_the_largest_batch_is_where_memory_ends() -> None:
         assert found[mode].step_s >= found["off"].step_s
 
 
-@pytest.mark.parametrize("device_type", [None, "CPU"])
-def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str | None) -> None:
+@pytest.mark.parametrize(("device_type", "threads"), [(None, 1), ("CPU", 1), ("CPU", 4)])
+def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str | None, threads: int) -> None:
     peaks = []
     for limit in (1024 * MIB, 200 * MIB, 140 * MIB, 100 * MIB):
-        target = Target(limit, GPUS["L4"].costs, GPUS["L4"].half_costs, device_type)
+        costs = replace(GPUS["L4"].costs, threads=threads)
+        target = Target(limit, costs, GPUS["L4"].half_costs, device_type)
         found = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}
         hybrid, host, auto = found["hybrid"], found["host state"], found["auto"]
         assert auto.fits and auto.peak_bytes <= limit
@@ -87,6 +88,15 @@ def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str |
         assert auto.peak_bytes >= host.peak_bytes and auto.step_s <= host.step_s
         peaks.append(auto.peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize("limit", [175, 180, 190])
+def test_a_batch_that_fits_is_no_larger_than_the_largest(limit: int) -> None:
+    """With one large weight the state alone on the host takes less than all variables there."""
+    target = Target(limit * MIB, GPUS["L4"].costs, GPUS["L4"].half_costs)
+    traced = replace(step(1), largest_bytes=24 * MIB)
+    auto = {one.mode: one for one in Forecaster(traced, [target]).forecasts(target)}["auto"]
+    assert auto.fits and (auto.largest_batch or 0) >= 1
 
 
 def test_what_grows_is_a_line_in_the_batch() -> None:

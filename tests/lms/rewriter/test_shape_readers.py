@@ -34,7 +34,7 @@ NODES = {
 }
 
 
-def parted(swapped: str, behind: str) -> tuple[list[str], dict[str, Any]]:
+def parted(swapped: str, behind: str, fetched: str = "far") -> tuple[list[str], dict[str, Any]]:
     """The names of the nodes that are others, and all nodes, once a tensor leaves behind an op."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in NODES.items():
@@ -47,9 +47,9 @@ def parted(swapped: str, behind: str) -> tuple[list[str], dict[str, Any]]:
     outputs = [
         [Output(INT, (2,))] * 3 if "shapes" in name else [Output(FLOAT, (8, 8))] for name in table.names
     ]
-    step = read_step(table, outputs, Place(lambda device: True, PlainCpu()))
+    step = read_step(table, outputs, Place(lambda device: True, PlainCpu()), fetches=(fetched,))
     number = {op.name: op.id for op in step.graph.ops}
-    (tensor,) = step.graph.ops[number[swapped]].outputs
+    tensor, *_ = step.graph.ops[number[swapped]].outputs
     back = SwapIn(number["late"], (Use(number["far"], 0),))
     swap = Swap(tensor, 256, number[behind], (back,), ())
     order = tuple(range(len(step.graph.ops)))
@@ -64,14 +64,14 @@ def test_each_operand_but_the_last_tells_its_shape_as_soon_as_it_is_there() -> N
     assert list(made["shapes"].input) == ["late", "^x", "^view"] and made["shapes"].attr["N"].i == 1
     for slot, operand in ((0, "view"), (2, "x")):
         one = made[f"shapes/lms/shape_{slot}"]
-        assert one.op == "Shape" and list(one.input) == [operand, "^x"]
+        assert one.op == "Shape" and list(one.input) == [operand]
         assert (one.attr["T"].type, one.attr["out_type"].type) == (FLOAT, INT)
         assert one.device == made["shapes"].device and told_before(one.name) == "shapes"
     read = [list(made[name].input) for name in ("one", "two", "three", "far")]
     assert read == [
-        ["shapes/lms/shape_0"],
+        ["shapes/lms/shape_0", "^shapes"],
         ["shapes"],
-        ["shapes/lms/shape_2"],
+        ["shapes/lms/shape_2", "^shapes"],
         ["early", "late", "^shapes"],
     ]
 
@@ -81,6 +81,14 @@ def test_what_holds_nothing_that_leaves_stays(swapped: str, behind: str) -> None
     names, made = parted(swapped, behind)
     assert names == [] and set(made) == set(NODES)
     assert {name: (made[name].op, *made[name].input) for name in NODES} == NODES
+
+
+def test_an_op_whose_result_is_fetched_stays() -> None:
+    assert parted("early", "early", fetched="shapes:1")[0] == []
+
+
+def test_an_op_whose_result_leaves_stays() -> None:
+    assert parted("shapes", "shapes")[0] == []
 
 
 def test_an_operand_that_leaves_is_not_held_until_the_last_one_is_made() -> None:
