@@ -45,6 +45,7 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
 
 
 def _part_shapes(graph_def: Any, step: Step, decided: Decision) -> list[str]:
+    """Part the ops that would hold what the plan sends away, or what is made again; return their names."""
     made, moved = decided.recomputation, decided.relocation
     dropped: set[int] = set()
     if made is not None:

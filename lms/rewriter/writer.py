@@ -50,7 +50,7 @@ class Edits:
     """The nodes and edges that were added to a graph."""
 
     nodes: Collection[str]
-    """The names of the added nodes."""
+    """The names of the nodes that were added, and of those whose op is another one now."""
     swap_outs: int
     swap_ins: int
     control_edges: int
