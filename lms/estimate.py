@@ -9,7 +9,7 @@ from lms.config import LMSConfig, nearest
 from lms.errors import LMSArgumentError, LMSError
 
 if TYPE_CHECKING:
-    from lms.engine.estimating import Estimate
+    from lms.estimates.estimating import Estimate
 
 
 MOST = 1 << 20
@@ -40,7 +40,7 @@ def estimate(step: Any, *arguments: Any, gpus: Iterable[str] = ("A100-80",), **g
     wanted = devices.each_of(_wanted(gpus, devices.NAMES))
     _check_batch(given.get("batch_size"))
     found = _traced(_caller(step), arguments, given)
-    estimating = importlib.import_module("lms.engine.estimating")
+    estimating = importlib.import_module("lms.estimates.estimating")
     name, traced, here = found
     if isinstance(traced, Exception):
         raise LMSError(f"the step cannot be forecast: {estimating.reason_of(traced)}") from traced
@@ -84,7 +84,7 @@ def _caller(step: Any) -> Callable[..., Any]:
         return caller
 
     def fit(*arguments: Any, **given: Any) -> Any:
-        importlib.import_module("lms.engine.early_build").build_optimizer(step)
+        importlib.import_module("lms.estimates.early_build").build_optimizer(step)
         return step.fit(*arguments, **{"epochs": 1, "verbose": 0, "shuffle": False, **given})
 
     return fit
@@ -97,7 +97,7 @@ def _traced(
     import tensorflow as tf
 
     installation = importlib.import_module("lms.engine.installation")
-    stopped = importlib.import_module("lms.engine.estimating").STOPPED
+    stopped = importlib.import_module("lms.engine.tracing").STOPPED
     found: list[tuple[str, Any, Any]] = []
     if installation.current() is not None:
         raise LMSError("LMS is on: call lms.estimate() before lms.enable(), or after lms.disable()")

@@ -73,8 +73,9 @@ LMS = {
     "rewriter": {"device", "ir", "optimizer", "planner", "reader", "transports", "variables"},
     "report": {"device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "transports"},
     "intercept": {"device", "ir", "optimizer", "reader", "variables"},
+    "estimates": {"device", "forecast", "simulate"},
     "engine": {
-        *("device", "forecast", "intercept", "ir", "optimizer", "planner"),
+        *("device", "estimates", "forecast", "intercept", "ir", "optimizer", "planner"),
         *("profiling", "reader", "report", "rewriter", "simulate", "transports", "variables"),
     },
     "tf_names": {"device"},

@@ -11,12 +11,13 @@ from tensorflow.python.eager import context
 from lms.config import LMSConfig
 from lms.engine.books import Books
 from lms.engine.editing import Editing
-from lms.engine.estimating import STOPPED, Traced, told_to, trace
 from lms.engine.lifecycle import Guest, Lifecycle
 from lms.engine.resources import Resources
 from lms.engine.steps import Steps
+from lms.engine.tracing import STOPPED, trace
 from lms.engine.work import Task
 from lms.errors import LMSArgumentError, LMSError, LMSWarning
+from lms.estimates.estimating import Traced, told_to
 from lms.intercept.edit_guards import collector_paused
 from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
 from lms.ir.graph import GraphError

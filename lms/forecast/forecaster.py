@@ -6,7 +6,8 @@ a line in the batch, too (:mod:`lms.forecast.ways`): all devices share them. Whe
 fit a device, it is planned for that one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,7 +28,6 @@ from lms.planner.hybrid import decide
 from lms.planner.planner import Case, plan_case
 from lms.simulate.cost_model import Costs
 from lms.simulate.executor import peaks_by_chance
-from lms.simulate.step_time import clock
 
 MODES = ("off", "swap", "recompute", "hybrid", "host state", "auto", "mixed precision")
 """``host state``: all variables lie in host memory between steps. ``auto``: what a run does by itself."""
@@ -36,6 +36,7 @@ RECOMPUTE: Mapping[str, Recompute] = {
     "swap": "off",
     "recompute": "only",
     "hybrid": "auto",
+    "host state": "auto",
     "auto": "auto",
 }
 """The setting ``recompute`` by mode."""
@@ -49,8 +50,6 @@ SMALLER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """The shares of the batch that fits by its bytes that are planned as a run would, until one fits."""
 MOST_OPS = 30_000
 """The ops that are planned for that, by mode: seven plans for a net of 4,000 ops, two for one of 12,000."""
-BOUND = "memory of two groups of variables, time of the link or of compute"
-"""How a step is worked out with variables on the host."""
 HALF = 0.5
 """The bytes of a number in half precision against those in single precision."""
 
@@ -101,25 +100,39 @@ class Forecaster:
         targets: The devices; what is planned once is planned for about their size.
     """
 
-    def __init__(self, step: TracedStep, targets: Iterable[Target]) -> None:
+    def __init__(self, step: TracedStep, targets: Sequence[Target]) -> None:
         self._step, self._plain = step, plain_way(step)
         self._ready: dict[Variant, Variant] = {}
         """Variants at the traced batch, by the variant at the reference."""
+        self._moved: dict[tuple[float, float], Forecaster | None] = {}
+        """Of the step in which these shares of an optimizer's state and of the weights stream."""
+        self._repeats: Collection[int] | None = None
+        """The choices of what to repeat that are planned; ``None``: all."""
+        self._targets = targets
+        self._streams_alone: Way | None = None
+        """A plan for the traced batch that moves nothing but variables."""
         room = max((one.limit_bytes - step.resident_bytes for one in targets), default=0)
         self._reference = max(step.batch, self._plain.largest(room)) if step.other is not None else step.batch
 
     def forecasts(self, target: Target) -> Iterator[Forecast]:
         """Yield the forecast of each mode on a device."""
+        yield self._off(target, self._resident(target))
+        yield self._planned("swap", target)
+        yield self._planned("recompute", target)
+        hybrid = self._planned("hybrid", target)
+        moved = self._with_moved(1.0, 1.0)
+        host = replace(hybrid, mode="host state") if moved is None else moved._planned("host state", target)
+        yield from (hybrid, host, self._auto(target, hybrid, host))
+        yield self._mixed(target, self._resident(target))
+
+    def _resident(self, target: Target) -> int:
+        """Return the bytes that lie on a device before the step."""
         step = self._step
-        resident = max(step.resident_bytes, target.in_use_bytes + step.constant_bytes)
-        usable = int((target.limit_bytes - resident) * (1 - MARGIN))
-        yield self._off(target, resident)
-        yield self._planned("swap", target, resident, usable, self._swaps)
-        yield self._planned("recompute", target, resident, usable, self._recomputes)
-        hybrid = self._planned("hybrid", target, resident, usable, self._hybrids)
-        host = self._moved("host state", target, resident, 1.0, 1.0)
-        yield from (hybrid, host, self._auto(target, resident, hybrid, host))
-        yield self._mixed(target, resident)
+        return max(step.resident_bytes, target.in_use_bytes - step.moved_bytes + step.constant_bytes)
+
+    def _usable(self, target: Target) -> int:
+        """Return the bytes that a plan may use."""
+        return int((target.limit_bytes - self._resident(target)) * (1 - MARGIN))
 
     # --- without a plan ----------------------------------------------------------------------------------
 
@@ -173,24 +186,35 @@ class Forecaster:
 
     # --- with plans ----------------------------------------------------------------------------------------
 
-    def _planned(
-        self, mode: str, target: Target, resident: int, usable: int, ways: Sequence[Way]
-    ) -> Forecast:
-        batch, costs, plain = self._step.batch, target.costs, self._plain
-        largest_way = self._largest(ways, usable, costs)
-        largest = None if self._step.other is None else largest_way.largest(usable)
+    def _planned(self, mode: str, target: Target) -> Forecast:
+        usable, costs, resident = self._usable(target), target.costs, self._resident(target)
         room = target.limit_bytes - resident
-        if target.device_type and mode in RECOMPUTE and room > 0:
-            peak, seconds, fits = self._as_run(mode, target, room, batch)
-            if largest is not None:
-                largest = self._largest_as_run(mode, target, room, largest)
-            return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
-        if plain.peak_bytes(batch) <= usable:
-            peak, seconds = plain.peak_bytes(batch), plain.run(batch, costs).now_s
+        largest_way = self._largest(self._ways(mode), usable, costs)
+        largest = None if self._step.other is None else largest_way.largest(usable)
+        peak, seconds, fits = self._at_traced_batch(mode, target)
+        if target.device_type and room > 0 and largest is not None:
+            largest = self._largest_as_run(mode, target, room, largest)
+        return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
+
+    def _ways(self, mode: str) -> Sequence[Way]:
+        """Return the ways to run the step that a mode may take."""
+        if mode == "swap":
+            return self._swaps
+        return self._recomputes if mode == "recompute" else self._hybrids
+
+    def _at_traced_batch(self, mode: str, target: Target) -> tuple[int, float, bool]:
+        """Return what :meth:`_as_run` does, for the traced batch and any device."""
+        batch, usable, costs = self._step.batch, self._usable(target), target.costs
+        room = target.limit_bytes - self._resident(target)
+        if target.device_type and room > 0:
+            return self._as_run(mode, target, room, batch)
+        needs_none = self._plain.peak_bytes(batch) <= usable and not self._step.moved_bytes
+        if needs_none:
+            chosen = self._plain
         else:
-            chosen = self._traced(mode, usable, costs, ways)
-            peak, seconds = chosen.peak_bytes(batch), chosen.run(batch, costs).now_s
-        return self._told(mode, largest_way, largest, peak <= usable, resident, peak, seconds, costs)
+            chosen = self._traced(mode, usable, costs)
+        peak = chosen.peak_bytes(batch)
+        return peak, chosen.run(batch, costs).now_s, peak <= usable
 
     def _largest_as_run(self, mode: str, target: Target, room: int, by_bytes: int) -> int:
         """Return the largest batch that fits as a run there would plan it.
@@ -221,14 +245,13 @@ class Forecaster:
         else:
             config = LMSConfig(policy="auto", recompute=RECOMPUTE[mode])
             made = decide(graph, config, device_type, room, target.costs)
-        run = clock(made.plan.order, made.plan.swaps, made.case.costs, made.case.seconds)
-        fits = made.peak_bytes <= room
+        seconds, fits = made.case.makespan_s(made.plan), made.peak_bytes <= room
         if target.costs.threads > 1 and fits:
             found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, room))
             if None in found:
-                return room + 1, run.now_s, False
-            return max(peak or 0 for peak in found), run.now_s, True
-        return made.peak_bytes, run.now_s, fits
+                return room + 1, seconds, False
+            return max(peak or 0 for peak in found), seconds, True
+        return made.peak_bytes, seconds, fits
 
     def _largest(self, ways: Sequence[Way], usable: int, costs: Costs) -> Way:
         """Return the fastest of the ways to run nearly the largest batch."""
@@ -239,14 +262,27 @@ class Forecaster:
         near = [(size, way) for size, way in sizes if size >= most * NEAR]
         return min(near, key=lambda one: one[1].run(one[0], costs).now_s / one[0])[1]
 
-    def _traced(self, mode: str, usable: int, costs: Costs, ways: Sequence[Way]) -> Way:
-        """Plan the traced batch for a device; of several plans the fastest that fits, or the least."""
+    def _traced(self, mode: str, usable: int, costs: Costs) -> Way:
+        """Plan the traced batch for a device; of several plans the fastest that fits, or the least.
+
+        Where variables move, swaps alone are planned if they fit, and once for all devices where there are
+        none: it saves half of the forecast's own time.
+        """
         batch = self._step.batch
+        if self._step.moved_bytes:
+            made = self._streams_alone
+            if made is None or made.peak_bytes(batch) > usable:
+                made = self._fitted(self._plain.variant, usable, costs)
+            fits = made.peak_bytes(batch) <= usable
+            if fits and not made.swaps:
+                self._streams_alone = made
+            if fits or mode == "auto":
+                return made
 
         def score(way: Way) -> tuple[int, float]:
             return max(0, way.peak_bytes(batch) - usable), way.run(batch, costs).now_s
 
-        rated = sorted(ways, key=score)
+        rated = sorted(self._ways(mode), key=score)
         if mode == "recompute":
             return rated[0]
         wanted = [self._plain.variant]
@@ -259,7 +295,7 @@ class Forecaster:
     def _fitted(variant: Variant, usable: int, costs: Costs) -> Way:
         config = replace(LEAST, policy="budget", budget_bytes=max(1, usable), margin=0.0)
         made = plan_case(replace(variant.case, costs=costs), config, None)
-        return Way(variant, made.order, made.swaps)
+        return Way.of(variant, made)
 
     def _at_traced(self, variant: Variant) -> Variant:
         if variant not in self._ready:
@@ -274,7 +310,7 @@ class Forecaster:
 
     @cached_property
     def _repeated(self) -> Sequence[Variant]:
-        return list(repeated_variants(self._base))
+        return list(repeated_variants(self._base, self._repeats))
 
     @cached_property
     def _swaps(self) -> Sequence[Way]:
@@ -287,38 +323,49 @@ class Forecaster:
     @cached_property
     def _hybrids(self) -> Sequence[Way]:
         both = (way for variant in self._repeated for way in swapping_ways(variant))
-        return [*self._swaps, *self._recomputes, *both]
+        unplanned = () if self._step.moved_bytes else self._recomputes  # only plans say when variables move
+        return [*self._swaps, *unplanned, *both]
 
     # --- variables on the host ---------------------------------------------------------------------------
 
-    def _moved(self, mode: str, target: Target, resident: int, state: float, weights: float) -> Forecast:
-        """Forecast a step with these shares of an optimizer's state and of the weights on the host."""
-        step, costs = self._step, target.costs
-        largest_state = int(step.largest_bytes * step.state_bytes / max(1, step.weights_bytes))
-        # Two groups of a weight and its state, or of state alone, and the weights of the next op.
-        groups = 2 * largest_state + (4 * step.largest_bytes if weights else 0)
-        gone = int(state * step.state_bytes + weights * step.weights_bytes)
-        there = min(resident, resident - gone + groups)
-        usable = int((target.limit_bytes - there) * (1 - MARGIN))
-        found = self._planned(mode, target, there, usable, self._hybrids)
-        back = costs.in_seconds(int(3 * weights * step.weights_bytes + state * step.state_bytes))
-        link_s = max(back, costs.out_seconds(gone))
-        largest_s = found.largest_step_s
-        return replace(
-            found,
-            step_s=max(found.step_s, link_s),
-            largest_step_s=None if largest_s is None else max(largest_s, link_s),
-            bound=BOUND,
-        )
+    def _with_moved(self, of_state: float, of_weights: float) -> "Forecaster | None":
+        """Return the forecaster of the step in which variables stream; ``None`` where none can."""
+        shares = of_state, of_weights
+        if shares not in self._moved:
+            read = self._step.with_variables_moved
+            step = None if read is None else read(*shares)
+            self._moved[shares] = made = None if step is None else Forecaster(step, ())
+            if made is not None:
+                made._reference, made._repeats = self._reference, self._best_repeats
+        return self._moved[shares]
 
-    def _auto(self, target: Target, resident: int, hybrid: Forecast, host: Forecast) -> Forecast:
-        """Forecast a run with no setting: where a plan does not fit, more and more variables move."""
-        states = HOST_SHARES[True] if self._step.state_bytes else ()
+    @cached_property
+    def _best_repeats(self) -> Collection[int]:
+        """The choice of what to repeat that gives most devices their largest batch, if any does."""
+        best = (self._largest(self._hybrids, self._usable(one), one.costs) for one in self._targets)
+        counted = Counter(way.variant.choice for way in best if way.variant.choice is not None)
+        return [choice for choice, _ in counted.most_common(1)]
+
+    def _auto(self, target: Target, hybrid: Forecast, host: Forecast) -> Forecast:
+        """Forecast a run with no setting.
+
+        Where a plan does not fit, more and more variables move, until one leaves the margin free.
+        """
         found = hybrid
-        for state, weights in [*((one, 0.0) for one in states), *((1.0, one) for one in HOST_SHARES[False])]:
-            if found.fits:
+        lacking = 0 if found.fits else max(1, found.peak_bytes - target.limit_bytes)
+        moved_bytes = 0
+        states = HOST_SHARES[True] if self._step.state_bytes else ()
+        for shares in [*((one, 0.0) for one in states), *((1.0, one) for one in HOST_SHARES[False])]:
+            if not lacking:
                 break
-            found = self._moved("auto", target, resident, state, weights)
+            moved = self._with_moved(*shares)
+            if shares == (1.0, 1.0):
+                found = host
+            elif moved is not None and moved._step.moved_bytes - moved_bytes >= lacking:
+                peak, seconds, fits = moved._at_traced_batch("auto", target)
+                found = replace(host, peak_bytes=moved._resident(target) + peak, step_s=seconds, fits=fits)
+                lacking = max(0, peak - moved._usable(target))
+                moved_bytes = moved._step.moved_bytes
         most = max(hybrid, host, found, key=lambda one: one.largest_batch or 0)
         return replace(
             found,
@@ -327,5 +374,4 @@ class Forecaster:
             largest_step_s=most.largest_step_s,
             is_more=most.is_more,
             curve=most.curve,
-            bound=most.bound or found.bound,
         )

@@ -1,7 +1,7 @@
 """A training step as it was traced, for any batch: what grows with the batch is a line."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lms.ir.graph import Graph
@@ -19,16 +19,21 @@ class TracedStep:
     weights_bytes: int
     state_bytes: int
     """Of variables that only updates read."""
-    largest_bytes: int
-    """Of the largest variable."""
     constant_bytes: int = 0
     is_fixed: bool = False
     """Whether the trace has fixed the batch, so that what grows with it is a guess."""
+    moved_bytes: int = 0
+    """Of the variables that stream: they lie in host memory between steps."""
+    with_variables_moved: Callable[[float, float], "TracedStep | None"] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Reads the step in which these shares of an optimizer's state and of the weights stream; ``None`` where
+    none can."""
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of variables and constants, which lie on the device before the step."""
-        return self.weights_bytes + self.state_bytes + self.constant_bytes
+        return self.weights_bytes + self.state_bytes + self.constant_bytes - self.moved_bytes
 
     def of(self, batch: int) -> Graph:
         """Return the step for a batch."""

@@ -4,7 +4,7 @@ A plan's copies, repeated ops and order stay as they are when the batch grows, a
 a line in the batch. So one plan tells the largest batch on every device, and its time there is simulated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,13 +13,13 @@ from lms.config import LMSConfig
 from lms.forecast.step import TracedStep
 from lms.ir.graph import Graph
 from lms.ir.liveness import round_up
-from lms.ir.swap_plan import Swap
+from lms.ir.swap_plan import SerialEdge, Swap, SwapPlan
 from lms.planner.choices import Choice, Choices
 from lms.planner.planner import Case, plan_case
 from lms.planner.recomputation import Recomputation, recompute
 from lms.schedule.op_order import executor_order
 from lms.simulate.cost_model import Costs
-from lms.simulate.step_time import Clock, clock
+from lms.simulate.step_time import Clock, StreamedCopies, clock
 
 LARGEST_BATCH = 1 << 20
 """Larger ones are not looked for."""
@@ -40,6 +40,8 @@ class Variant:
     batch: int
     case: Case
     repeated: Recomputation | None = None
+    choice: int | None = None
+    """Which of the choices of what to repeat it is."""
 
     def source(self, tensor: int) -> int:
         """Return the tensor of the traced step that has the size of ``tensor``."""
@@ -75,6 +77,13 @@ class Way:
     variant: Variant
     order: tuple[int, ...]
     swaps: tuple[Swap, ...] = ()
+    edges: tuple[SerialEdge, ...] = ()
+    """The control edges of the plan."""
+
+    @classmethod
+    def of(cls, variant: Variant, made: SwapPlan) -> "Way":
+        """Return the way with a plan."""
+        return cls(variant, made.order, made.swaps, made.serial_edges)
 
     @cached_property
     def lines(self) -> tuple[tuple[float, float], ...]:
@@ -127,7 +136,11 @@ class Way:
         variant = self.variant
         traced = variant.step.op_seconds(batch, costs, scale)
         seconds = traced if variant.repeated is None else [traced[op] for op in variant.repeated.ops]
-        return clock(self.order, self._swaps_at(batch), costs, seconds)
+        return clock(self.order, self._swaps_at(batch), costs, seconds, self._streamed)
+
+    @cached_property
+    def _streamed(self) -> StreamedCopies | None:
+        return StreamedCopies.of(self.variant.case.graph, self.edges)
 
     def _swaps_at(self, batch: int) -> Sequence[Swap]:
         more, growth, source = batch - self.variant.batch, self.variant.step.growth, self.variant.source
@@ -172,7 +185,7 @@ def swapping_ways(variant: Variant) -> Iterator[Way]:
     close = replace(LEAST, policy="budget", margin=0.0, budget_bytes=int(case.floor[0] * CLOSE))
     for config in (close, LEAST):
         made = plan_case(case, config, None)
-        yield Way(variant, made.order, made.swaps)
+        yield Way.of(variant, made)
         if made.feasible and config is close and variant.repeated is not None:
             return
 
@@ -183,14 +196,14 @@ def ordered_way(variant: Variant) -> Way:
     return Way(variant, schedule.order)
 
 
-def repeated_variants(variant: Variant) -> Iterator[Variant]:
-    """Yield the step with ops repeated, for a few choices of them."""
+def repeated_variants(variant: Variant, only: Collection[int] | None = None) -> Iterator[Variant]:
+    """Yield the step with ops repeated, for a few choices of them, or for those of these numbers."""
     choices = Choices(variant.case, LEAST.min_tensor_bytes)
     if not choices.repeats.candidates:
         return
     wanted: list[Choice] = [*choices.shares(SHARES), *choices.segments(SEGMENTS)]
-    for choice in dict.fromkeys(wanted):
-        if choice.dropped:
+    for number, choice in enumerate(dict.fromkeys(wanted)):
+        if choice.dropped and (only is None or number in only):
             made = recompute(choices.repeats, choice.dropped, choice.retained)
             case = Case.of(made.graph, LEAST, variant.case.costs)
-            yield replace(variant, case=case, repeated=made)
+            yield replace(variant, case=case, repeated=made, choice=number)

@@ -96,7 +96,9 @@ def decide(
     if config.policy == "all":
         needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
     else:
-        needs_none = (swapped.plan.is_empty and swapped.plan.feasible) or _is_good(swapped, limit_bytes)
+        needs_none = (swapped.plan.is_empty and swapped.plan.feasible) or (
+            _is_good(swapped, limit_bytes, _least_s(swapped.case, config))
+        )
     if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
     found = [swapped]
@@ -166,10 +168,18 @@ def _fits(decided: Decision, limit_bytes: int | None) -> bool:
     )
 
 
-def _is_good(decided: Decision, limit_bytes: int | None) -> bool:
-    """Tell whether a step fits and hardly waits for copies."""
+def _is_good(decided: Decision, limit_bytes: int | None, least_s: float) -> bool:
+    """Tell whether a step fits and takes hardly longer than it must."""
     *missing, makespan_s = _score(decided, limit_bytes)
-    return not any(missing) and makespan_s <= NO_STALL * sum(decided.case.seconds)
+    return not any(missing) and makespan_s <= NO_STALL * least_s
+
+
+def _least_s(case: Case, config: LMSConfig) -> float:
+    """Return the time that a step must take: of compute, or that of its streams with memory to spare."""
+    if not case.streams:
+        return sum(case.seconds)
+    unlimited = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=1 << 60)
+    return case.makespan_s(plan_case(case, unlimited, None))
 
 
 def _score(decided: Decision, limit_bytes: int | None) -> Score:
@@ -217,6 +227,7 @@ class _Search:
             () if relocation is None else (relocation.ops[read.op] for read in relocation.reads)
         )
         """The ops that read from the host in every trial, as in the plan of the swaps."""
+        self._least_s = _least_s(case, config)
         self._choices = Choices(case, config.min_tensor_bytes)
         self._repeats = self._choices.repeats
         self._trials: dict[Choice, _Trial] = {}
@@ -303,7 +314,7 @@ class _Search:
         First come those that take the least time a byte in place of their copies. What a chosen one repeats
         costs the next ones nothing.
         """
-        stall_s = trial.makespan_s - trial.compute_s
+        stall_s = trial.makespan_s - max(trial.compute_s, self._least_s)
         if stall_s <= (NO_STALL - 1) * trial.compute_s:
             return ()
         moved = {trial.sources[swap.tensor] for swap in trial.plan.swaps}
@@ -382,9 +393,9 @@ class _Search:
         )
 
     def _waits(self, trial: _Trial) -> bool:
-        """Tell whether a trial does not fit, or takes noticeably longer than the unedited step."""
+        """Tell whether a trial does not fit, or takes noticeably longer than the step must."""
         *missing, makespan_s = trial.score
-        return any(missing) or makespan_s > NO_STALL * sum(self._case.seconds)
+        return any(missing) or makespan_s > NO_STALL * self._least_s
 
 
 def _best_of(trials: Iterable[_Trial]) -> _Trial | None:

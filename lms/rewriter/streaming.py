@@ -20,8 +20,8 @@ from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import MARK_ATTR, MERGES, TURNS, NodeTable
 from lms.rewriter.streamable import SPARSE, Finder, Variable, bytes_by_kind
 from lms.rewriter.writer import MARK
-from lms.transports.base import Transport
-from lms.variables.host_values import READ, HostValues, write_sharing, write_variable_op
+from lms.transports.base import CopyWriter
+from lms.variables.host_values import READ, ValueWriter, write_sharing, write_variable_op
 
 VALUE = "value"
 """The purpose of the node that reads a variable's value in host memory."""
@@ -56,8 +56,8 @@ def stream_variables(
     graph_def: Any,
     table: NodeTable,
     outputs: Sequence[Sequence[Output]],
-    transport: Transport,
-    values: HostValues,
+    transport: CopyWriter,
+    values: ValueWriter,
     known: Mapping[str, Output],
     holds: Callable[[str], bool],
     share: Callable[[bool], float],
@@ -121,7 +121,7 @@ def _chosen(variables: Sequence[Variable], nbytes: Mapping[bool, float], table: 
 class _Edit:
     """Adds the nodes that let variables stream, and sorts the graph's nodes."""
 
-    def __init__(self, graph_def: Any, table: NodeTable, transport: Transport, values: HostValues) -> None:
+    def __init__(self, graph_def: Any, table: NodeTable, transport: CopyWriter, values: ValueWriter) -> None:
         self._graph_def, self._table = graph_def, table
         self._transport, self._values = transport, values
         self._nodes = {node.name: node for node in table.nodes}

@@ -25,8 +25,18 @@ class StoreStats:
     seconds_in: float = 0.0
 
 
-class Transport(Protocol):
-    """One way to move tensors off the device and back. Both calls fill in a node that has no inputs yet."""
+class CopyWriter(Protocol):
+    """Writes copies into a graph. Both calls fill in a node that has no inputs yet."""
+
+    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
+        """Make ``node`` (a NodeDef) copy ``tensor``, which is made on ``device``, off it."""
+
+    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
+        """Make ``node`` copy what a swap-out holds back to ``device``."""
+
+
+class Transport(CopyWriter, Protocol):
+    """One way to move tensors off the device and back."""
 
     @property
     def name(self) -> str:
@@ -49,12 +59,6 @@ class Transport(Protocol):
         Raises:
             StoreError: If they cannot; the text says what to try.
         """
-
-    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
-        """Make ``node`` (a NodeDef) copy ``tensor``, which is made on ``device``, off it."""
-
-    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
-        """Make ``node`` copy what a swap-out holds back to ``device``."""
 
     def stats(self) -> StoreStats:
         """Return the figures of what has been moved so far."""

@@ -23,7 +23,20 @@ from lms.variables.memory import address_of
 ASSIGN, READ = "AssignVariableOp", "ReadVariableOp"
 
 
-class HostValues(Protocol):
+class ValueWriter(Protocol):
+    """Writes reads and assignments of values in host memory into a graph."""
+
+    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, read a value in host memory."""
+
+    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, give a variable a value in host memory."""
+
+    def write_enter(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
+        """Make ``node``, which has no inputs yet, give a variable a value in the device's memory."""
+
+
+class HostValues(ValueWriter, Protocol):
     """One way to keep values of variables in host memory."""
 
     def takes(self, handle: Any) -> bool:
@@ -44,15 +57,6 @@ class HostValues(Protocol):
 
     def fetch(self, handle: Any) -> None:
         """Move a variable's value to the device."""
-
-    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
-        """Make ``node``, which has no inputs yet, read a value in host memory."""
-
-    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
-        """Make ``node``, which has no inputs yet, give a variable a value in host memory."""
-
-    def write_enter(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
-        """Make ``node``, which has no inputs yet, give a variable a value in the device's memory."""
 
 
 class StoreValues:

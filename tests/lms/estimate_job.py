@@ -12,7 +12,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import engine, estimating  # noqa: E402
+from lms.engine import engine  # noqa: E402
+from lms.estimates import estimating  # noqa: E402
 
 traces: list[int] = []
 

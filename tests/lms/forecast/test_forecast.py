@@ -8,21 +8,28 @@ from lms.forecast.forecaster import MODES, Forecast, Forecaster, Target
 from lms.forecast.step import TracedStep
 from lms.forecast.ways import LEAST, Variant, plain_way, repeated_variants, swapping_ways
 from lms.ir.graph import Graph, GraphBuilder
+from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT
 from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 from lms.simulate.devices import GPUS
 
 MIB = 1 << 20
-LAYERS = 12
+LAYERS = 16
+WEIGHT, STATE = 4 * MIB, 8 * MIB
+"""Of each layer: 64 and 128 MiB of all."""
 
 
-def network(batch: int) -> Graph:
-    """A chain of layers with its backward pass; each tensor has a MiB an example."""
+def network(batch: int, states: int = 0, weights: int = 0) -> Graph:
+    """A chain of layers with its backward pass; each tensor has a MiB an example.
+
+    So many layers stream their optimizer's state, and so many their weights, too.
+    """
     build = GraphBuilder()
     (last,) = build.add("data", "IteratorGetNext", outputs=[batch * MIB], outside=True)
-    made = [last]
+    made, leaves = [last], []
     for layer in range(LAYERS):
-        (last,) = build.add(f"layer_{layer}", "MatMul", inputs=[last], outputs=[batch * MIB])
+        read = [last, *streamed_in(build, f"forward_{layer}", WEIGHT, layer < weights)]
+        (last,) = build.add(f"layer_{layer}", "MatMul", inputs=read, outputs=[batch * MIB])
         (last,) = build.add(f"relu_{layer}", "Relu", inputs=[last], outputs=[batch * MIB], in_place=())
         made.append(last)
     (slope,) = build.add("gradient_tape/loss", "Mul", inputs=[last], outputs=[batch * MIB], in_place=())
@@ -31,15 +38,52 @@ def network(batch: int) -> Graph:
         (slope,) = build.add(
             f"{name}/relu", "ReluGrad", inputs=[slope, made[layer + 1]], outputs=[batch * MIB], in_place=()
         )
-        build.add(f"{name}/weight", "MatMul", inputs=[made[layer], slope], outputs=[4096])
-        (slope,) = build.add(f"{name}/image", "MatMul", inputs=[slope], outputs=[batch * MIB])
+        inputs = [made[layer], slope]
+        (gradient,) = build.add(f"{name}/weight", "MatMul", inputs=inputs, outputs=[4096])
+        read = [slope, *streamed_in(build, f"backward_{layer}", WEIGHT, layer < weights)]
+        (slope,) = build.add(f"{name}/image", "MatMul", inputs=read, outputs=[batch * MIB])
+        for kind, nbytes, streams in (("state", STATE, layer < states), ("weight", WEIGHT, layer < weights)):
+            if streams:
+                leaves.append(updated(build, f"{kind}_{layer}", nbytes, gradient))
+    build.add("end", "NoOp", controls=leaves, chainable=False)
     return build.build(kept=[slope])
 
 
-def step(batch: int, other: bool = True) -> TracedStep:
-    return TracedStep(
-        network(batch), batch, network(2 * batch) if other else None, 64 * MIB, 128 * MIB, 8 * MIB
+def streamed_in(build: GraphBuilder, name: str, nbytes: int, streams: bool) -> tuple[int, ...]:
+    """Bring a variable to the device, if it streams."""
+    if not streams:
+        return ()
+    (handle,) = build.add(f"{name}/handle", "VarHandleOp", outputs=[8])
+    (value,) = build.add(f"{name}/value", "ReadVariableOp", inputs=[handle], outputs=[nbytes])
+    return build.add(f"{name}/fetch", STREAM_IN, inputs=[value], outputs=[nbytes])
+
+
+def updated(build: GraphBuilder, name: str, nbytes: int, gradient: int) -> int:
+    """Update a variable that comes to the device for that; return the op that makes it the host's again."""
+    (handle,) = build.add(f"{name}/variable", "VarHandleOp", outputs=[8])
+    (come,) = streamed_in(build, name, nbytes, True)
+    enter = [handle, come]
+    (held,) = build.add(f"{name}/enter", STREAM_ENTER, inputs=enter, outputs=[0], aliases=(1,))
+    build.add(f"{name}/update", "ResourceApplyGradientDescent", inputs=[handle, gradient, held])
+    behind = [len(build._ops) - 1]
+    (last,) = build.add(
+        f"{name}/last", STREAM_LAST, inputs=[handle, held], outputs=[nbytes], controls=behind, aliases=(1,)
     )
+    (out,) = build.add(f"{name}/out", STREAM_OUT, inputs=[last], outputs=[nbytes], outside=True)
+    build.add(f"{name}/leave", STREAM_LEAVE, inputs=[handle, out, held])
+    return len(build._ops) - 1
+
+
+def step(batch: int, other: bool = True, streams: bool = True) -> TracedStep:
+    def moved(of_state: float, of_weights: float) -> TracedStep:
+        numbers = int(of_state * LAYERS), int(of_weights * LAYERS)
+        graphs = network(batch, *numbers), network(2 * batch, *numbers) if other else None
+        nbytes = numbers[0] * STATE + numbers[1] * WEIGHT
+        return replace(plain, graph=graphs[0], other=graphs[1], moved_bytes=nbytes)
+
+    graphs = network(batch), network(2 * batch) if other else None
+    plain = TracedStep(graphs[0], batch, graphs[1], LAYERS * WEIGHT, LAYERS * STATE)
+    return replace(plain, with_variables_moved=moved if streams else lambda *_: None)
 
 
 def forecasts(step: TracedStep, limit_bytes: int) -> list[Forecast]:
@@ -77,7 +121,7 @@ def test_the_largest_batch_is_where_memory_ends() -> None:
 @pytest.mark.parametrize(("device_type", "threads"), [(None, 1), ("CPU", 1), ("CPU", 4)])
 def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str | None, threads: int) -> None:
     peaks = []
-    for limit in (1024 * MIB, 200 * MIB, 140 * MIB, 100 * MIB):
+    for limit in (1024 * MIB, 200 * MIB, 160 * MIB, 100 * MIB, 40 * MIB):
         costs = replace(GPUS["L4"].costs, threads=threads)
         target = Target(limit, costs, GPUS["L4"].half_costs, device_type)
         found = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}
@@ -85,18 +129,25 @@ def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str |
         assert auto.fits and auto.peak_bytes <= limit
         assert auto.largest_batch == max(hybrid.largest_batch or 0, host.largest_batch or 0)
         assert hybrid.fits == (auto.peak_bytes == hybrid.peak_bytes) == (limit > 192 * MIB)
-        assert auto.peak_bytes >= host.peak_bytes and auto.step_s <= host.step_s
+        assert auto.peak_bytes >= host.peak_bytes
         peaks.append(auto.peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
 
 
-@pytest.mark.parametrize("limit", [175, 180, 190])
-def test_a_batch_that_fits_is_no_larger_than_the_largest(limit: int) -> None:
-    """With one large weight the state alone on the host takes less than all variables there."""
-    target = Target(limit * MIB, GPUS["L4"].costs, GPUS["L4"].half_costs)
-    traced = replace(step(1), largest_bytes=24 * MIB)
-    auto = {one.mode: one for one in Forecaster(traced, [target]).forecasts(target)}["auto"]
-    assert auto.fits and (auto.largest_batch or 0) >= 1
+def test_variables_that_stream_take_the_time_of_the_link() -> None:
+    slow = GPUS["L4"].costs.with_link(1e9)
+    target = Target(100 * MIB, slow, slow)
+    found = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}
+    both_ways = 3 * LAYERS * WEIGHT + LAYERS * STATE  # weights for both passes and the update
+    assert found["host state"].step_s > both_ways / 1e9 > 10 * found["off"].step_s
+
+
+def test_where_no_variable_can_move_a_run_says_so() -> None:
+    target = Target(100 * MIB, GPUS["L4"].costs, GPUS["L4"].half_costs)
+    given = step(1, streams=False)
+    found = {one.mode: one for one in Forecaster(given, [target]).forecasts(target)}
+    for mode in ("host state", "auto"):
+        assert not found[mode].fits and found[mode] == replace(found["hybrid"], mode=mode)
 
 
 def test_what_grows_is_a_line_in_the_batch() -> None:
@@ -143,7 +194,7 @@ def test_arithmetic_that_an_op_states_grows_with_the_batch() -> None:
         )
         for batch in (4, 8)
     )
-    traced = TracedStep(one, 4, two, 0, 0, 0)
+    traced = TracedStep(one, 4, two, 0, 0)
     assert traced.of(16).ops[3].flops == 16e12
     assert sum(traced.op_seconds(16, Costs())) == pytest.approx(sum(Costs().op_seconds(traced.of(16))))
 
@@ -196,7 +247,7 @@ def unplanned(limit_bytes: int, threads: int) -> Forecast:
     costs = GPUS["L4"].costs
     costs = replace(costs, threads=threads)
     target = Target(limit_bytes, costs, costs, "CPU")
-    traced = TracedStep(gradients(), 1, gradients(2), 0, 0, 0)
+    traced = TracedStep(gradients(), 1, gradients(2), 0, 0)
     return next(Forecaster(traced, [target]).forecasts(target))
 
 

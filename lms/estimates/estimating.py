@@ -1,34 +1,23 @@
-"""Take a traced training step for a forecast in place of running it."""
+"""Forecast a traced step on devices, and say so as a table or as plain values."""
 
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from lms.device.device import Device
-from lms.device.kernels import Gpu as GpuKernels
 from lms.device.link_speed import costs_of_device
 from lms.device.memory_pool import PoolClaim
-from lms.engine.early_build import build_early
-from lms.engine.passes import variables_known
-from lms.engine.work import Task, place_of
 from lms.errors import LMSError
+from lms.estimates.early_build import build_early
 from lms.forecast.forecaster import Forecast, Forecaster, Target
 from lms.forecast.step import TracedStep
-from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import NodeTable
-from lms.reader.shapes import ShapeHints, complete_shapes
-from lms.reader.step_reader import read_step
-from lms.reader.survey import Place, constant_bytes, step_frames
-from lms.rewriter.streamable import find_variables
 from lms.simulate.cost_model import costs_of
 from lms.simulate.devices import GPUS, HERE, USABLE, known_as
 
-STOPPED = "lms.estimate: this step is traced, not run"
-"""In the message of the error with which such a step ends."""
 FILE_VARIABLE = "LMSRUN_FIT"
 """Where the first traced step is written in a process that ``lmsrun fit`` has started; it ends then."""
 GPUS_VARIABLE = "LMSRUN_FIT_GPUS"
@@ -230,87 +219,3 @@ def told_to(environ: Mapping[str, str]) -> Traced | None:
 def reason_of(fault: Exception) -> str:
     """Return in one line why a step cannot be forecast."""
     return " ".join(f"{type(fault).__name__}: {fault}".split())
-
-
-def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here | None] | None:
-    """Read a graph that TensorFlow is about to run; ``None`` where it holds no training step."""
-    table = NodeTable.of(graph_def)
-    frames = step_frames(table, is_body=task.is_body)
-    if not frames:
-        return None
-    raw = task.request.item.output_properties(table.names)
-    batch = batch_of(task.hints)
-    places = [Place(device.holds, GpuKernels((8, 0), False, True))]
-    if device.limit_bytes is not None:
-        places.append(place_of(device, os.environ))
-    fetches = task.request.item.fetches()
-    outputs = complete_shapes(graph_def, table, raw, task.hints)
-    known = variables_known(table, task.inputs)
-    doubled, is_fixed = None, False
-    if batch is not None:
-        doubled = complete_shapes(graph_def, table, raw, _with_batch(task.hints, batch, 2 * batch))
-        is_fixed = doubled == outputs
-        if is_fixed:
-            doubled = _grown(table, outputs, batch, {value.dims for value in known.values()})
-    state = weights = largest = 0
-    for nbytes, is_state in find_variables(table, outputs, known, device.holds, fetches):
-        state += nbytes if is_state else 0
-        weights += 0 if is_state else nbytes
-        largest = max(largest, 0 if is_state else nbytes)
-
-    def read(place: Place) -> TracedStep:
-        graph, other = (
-            None if shapes is None else read_step(table, shapes, place, frames[0], fetches).graph
-            for shapes in (outputs, doubled)
-        )
-        assert graph is not None  # noqa: S101 - its shapes are known
-        constants = constant_bytes(table, outputs, place)
-        return TracedStep(graph, batch or 1, other, weights, state, largest, constants, is_fixed)
-
-    step, *others = map(read, places)
-    in_use, _ = device.memory() or (0, 0)
-    here = Here(others[0], device, max(in_use, weights + state)) if others else None
-    return step, here
-
-
-def batch_of(hints: ShapeHints) -> int | None:
-    """Return the batch that a call tells."""
-    if hints.batch_size is not None:
-        return hints.batch_size
-    shapes = [*hints.batches, *hints.arguments.values()]
-    return next((shape[0] for shape in shapes if shape), None)
-
-
-def _grown(
-    table: NodeTable, outputs: Sequence[Sequence[Output]], batch: int, weights: Collection[Any]
-) -> list[list[Output]]:
-    """Return the shapes for twice the batch of a graph that has its size in it.
-
-    What depends on the data and has a multiple of the batch as its first size is taken to grow with it. What
-    has the shape of a variable is a gradient, and does not.
-    """
-    fed: set[int] = set()
-    grown: list[list[Output]] = [list(made) for made in outputs]
-    for node in table.order:
-        is_data = table.types[node] in ("_Arg", "IteratorGetNext", "Placeholder")
-        if not is_data and fed.isdisjoint(source.node for source in table.inputs[node]):
-            continue
-        for index, one in enumerate(outputs[node]):
-            dims = one.dims
-            if dims and dims[0] > 0 and dims[0] % batch == 0 and (is_data or dims not in weights):
-                grown[node][index] = Output(one.dtype, (2 * dims[0], *dims[1:]))
-        if not is_data or grown[node] != list(outputs[node]):
-            fed.add(node)
-    return grown
-
-
-def _with_batch(hints: ShapeHints, batch: int, wanted: int) -> ShapeHints:
-    def changed(shape: Sequence[int]) -> tuple[int, ...]:
-        return (wanted, *shape[1:]) if shape and shape[0] == batch else tuple(shape)
-
-    return replace(
-        hints,
-        arguments={number: changed(shape) for number, shape in hints.arguments.items()},
-        batches=tuple(changed(shape) for shape in hints.batches),
-        batch_size=None if hints.batch_size is None else wanted,
-    )

@@ -1,0 +1,1 @@
+"""Forecasts of a traced step on devices, for people and programs."""
