@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from lms.config import HOST_SHARES, LMSConfig, Recompute
 from lms.forecast.step import TracedStep
@@ -92,6 +93,17 @@ class Target:
     """What lies on such a device before the step."""
 
 
+class _Run(NamedTuple):
+    """What a batch needs on a device."""
+
+    peak_bytes: int
+    """Of the step's own tensors."""
+    seconds: float
+    fits: bool
+    planned_bytes: int
+    """What its plan counts on, where ops run one after the other."""
+
+
 class Forecaster:
     """Forecasts a step on devices.
 
@@ -144,7 +156,7 @@ class Forecaster:
         peak, seconds = int(way.peak_bytes(batch) * scale), way.run(batch, costs, scale).now_s
         fits = peak <= room
         if target.device_type and scale == 1 and room > 0:
-            peak, seconds, fits = self._as_run("off", target, room, batch)
+            peak, seconds, fits, _ = self._as_run("off", target, room, batch)
             if self._step.other is not None:
                 largest = self._largest_as_run("off", target, room, largest)
         return self._told(
@@ -191,7 +203,7 @@ class Forecaster:
         room = target.limit_bytes - resident
         largest_way = self._largest(self._ways(mode), usable, costs)
         largest = None if self._step.other is None else largest_way.largest(usable)
-        peak, seconds, fits = self._at_traced_batch(mode, target)
+        peak, seconds, fits, _ = self._at_traced_batch(mode, target)
         if target.device_type and room > 0 and largest is not None:
             largest = self._largest_as_run(mode, target, room, largest)
         return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
@@ -202,7 +214,7 @@ class Forecaster:
             return self._swaps
         return self._recomputes if mode == "recompute" else self._hybrids
 
-    def _at_traced_batch(self, mode: str, target: Target) -> tuple[int, float, bool]:
+    def _at_traced_batch(self, mode: str, target: Target) -> _Run:
         """Return what :meth:`_as_run` does, for the traced batch and any device."""
         batch, usable, costs = self._step.batch, self._usable(target), target.costs
         room = target.limit_bytes - self._resident(target)
@@ -214,7 +226,7 @@ class Forecaster:
         else:
             chosen = self._traced(mode, usable, costs)
         peak = chosen.peak_bytes(batch)
-        return peak, chosen.run(batch, costs).now_s, peak <= usable
+        return _Run(peak, chosen.run(batch, costs).now_s, peak <= usable, peak)
 
     def _largest_as_run(self, mode: str, target: Target, room: int, by_bytes: int) -> int:
         """Return the largest batch that fits as a run there would plan it.
@@ -225,16 +237,15 @@ class Forecaster:
         tries = max(1, min(len(SMALLER) - 1, MOST_OPS // max(1, len(self._step.graph.ops))))
         for share in SMALLER[:tries]:
             batch = int(by_bytes * share)
-            if not batch or self._as_run(mode, target, room, batch)[2]:
+            if not batch or self._as_run(mode, target, room, batch).fits:
                 return batch
         return int(by_bytes * SMALLER[tries])
 
-    def _as_run(self, mode: str, target: Target, room: int, batch: int) -> tuple[int, float, bool]:
+    def _as_run(self, mode: str, target: Target, room: int, batch: int) -> _Run:
         """Plan a batch as a run there would.
 
-        Returns:
-            The bytes of its own tensors, its time, and whether it fits. On several threads the peak is a
-            matter of chance: the bytes are the most of several runs, and it fits where all of them do.
+        On several threads the peak is a matter of chance: the bytes are the most of several runs, and it fits
+        where all of them do.
         """
         graph, device_type = self._step.of(batch), target.device_type or "GPU"
         if mode == "off":  # with a budget that is always met, whatever the device has
@@ -249,9 +260,9 @@ class Forecaster:
         if target.costs.threads > 1 and fits:
             found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, room))
             if None in found:
-                return room + 1, seconds, False
-            return max(peak or 0 for peak in found), seconds, True
-        return made.peak_bytes, seconds, fits
+                return _Run(room + 1, seconds, False, made.peak_bytes)
+            return _Run(max(peak or 0 for peak in found), seconds, True, made.peak_bytes)
+        return _Run(made.peak_bytes, seconds, fits, made.peak_bytes)
 
     def _largest(self, ways: Sequence[Way], usable: int, costs: Costs) -> Way:
         """Return the fastest of the ways to run nearly the largest batch."""
@@ -362,9 +373,9 @@ class Forecaster:
             if shares == (1.0, 1.0):
                 found = host
             elif moved is not None and moved._step.moved_bytes - moved_bytes >= lacking:
-                peak, seconds, fits = moved._at_traced_batch("auto", target)
+                peak, seconds, fits, planned = moved._at_traced_batch("auto", target)
                 found = replace(host, peak_bytes=moved._resident(target) + peak, step_s=seconds, fits=fits)
-                lacking = max(0, peak - moved._usable(target))
+                lacking = max(0, planned - moved._usable(target))
                 moved_bytes = moved._step.moved_bytes
         most = max(hybrid, host, found, key=lambda one: one.largest_batch or 0)
         return replace(
