@@ -33,10 +33,13 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
     if made is not None:
         sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
-    plan = decided.plan
-    parted = _part_shapes(graph_def, step, decided)
+    plan, moved = decided.plan, decided.relocation
+    fixed = {step.members[op][0]: slot for op, slot in sums.items()}
+    if moved is not None:
+        step = relocated(step, moved)
+    parted = part_shapes(graph_def, step, plan, leaving(step, plan, _dropped(decided)))
     written = () if plan.is_empty else sorted(in_place(decided.case.buffers, plan.order))
-    edits = write_plan(graph_def, step, plan, transport, decided.relocation, sums, written)
+    edits = write_plan(graph_def, step, plan, transport, moved, fixed, written)
     if segmentation is not None:
         names = step.table.names
         mark_segments(graph_def, [[names[node] for node in step.members[op]] for op in segmentation.segments])
@@ -44,15 +47,13 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
     return replace(edits, nodes=tuple(dict.fromkeys([*added, *parted, *edits.nodes])))
 
 
-def _part_shapes(graph_def: Any, step: Step, decided: Decision) -> list[str]:
-    """Part the ops that would hold what the plan sends away, or what is made again; return their names."""
+def _dropped(decided: Decision) -> set[int]:
+    """Return the buffers of the planned graph that are made a second time."""
     made, moved = decided.recomputation, decided.relocation
-    dropped: set[int] = set()
-    if made is not None:
-        copies = {tensor for op in made.repeated for tensor in made.graph.ops[op].outputs}
-        dropped = {now for now, old in enumerate(made.tensors) if old in made.dropped and now not in copies}
-    if moved is not None:
-        new = {old: now for now, old in enumerate(moved.tensors) if old is not None}
-        dropped = {new[one] for one in dropped if one in new}
-        step = relocated(step, moved)
-    return part_shapes(graph_def, step, decided.plan, leaving(step, decided.plan, dropped))
+    if made is None:
+        return set()
+    copies = {tensor for op in made.repeated for tensor in made.graph.ops[op].outputs}
+    dropped = {now for now, old in enumerate(made.tensors) if old in made.dropped and now not in copies}
+    if moved is None:
+        return dropped
+    return {now for now, old in enumerate(moved.tensors) if old in dropped}

@@ -69,20 +69,17 @@ def write_plan(
 
     Args:
         graph_def: The graph that ``step`` was read from.
-        step: Its values, and the nodes behind them.
-        plan: A plan for ``step.graph``, or for the graph of ``relocation``.
+        step: Its values, and the nodes behind them; :func:`relocated` where ops read from the host.
+        plan: A plan for ``step.graph``.
         transport: How tensors leave and come back.
         relocation: Which ops read from the host, where some do.
-        sums: The sums of ``step.graph`` with the slot that each begins with, as
+        sums: The nodes of sums with the slot that each begins with, as
             :func:`lms.planner.sum_order.beginnings` finds them.
         in_place: The assignments of the planned graph that write into their variables' memory.
 
     Raises:
         RewriteError: If the plan does not fit the graph, which is of no use then.
     """
-    fixed = [(step.members[op][0], slot) for op, slot in (sums or {}).items()]
-    if relocation is not None:
-        step = relocated(step, relocation)
     require_forward(step.graph, plan)
     editor = _Editor(graph_def, step, transport, plan)
     if relocation is not None:
@@ -93,7 +90,7 @@ def write_plan(
     for edge in plan.serial_edges:
         for before in step.ends[edge.before]:
             editor.order(step.table.names[before], edge.after)
-    for node, slot in fixed:
+    for node, slot in (sums or {}).items():
         editor.fix_sum(node, slot)
     editor.launch_copies_first(plan.serial_edges)
     for filler in plan.fillers:
