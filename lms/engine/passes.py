@@ -120,7 +120,7 @@ def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequenc
                 known[node] = known[table.number[same]]
                 continue
             if (told := told_before(table.names[node])) is not None:
-                known[node] = known[table.number[told]][:1]
+                known[node] = [known[table.number[told[0]]][told[1]]]
                 continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
             known[node] = read if table.types[node] == "IdentityN" else read[:1]

@@ -1,5 +1,6 @@
 """Read a training step for a forecast in place of running it."""
 
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,10 @@ from lms.device.device import Device
 from lms.device.kernels import Gpu as GpuKernels
 from lms.engine.passes import variables_known
 from lms.engine.work import Task, place_of
+from lms.errors import LMSError
 from lms.estimates.estimating import Here
 from lms.forecast.step import TracedStep
+from lms.ir.graph import GraphError
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.shapes import ShapeHints, complete_shapes
@@ -21,8 +24,11 @@ from lms.reader.step_reader import read_step
 from lms.reader.survey import Place, constant_bytes, step_frames
 from lms.rewriter.streamable import find_variables
 from lms.rewriter.streaming import stream_variables
+from lms.rewriter.validation import require_same_pairs
 from lms.transports.base import write_copy
 from lms.variables.host_values import ASSIGN, READ, write_variable_op
+
+logger = logging.getLogger("lms")
 
 STOPPED = "lms.estimate: this step is traced, not run"
 """In the message of the error with which such a step ends."""
@@ -127,8 +133,13 @@ def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here 
         return replace(step, moved_bytes=moved_bytes, with_variables_moved=None if moved_bytes else moved)
 
     def with_variables_moved(place: Place, of_state: float, of_weights: float) -> TracedStep | None:
-        streamed, nbytes = graph.with_streams({True: of_state, False: of_weights}, device.holds, least)
-        return read(place, streamed, nbytes) if nbytes else None
+        try:
+            streamed, nbytes = graph.with_streams({True: of_state, False: of_weights}, device.holds, least)
+            require_same_pairs(place.kernels, graph.table, streamed.table)
+            return read(place, streamed, nbytes) if nbytes else None
+        except (GraphError, LMSError) as error:  # a run keeps its variables on the device then, too
+            logger.info("%s is forecast with its variables on the device: %s", task.name, error)
+            return None
 
     step, *others = map(read, places)
     in_use, _ = device.memory() or (0, 0)

@@ -153,7 +153,7 @@ def estimate_step(
     if here is not None and len(others) < len(wanted):
         forecasters[True] = Forecaster(here.step, [one.target for one in wanted if one.name == HERE])
     found = [(one, tuple(forecasters[one.name == HERE].forecasts(one.target))) for one in wanted]
-    return Estimate(name, step, tuple(found))
+    return Estimate(name, replace(step, with_variables_moved=None), tuple(found))  # which holds the graph
 
 
 def _named(name: str, here: Here | None) -> Named:

@@ -121,8 +121,6 @@ class Forecaster:
         self._repeats: Collection[int] | None = None
         """The choices of what to repeat that are planned; ``None``: all."""
         self._targets = targets
-        self._streams_alone: Way | None = None
-        """A plan for the traced batch that moves nothing but variables."""
         room = max((one.limit_bytes - step.resident_bytes for one in targets), default=0)
         self._reference = max(step.batch, self._plain.largest(room)) if step.other is not None else step.batch
 
@@ -139,7 +137,7 @@ class Forecaster:
 
     def _resident(self, target: Target) -> int:
         """Return the bytes that lie on a device before the step."""
-        step = self._step
+        step = self._step  # what is in use counts all variables, and no constants
         return max(step.resident_bytes, target.in_use_bytes - step.moved_bytes + step.constant_bytes)
 
     def _usable(self, target: Target) -> int:
@@ -247,17 +245,17 @@ class Forecaster:
         On several threads the peak is a matter of chance: the bytes are the most of several runs, and it fits
         where all of them do.
         """
-        graph, device_type = self._step.of(batch), target.device_type or "GPU"
+        graph, device_type, costs = self._step.of(batch), target.device_type or "GPU", target.costs
+        if costs.resident_bytes is not None:
+            costs = replace(costs, resident_bytes=max(0, costs.resident_bytes - self._step.moved_bytes))
         if mode == "off":  # with a budget that is always met, whatever the device has
-            made = decide(
-                graph, LMSConfig(policy="budget", budget_bytes=1 << 60), device_type, None, target.costs
-            )
+            made = decide(graph, LMSConfig(policy="budget", budget_bytes=1 << 60), device_type, None, costs)
             made = replace(made, peak_bytes=predicted_peak(made.case, made.plan, room))
         else:
             config = LMSConfig(policy="auto", recompute=RECOMPUTE[mode])
-            made = decide(graph, config, device_type, room, target.costs)
+            made = decide(graph, config, device_type, room, costs)
         seconds, fits = made.case.makespan_s(made.plan), made.peak_bytes <= room
-        if target.costs.threads > 1 and fits:
+        if costs.threads > 1 and fits:
             found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, room))
             if None in found:
                 return _Run(room + 1, seconds, False, made.peak_bytes)
@@ -276,18 +274,13 @@ class Forecaster:
     def _traced(self, mode: str, usable: int, costs: Costs) -> Way:
         """Plan the traced batch for a device; of several plans the fastest that fits, or the least.
 
-        Where variables move, swaps alone are planned if they fit, and once for all devices where there are
-        none: it saves half of the forecast's own time.
+        Where variables move and nothing else has to, that plan is taken: of a large step others take as long
+        again to plan.
         """
         batch = self._step.batch
         if self._step.moved_bytes:
-            made = self._streams_alone
-            if made is None or made.peak_bytes(batch) > usable:
-                made = self._fitted(self._plain.variant, usable, costs)
-            fits = made.peak_bytes(batch) <= usable
-            if fits and not made.swaps:
-                self._streams_alone = made
-            if fits or mode == "auto":
+            made = self._fitted(self._plain.variant, usable, costs)
+            if made.peak_bytes(batch) <= usable and not made.swaps:
                 return made
 
         def score(way: Way) -> tuple[int, float]:
@@ -351,11 +344,11 @@ class Forecaster:
         return self._moved[shares]
 
     @cached_property
-    def _best_repeats(self) -> Collection[int]:
-        """The choice of what to repeat that gives most devices their largest batch, if any does."""
+    def _best_repeats(self) -> Collection[int] | None:
+        """The choice of what to repeat that gives most devices their largest batch; ``None``: no one does."""
         best = (self._largest(self._hybrids, self._usable(one), one.costs) for one in self._targets)
         counted = Counter(way.variant.choice for way in best if way.variant.choice is not None)
-        return [choice for choice, _ in counted.most_common(1)]
+        return [choice for choice, _ in counted.most_common(1)] or None
 
     def _auto(self, target: Target, hybrid: Forecast, host: Forecast) -> Forecast:
         """Forecast a run with no setting.

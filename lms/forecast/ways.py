@@ -202,8 +202,9 @@ def repeated_variants(variant: Variant, only: Collection[int] | None = None) -> 
     if not choices.repeats.candidates:
         return
     wanted: list[Choice] = [*choices.shares(SHARES), *choices.segments(SEGMENTS)]
-    for number, choice in enumerate(dict.fromkeys(wanted)):
-        if choice.dropped and (only is None or number in only):
+    for number, choice in enumerate(wanted):
+        is_new = choice not in wanted[:number]
+        if choice.dropped and (is_new if only is None else number in only):
             made = recompute(choices.repeats, choice.dropped, choice.retained)
             case = Case.of(made.graph, LEAST, variant.case.costs)
             yield replace(variant, case=case, repeated=made, choice=number)

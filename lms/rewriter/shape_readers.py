@@ -74,10 +74,10 @@ def part_shapes(graph_def: Any, step: Step, plan: SwapPlan, away: Mapping[Source
     return changed
 
 
-def told_before(name: str) -> str | None:
-    """Return the op that told what the node ``name`` tells, and other shapes; ``None`` for other nodes."""
+def told_before(name: str) -> tuple[str, int] | None:
+    """Return the op, and its output, that told what the node ``name`` tells; ``None`` for other nodes."""
     before, _, which = name.rpartition(INFIX)
-    return before if which.isdecimal() else None
+    return (before, int(which)) if which.isdecimal() else None
 
 
 def _part(graph_def: Any, node: Any, last: int, renamed: dict[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 from typing import Any
 
 os.environ["LMS_REPORT_DIR"] = "/nowhere"
@@ -12,8 +13,9 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import engine  # noqa: E402
+from lms.engine import engine, tracing  # noqa: E402
 from lms.estimates import estimating  # noqa: E402
+from lms.ir.graph import GraphError  # noqa: E402
 
 traces: list[int] = []
 
@@ -54,6 +56,7 @@ try:
 except lms.LMSError as error:
     found["unknown"] = str(error)
 found["loop"] = printed.to_json()
+found["pickled"] = len(pickle.dumps(printed))
 found["text"] = str(printed)
 found["unchanged"] = all(map(np.array_equal, before, model.get_weights()))
 found["steps"] = int(optimizer.iterations), int(model.optimizer.iterations)
@@ -85,6 +88,15 @@ for wrong in ({"gpus": ("H1000",)}, {"call": lambda: None}):
         lms.estimate(wrong.pop("call", step), *([tf.ones((32, 64))] if wrong else []), **wrong)
     except lms.LMSError as error:
         found.setdefault("refused", []).append(str(error))
+
+
+def refuse(*_: object) -> None:
+    raise GraphError("no such order")
+
+
+tracing.stream_variables = refuse
+kept = lms.estimate(tf.function(step.python_function), tf.ones((32, 64))).to_json()["gpus"][0]["modes"]
+found["kept"] = [one | {"mode": ""} for one in kept if one["mode"] in ("hybrid", "host state")]
 
 
 def fail(*_: object) -> None:

@@ -129,7 +129,7 @@ def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str |
         assert auto.fits and auto.peak_bytes <= limit
         assert auto.largest_batch == max(hybrid.largest_batch or 0, host.largest_batch or 0)
         assert hybrid.fits == (auto.peak_bytes == hybrid.peak_bytes) == (limit > 192 * MIB)
-        assert auto.peak_bytes >= host.peak_bytes
+        assert auto.peak_bytes >= host.peak_bytes and auto.step_s <= 1.001 * host.step_s
         peaks.append(auto.peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
 
@@ -140,6 +140,30 @@ def test_variables_that_stream_take_the_time_of_the_link() -> None:
     found = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}
     both_ways = 3 * LAYERS * WEIGHT + LAYERS * STATE  # weights for both passes and the update
     assert found["host state"].step_s > both_ways / 1e9 > 10 * found["off"].step_s
+
+
+@pytest.mark.parametrize("limit", [80 * MIB, 140 * MIB])
+def test_where_variables_move_ops_are_recomputed_as_in_a_run(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swaps alone fit, too, and wait for a slow link: they take five times as long in 80 MiB."""
+    monkeypatch.setitem(globals(), "WEIGHT", MIB // 4)
+    monkeypatch.setitem(globals(), "STATE", MIB // 2)
+    slow = GPUS["L4"].costs.with_link(2e9)
+    found = [
+        {one.mode: one for one in Forecaster(step(8), [target]).forecasts(target)}["host state"]
+        for target in (Target(limit, slow, slow), Target(limit, slow, slow, "GPU"))
+    ]
+    elsewhere, here = found
+    assert elsewhere.fits and here.fits
+    assert elsewhere.step_s <= 2.1 * here.step_s  # a run looks at more choices
+
+
+@pytest.mark.parametrize("limit", [60, 100, 175, 180, 190])
+def test_a_batch_that_fits_is_no_larger_than_the_largest(limit: int) -> None:
+    target = Target(limit * MIB, GPUS["L4"].costs, GPUS["L4"].half_costs)
+    auto = {one.mode: one for one in Forecaster(step(1), [target]).forecasts(target)}["auto"]
+    assert auto.fits and (auto.largest_batch or 0) >= 1
 
 
 def test_where_no_variable_can_move_a_run_says_so() -> None:

@@ -66,7 +66,7 @@ def test_each_operand_but_the_last_tells_its_shape_as_soon_as_it_is_there() -> N
         one = made[f"shapes/lms/shape_{slot}"]
         assert one.op == "Shape" and list(one.input) == [operand]
         assert (one.attr["T"].type, one.attr["out_type"].type) == (FLOAT, INT)
-        assert one.device == made["shapes"].device and told_before(one.name) == "shapes"
+        assert one.device == made["shapes"].device and told_before(one.name) == ("shapes", slot)
     read = [list(made[name].input) for name in ("one", "two", "three", "far")]
     assert read == [
         ["shapes/lms/shape_0", "^shapes"],

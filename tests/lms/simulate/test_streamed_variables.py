@@ -12,6 +12,7 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT
 from lms.ir.swap_plan import SerialEdge, SwapPlan
+from lms.planner import hybrid
 from lms.planner.planner import Case, plan_case
 from lms.rewriter.writer import require_forward
 from lms.simulate.cost_model import Costs
@@ -192,3 +193,13 @@ def test_an_op_waits_for_a_variable_and_the_step_for_the_last_to_leave(link: flo
     run = clock(range(8), (), costs, own, StreamedCopies.of(graph))
     assert run.starts[4] == pytest.approx(4000 / link)
     assert run.now_s == pytest.approx(seconds / 3 + 2 * 4000 / link)
+
+
+def test_no_ops_are_repeated_for_the_time_that_the_link_takes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swaps add nothing to the time of the streams, so no choice of what to repeat is planned."""
+    monkeypatch.setattr(hybrid, "_Search", None)
+    graph = step([8 * KIB] * 6)
+    config = LMSConfig(policy="auto", min_tensor_bytes=1)
+    least, _ = Case.of(graph, config, COSTS).floor
+    made = hybrid.decide(graph, config, "GPU", 3 * least, COSTS)
+    assert seconds_of(graph, made.plan) > 2 * sum(COSTS.op_seconds(graph)) and not made.plan.swaps
