@@ -129,6 +129,8 @@ def render_estimate(found: Mapping[str, Any]) -> str:
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     bounds = {one["mode"]: one["bound"] for gpu in found["gpus"] for one in gpu["modes"] if one["bound"]}
     lines += [f"{mode}: worked out, not planned: {bound}" for mode, bound in bounds.items()]
+    notes = {one["mode"]: one["note"] for gpu in found["gpus"] for one in gpu["modes"] if one["note"]}
+    lines += [f"{mode}: {note}" for mode, note in notes.items()]
     lines += [f"not known: {text}" for text in found["unknown"]]
     return "\n".join(lines)
 

@@ -51,6 +51,10 @@ SMALLER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """The shares of the batch that fits by its bytes that are planned as a run would, until one fits."""
 MOST_OPS = 30_000
 """The ops that are planned for that, by mode: seven plans for a net of 4,000 ops, two for one of 12,000."""
+NONE_STREAMS = (
+    "the same as hybrid: no variable can stream (used in a loop or by a function that is called, or smaller "
+    "than min_tensor_bytes)"
+)
 HALF = 0.5
 """The bytes of a number in half precision against those in single precision."""
 
@@ -72,6 +76,8 @@ class Forecast:
     """At the largest batch."""
     bound: str = ""
     """What is not planned but worked out."""
+    note: str = ""
+    """What else is to be known of it."""
     is_more: bool = False
     """Whether batches above the largest were not looked for."""
     curve: Sequence[tuple[float, int]] = field(default=(), repr=False)
@@ -131,7 +137,9 @@ class Forecaster:
         yield self._planned("recompute", target)
         hybrid = self._planned("hybrid", target)
         moved = self._with_moved(1.0, 1.0)
-        host = replace(hybrid, mode="host state") if moved is None else moved._planned("host state", target)
+        host = replace(hybrid, mode="host state", note=NONE_STREAMS)
+        if moved is not None:
+            host = moved._planned("host state", target)
         yield from (hybrid, host, self._auto(target, hybrid, host))
         yield self._mixed(target, self._resident(target))
 
@@ -274,14 +282,12 @@ class Forecaster:
     def _traced(self, mode: str, usable: int, costs: Costs) -> Way:
         """Plan the traced batch for a device; of several plans the fastest that fits, or the least.
 
-        Where variables move and nothing else has to, that plan is taken: of a large step others take as long
-        again to plan.
+        Where variables move and nothing else has to, one plan serves all devices: of a large step each takes
+        seconds.
         """
         batch = self._step.batch
-        if self._step.moved_bytes:
-            made = self._fitted(self._plain.variant, usable, costs)
-            if made.peak_bytes(batch) <= usable and not made.swaps:
-                return made
+        if self._step.moved_bytes and self._streams_alone.peak_bytes(batch) <= usable:
+            return self._streams_alone
 
         def score(way: Way) -> tuple[int, float]:
             return max(0, way.peak_bytes(batch) - usable), way.run(batch, costs).now_s
@@ -300,6 +306,11 @@ class Forecaster:
         config = replace(LEAST, policy="budget", budget_bytes=max(1, usable), margin=0.0)
         made = plan_case(replace(variant.case, costs=costs), config, None)
         return Way.of(variant, made)
+
+    @cached_property
+    def _streams_alone(self) -> Way:
+        """The traced batch with memory to spare: nothing moves but variables."""
+        return self._fitted(self._plain.variant, 1 << 60, Costs())
 
     def _at_traced(self, variant: Variant) -> Variant:
         if variant not in self._ready:
@@ -378,4 +389,5 @@ class Forecaster:
             largest_step_s=most.largest_step_s,
             is_more=most.is_more,
             curve=most.curve,
+            note="",
         )
