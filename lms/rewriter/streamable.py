@@ -16,7 +16,8 @@ from lms.reader.step_reader import RESULTS
 from lms.variables.host_values import READ
 
 HANDLES = frozenset({"_Arg", "VarHandleOp"})
-READ_IN_PLACE = frozenset({"ResourceGather", "VarIsInitializedOp"})
+GATHER = "ResourceGather"
+READ_IN_PLACE = frozenset({GATHER, "VarIsInitializedOp"})
 """Ops that read a variable where it lies, in host memory too."""
 SPARSE = ("ResourceGather", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 """Beginnings of the types of ops that look at a part of a variable, or change one. From then on TensorFlow
@@ -46,11 +47,13 @@ class Variable:
     """Ops that read the variable where it lies, before its update."""
     gates: list[int] = field(default_factory=list)
     """The nodes whose results its update waits for."""
+    is_gathered: bool = False
+    """Whether the forward pass takes rows of it, as of an embedding."""
 
     @property
     def is_state(self) -> bool:
         """Whether only updates read it."""
-        return not self.early
+        return not self.early and not self.is_gathered
 
 
 class Finder:
@@ -117,6 +120,7 @@ class Finder:
         made = Variable(handle, value, nbytes, early, late, updates)
         made.in_place = [one for one in users if table.types[one] in READ_IN_PLACE]
         made.in_place = [one for one in made.in_place if not self._is_behind(one, updates)]
+        made.is_gathered = any(table.types[one] == GATHER for one in made.in_place)
         readers = [reader for read in early for reader, _ in table.readers[read]]
         if any(table.types[one] == "AddN" and len(table.inputs[one]) > 2 for one in readers):
             return SUMMED

@@ -154,3 +154,30 @@ def test_a_table_that_is_looked_up_and_updated_in_part_is_copied_no_more_than_pl
     if version("tensorflow").startswith("2.15"):
         pytest.skip("Keras 2's step has sizes that depend on the data, and a constant of the table's size")
     require_lines(TABLE, "True True", "True True")
+
+
+GATHERED = """
+import tensorflow as tf
+import lms
+table, slot = (tf.Variable(tf.zeros((1024, 256))) for _ in range(2))
+
+@tf.function
+def step(ids):
+    with tf.GradientTape() as tape:
+        rows = tf.gather(table, ids)
+        for _ in range(8):
+            rows = tf.tanh(rows)
+        loss = tf.reduce_sum(rows)
+    slope = tape.gradient(loss, table)
+    slot.scatter_add(tf.IndexedSlices(slope.values, slope.indices))
+    table.scatter_sub(tf.IndexedSlices(0.1 * slope.values, slope.indices))
+    return loss
+
+found = lms.estimate(step, tf.range(512)).step
+print(found.weights_bytes >> 20, found.state_bytes >> 20)
+"""
+
+
+def test_an_embedding_is_a_weight_and_no_state() -> None:
+    """Rows of it are read where it lies: ``optimizer_state="host"`` moved it, too."""
+    require_lines(GATHERED, "1 1")
