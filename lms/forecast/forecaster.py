@@ -77,7 +77,7 @@ class Forecast:
     bound: str = ""
     """What is not planned but worked out."""
     note: str = ""
-    """What else is to be known of it."""
+    """A remark for people; empty where there is none."""
     is_more: bool = False
     """Whether batches above the largest were not looked for."""
     curve: Sequence[tuple[float, int]] = field(default=(), repr=False)
@@ -100,14 +100,14 @@ class Target:
 
 
 class _Run(NamedTuple):
-    """What a batch needs on a device."""
+    """The memory and the time of a batch on a device."""
 
     peak_bytes: int
     """Of the step's own tensors."""
     seconds: float
     fits: bool
     planned_bytes: int
-    """What its plan counts on, where ops run one after the other."""
+    """The peak of its plan, where ops run one after the other."""
 
 
 class Forecaster:
@@ -116,19 +116,29 @@ class Forecaster:
     Args:
         step: The step.
         targets: The devices; what is planned once is planned for about their size.
+        unmoved: The forecaster of the step with all variables on the device, where some stream in ``step``:
+            its batch is planned here, too, and of the choices of what to repeat its best one.
     """
 
-    def __init__(self, step: TracedStep, targets: Sequence[Target]) -> None:
+    def __init__(
+        self, step: TracedStep, targets: Sequence[Target], unmoved: "Forecaster | None" = None
+    ) -> None:
         self._step, self._plain = step, plain_way(step)
         self._ready: dict[Variant, Variant] = {}
         """Variants at the traced batch, by the variant at the reference."""
         self._moved: dict[tuple[float, float], Forecaster | None] = {}
         """Of the step in which these shares of an optimizer's state and of the weights stream."""
+        self._targets = targets
         self._repeats: Collection[int] | None = None
         """The choices of what to repeat that are planned; ``None``: all."""
-        self._targets = targets
+        self._reference: int = step.batch
+        """The batch for which ways are planned once."""
+        if unmoved is not None:
+            self._reference, self._repeats = unmoved._reference, unmoved._best_repeats
+            return
         room = max((one.limit_bytes - step.resident_bytes for one in targets), default=0)
-        self._reference = max(step.batch, self._plain.largest(room)) if step.other is not None else step.batch
+        if step.other is not None:
+            self._reference = max(step.batch, self._plain.largest(room))
 
     def forecasts(self, target: Target) -> Iterator[Forecast]:
         """Yield the forecast of each mode on a device."""
@@ -227,10 +237,7 @@ class Forecaster:
         if target.device_type and room > 0:
             return self._as_run(mode, target, room, batch)
         needs_none = self._plain.peak_bytes(batch) <= usable and not self._step.moved_bytes
-        if needs_none:
-            chosen = self._plain
-        else:
-            chosen = self._traced(mode, usable, costs)
+        chosen = self._plain if needs_none else self._traced(mode, usable, costs)
         peak = chosen.peak_bytes(batch)
         return _Run(peak, chosen.run(batch, costs).now_s, peak <= usable, peak)
 
@@ -349,9 +356,7 @@ class Forecaster:
         if shares not in self._moved:
             read = self._step.with_variables_moved
             step = None if read is None else read(*shares)
-            self._moved[shares] = made = None if step is None else Forecaster(step, ())
-            if made is not None:
-                made._reference, made._repeats = self._reference, self._best_repeats
+            self._moved[shares] = None if step is None else Forecaster(step, self._targets, self)
         return self._moved[shares]
 
     @cached_property
