@@ -249,10 +249,18 @@ def kind_of(cpus: IdSet, of_gpu: bool) -> MemoryKind:
 
 
 def _read_memory_bytes(tree: Tree, numa_node: int, all_nodes: set[int]) -> int | None:
-    text = tree.read(f"{NODE}/node{numa_node}/meminfo")
-    if text is None and len(all_nodes) == 1:
-        text = tree.read("proc/meminfo")
-    for line in (text or "").splitlines():
+    """Read a node's memory; the only node has all that the machine tells of.
+
+    Seen on a virtual machine whose memory grows as it is used: 15 GiB in its one node's ``meminfo``, 125 in
+    ``/proc/meminfo``.
+    """
+    files = [f"{NODE}/node{numa_node}/meminfo", *(["proc/meminfo"] if len(all_nodes) == 1 else [])]
+    found = [_total_bytes(tree.read(path) or "", numa_node) for path in files]
+    return max((total for total in found if total is not None), default=None)
+
+
+def _total_bytes(text: str, numa_node: int) -> int | None:
+    for line in text.splitlines():
         head, _, tail = line.partition("MemTotal:")
         words = tail.split()
         if words and words[0].isdecimal() and head.strip() in ("", f"Node {numa_node}"):

@@ -196,10 +196,10 @@ def _limit(
     if settings.host_mem_limit_mb is not None:
         why = f"host memory limit {wish} MiB, as asked for, is above the rank's share: {pool.arithmetic()}"
         return RankMemory(nodes, wish, pool.holds(wish)), _or_error(why, settings)
-    if share < int(gpu_mb):
+    if not share:
         raise PlanError(
-            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than its GPU's {gpu_mb:.8g} "
-            f"MiB: {pool.arithmetic()}; try fewer ranks, more memory for the job, or --host-mem-limit MB"
+            f"rank {placement.local_rank} keeps less than 1 MiB of host memory: {pool.arithmetic()}; "
+            "try fewer ranks, more memory for the job, or --host-mem-limit MB"
         )
     asked = f"{settings.host_mem_multiplier:g} x {gpu_mb:.8g} MiB of GPU memory = {wish} MiB"
     why = f"host memory limit clamped to {share} MiB: {asked} wanted, {pool.arithmetic()} there"

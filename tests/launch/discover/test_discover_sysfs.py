@@ -163,6 +163,15 @@ def test_kernel_without_numa(tmp_path: Path) -> None:
     assert machine.warnings == ("the kernel shows no NUMA nodes: taken as one node 0",)
 
 
+def test_the_only_node_has_the_memory_that_the_machine_tells_of() -> None:
+    """A virtual machine whose memory grows as it is used: its node has little yet."""
+    grown = {"proc/meminfo": "MemTotal:       131072000 kB\n"}
+    machine = machines.machine(replace(machines.SPECS["single"], extra=grown))
+    assert [node.memory_bytes for node in machine.numa_nodes] == [131072000 << 10]
+    several = machines.machine(replace(machines.SPECS["ac922"], extra=grown))
+    assert several.numa_nodes[0].memory_bytes == machines.machine("ac922").numa_nodes[0].memory_bytes
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
