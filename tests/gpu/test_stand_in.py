@@ -108,7 +108,7 @@ def test_copies_run_beside_compute_both_ways() -> None:
     settings = {"SIMGPU_COMPUTE": "model", "SIMGPU_TFLOPS": "0.05", "SIMGPU_MEM_GBPS": "4"}
     links = {"SIMGPU_D2H_GBPS": "0.5", "SIMGPU_H2D_GBPS": "1"}
     ran = stand_in.run([JOB, "narrow", "22"], settings | links, traced=True)
-    copies = stand_in.copies_of(ran.rows)
+    copies = stand_in.copies_of(tuple(row for row in ran.rows if float(row["began"]) >= ran.found["began"]))
     assert ran.found["tensors"] > 0 and copies.nbytes > 20 * MIB
     assert copies.hidden > 0.3, "the images on their way to the first step, too"
 
@@ -130,4 +130,4 @@ def test_a_device_of_no_known_generation_is_measured() -> None:
     links = {"SIMGPU_D2H_GBPS": "0.2", "SIMGPU_H2D_GBPS": "0.4"}
     seen = found("speeds", **speeds, **links)
     for measured, made in zip(seen, (0.01e12, 0.5e9, 0.2e9, 0.4e9), strict=True):
-        assert 0.6 * made < measured < 1.1 * made
+        assert 0.8 * made < measured < 1.15 * made

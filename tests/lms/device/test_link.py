@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,40 +71,48 @@ def test_a_given_rate_is_taken_and_zero_measures_one(program: str) -> None:
     assert left < 1 << 20, "the probe is gone"
 
 
-class MirroringLink:
-    """Keeps what it has copied, as TensorFlow's eager execution does; tells the time that this takes."""
+class SlowToStart:
+    """A link whose functions take a while to start, now and then a longer one."""
 
-    def __init__(self, seconds: dict[tuple[str, str], float]) -> None:
-        self.seconds = seconds
-        self.now = 0.0
-        self.mirrors: dict[str, set[str]] = {}
+    def __init__(self, out_bytes_per_s: float, back_bytes_per_s: float) -> None:
+        self.rates = out_bytes_per_s, back_bytes_per_s
+        self.nbytes = self.runs = 0
 
-    def make(self, nbytes: int, place: str) -> str:
-        self.now += 100.0
-        name = f"{place} {len(self.mirrors)} of {nbytes}"
-        self.mirrors[name] = set()
-        return name
+    def __call__(self, nbytes: int) -> "SlowToStart":
+        self.nbytes = nbytes
+        return self
 
-    def copy(self, tensor: str, place: str) -> None:
-        source, _ = tensor.split(" ", 1)
-        if place not in self.mirrors[tensor]:
-            self.now += self.seconds[source, place]
-            self.mirrors[tensor].add(place)
+    def seconds(self, outs: int, backs: int) -> float:
+        self.runs += 1
+        moved = sum(self.nbytes * count / rate for count, rate in zip((outs, backs), self.rates, strict=True))
+        return moved + (0.1 if self.runs % 3 else 0.5)
 
 
 @pytest.mark.tensorflow
-def test_every_timed_copy_moves_bytes() -> None:
+def test_a_rate_is_that_of_the_bytes_and_not_of_the_start() -> None:
     pytest.importorskip("tensorflow")
     from lms.device.device import Device
-    from lms.device.link_speed import PROBE_BYTES, ROUNDS, measured
+    from lms.device.link_speed import PROBE_BYTES, measured
 
-    gpu, host = "/device:GPU:0", "/device:CPU:0"
-    link = MirroringLink({(gpu, host): 4.0, (host, gpu): 2.0})
-    rates = measured(Device("GPU:0", 16 << 30), link, lambda: link.now)
-    assert rates == (PROBE_BYTES / 4, PROBE_BYTES / 2)
-    assert len(link.mirrors) == 2 * ROUNDS, "none is copied twice"
-    link = MirroringLink({(host, host): 8.0})
-    assert measured(Device("CPU:0", None), link, lambda: link.now) == (PROBE_BYTES / 8,) * 2
+    link = SlowToStart(40e6, 80e6)
+    rates = measured(Device("GPU:0", 16 << 30), lambda nbytes: link(nbytes).seconds)
+    assert rates == (pytest.approx(40e6), pytest.approx(80e6)) and link.nbytes == PROBE_BYTES
+
+
+@pytest.mark.tensorflow
+def test_a_small_device_is_left_its_room_and_no_time_divides() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.device.device import Device
+    from lms.device.link_speed import REPEATS, SHARE, measured
+
+    sizes: list[int] = []
+
+    def even(nbytes: int) -> Any:
+        sizes.append(nbytes)
+        return lambda outs, backs: 0.2
+
+    out, _ = measured(Device("GPU:0", 80 << 20), even)
+    assert sizes == [(80 << 20) // SHARE] and out == REPEATS * sizes[0] / 0.2
 
 
 def test_a_negative_rate_is_refused() -> None:
