@@ -22,6 +22,9 @@ NO_ALGORITHM = "No algorithm worked!"
 NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
 """In what cuDNN's algorithms say of a failure: there was no scratch memory for them."""
 
+NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch space")
+"""In the message of a convolution whose algorithm, chosen in an earlier step, finds no scratch memory now."""
+
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
@@ -162,11 +165,15 @@ def adopt_gpus(config: Any, options: Any = tf.config) -> None:
 def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     """Tell whether a step failed for want of device memory.
 
-    There was none for a tensor, or none for any of cuDNN's algorithms. The latter is a ``NotFoundError`` that
-    lists why each of them failed (``BestCudnnConvAlgorithm``).
+    There was none for a tensor, or none for any of cuDNN's algorithms, or none for the scratch memory of the
+    one that was chosen. The second is a ``NotFoundError`` that lists why each of them failed
+    (``BestCudnnConvAlgorithm``), the third an ``UnknownError`` or ``InternalError``
+    (``AllocateScratchOrFallback``).
     """
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
+    if isinstance(error, tf.errors.UnknownError | tf.errors.InternalError):
+        return any(sign in error.message for sign in NO_SCRATCH)
     return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
 
 

@@ -29,6 +29,7 @@ OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have t
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
 OUTSIDE = "; what ran outside of the planned steps, such as predict() or other training, is in it"
 WHY_MORE = "; where it has room the allocator gives a buffer up to twice its size, and counts all of it"
+OF_KERNELS = "; kernels' scratch memory is in no plan; cuDNN takes most in the first step, to try algorithms"
 MOST_UNEDITED = 5
 """Lines about graphs that stay as they are."""
 NAME_WIDTH = 34
@@ -186,7 +187,8 @@ def _why_more(report: Report, error: float) -> str:
         return OF_OTHERS
     if report.loops:
         return OF_LOOPS
-    return OUTSIDE if error > MOST_ERROR else WHY_MORE
+    why = OUTSIDE if error > MOST_ERROR else WHY_MORE
+    return f"{OF_KERNELS}{why}" if report.device.type == "GPU" else why
 
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."

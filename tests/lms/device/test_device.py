@@ -48,6 +48,9 @@ def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> No
             False,
         ),
         ("InvalidArgumentError", "RESOURCE_EXHAUSTED", False),
+        ("UnknownError", "CUDNN failed to allocate the scratch space for the runner or to find a", True),
+        ("InternalError", "No-scratch fallback runner requires nonzero scratch space", True),
+        ("UnknownError", "CUDNN_STATUS_EXECUTION_FAILED", False),
     ],
 )
 def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:

@@ -229,6 +229,8 @@ def test_a_measured_peak_above_the_plan_is_explained() -> None:
     assert "+15.4% against planned; what stays as it is (see the warnings) has no plan" in str(beside)
     far = report_of(replace(stats_of("a step", None), planned_peak_bytes=10 * MIB))
     assert "against planned; what ran outside of the planned steps" in str(far)
+    on_gpu = str(replace(report, device=Device("GPU:0", 64 * MIB)))
+    assert "+15.4% against planned; kernels' scratch memory is in no plan; cuDNN" in on_gpu
     near = report_of(replace(stats_of("a step", None), planned_peak_bytes=29 * MIB))
     assert "+3.4% against planned)" in str(near)
 
