@@ -146,7 +146,7 @@ def test_variables_that_stream_take_the_time_of_the_link() -> None:
 def test_where_variables_move_ops_are_recomputed_as_in_a_run(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Swaps alone fit, too, and wait for a slow link: they take five times as long in 80 MiB."""
+    """Swaps alone fit, too, and wait for a slow link: they take seven times as long in 80 MiB."""
     monkeypatch.setitem(globals(), "WEIGHT", MIB // 4)
     monkeypatch.setitem(globals(), "STATE", MIB // 2)
     slow = GPUS["L4"].costs.with_link(2e9)
@@ -156,7 +156,7 @@ def test_where_variables_move_ops_are_recomputed_as_in_a_run(
     ]
     elsewhere, here = found
     assert elsewhere.fits and here.fits
-    assert elsewhere.step_s <= 2.1 * here.step_s  # a run looks at more choices
+    assert elsewhere.step_s <= 3.0 * here.step_s  # a run looks at more choices
 
 
 @pytest.mark.parametrize("limit", [60, 100, 175, 180, 190])

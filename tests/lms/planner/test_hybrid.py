@@ -4,7 +4,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from lms.config import LMSConfig
+from lms.planner import hybrid
 from lms.planner.hybrid import decide
 from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
@@ -26,3 +29,25 @@ def test_what_reads_from_the_host_does_so_while_repeats_are_searched() -> None:
     found = decide(graph, config, "GPU", None, PCIE_4)
     assert found.plan.feasible and found.relocation is not None and found.recomputation is not None
     assert found.case.makespan_s(found.plan) <= 1.2 * sum(case.seconds)
+
+
+@pytest.mark.parametrize(("allowed", "searches"), [(1.1, 1), (0.9, 2)])
+def test_choices_for_less_memory_are_looked_for_where_a_plan_takes_longer_than_its_choice(
+    monkeypatch: pytest.MonkeyPatch, allowed: float, searches: int
+) -> None:
+    """Without a limit no memory lies in pieces, so a plan takes as long as its choice."""
+    looked: list[int] = []
+
+    class Counted(hybrid._Search):
+        def finalists(self) -> list[hybrid._Trial]:
+            looked.append(self._config.budget_bytes or 0)
+            return super().finalists()
+
+    monkeypatch.setattr(hybrid, "_Search", Counted)
+    monkeypatch.setattr(hybrid, "IN_PIECES", allowed)
+    graph = unet3d(1, 128)
+    budget = min(one.timeline.peak_bytes for one in Case.of(graph, LMSConfig(), PCIE_4).schedules) // 3
+    config = replace(LMSConfig(policy="budget", budget_bytes=budget, margin=0.0), recompute="auto")
+    found = decide(graph, config, "GPU", None, PCIE_4)
+    assert found.plan.feasible
+    assert looked == [budget, int(0.8 * budget)][:searches]
