@@ -1,101 +1,161 @@
-"""The table of Large Model Support on a CUDA machine: models of full size under a memory limit.
+"""Large Model Support on a CUDA machine: models of full size under a memory limit, against none and XLA.
 
-    python bench/gpu_lms.py                          # all models, 8 GiB of the first GPU
-    python bench/gpu_lms.py --limit-gib 14 --out gpu.json
-    python bench/gpu_lms.py --quick                  # two models, 2 GiB
-    python bench/gpu_lms.py --tf-keras               # tf_keras, whose normalisation is one op
-    python bench/gpu_lms.py --device cpu --quick     # without a GPU: checks this script, measures nothing
+    python bench/gpu_lms.py --out gpu.json              # all models; goes on where it stopped
+    python bench/gpu_lms.py --out gpu.json --models resnet50 --minutes 60
+    python bench/gpu_lms.py --out gpu.json --at-once 4  # four sizes side by side: the card holds four limits
+    python bench/gpu_lms.py --out gpu.json --table      # only prints what is there
+    python bench/gpu_lms.py --quick                     # a tiny model: tries this script, measures nothing
+    python bench/gpu_lms.py --device cpu --quick        # the same without a GPU
 
-For each model: the largest batch (or picture) without LMS and with each policy, seconds an image (or pixel,
-or voxel) relative to no LMS at the largest that fits without it, the peak against the plan, the bytes that a
-step moves, as planned and as TensorFlow's profiler saw them, and how much of the copying was hidden behind
-compute. XLA is off throughout, because no swap survives it.
-Each case is a child process, 20 to 40 of them a model; at half a minute each (an estimate) that is a quarter
-of an hour. The JSON is written after each model. Nobody else may use the GPU meanwhile: what they leave no
-room for counts as not fitting. ``docs/measurements.md`` says where this has been run.
+For each model: the largest batch (or picture) without LMS; there and at twice that, at the multiple that IBM
+published, and compiled by XLA, the time of a unit relative to no LMS, what the timed simulator says of it,
+the peak against the plan, the bytes that a step moves, as planned and as TensorFlow's profiler saw them, and
+how much of the copying was hidden behind compute.
+
+Each case is a process of its own; what it found is written at once, and no case begins after ``--minutes``: a
+later call goes on from there. The first cases of all models come before the second of any. Nobody else may
+use the GPU meanwhile: what they leave no room for counts as not fitting. ``docs/measurements.md`` says where
+this has been run.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import threading
+import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from lms_case import CPU, GPU, MIB, Case  # noqa: E402
-from lms_children import CaseError, Found, Runner, largest, line_meets, say, table  # noqa: E402
-from models import FULL_LIMIT_MB, ZOOS, Model  # noqa: E402
+from lms_children import CaseError, Found, Runner, line_meets, say, table  # noqa: E402
+from lms_document import Document  # noqa: E402
+from models import ZOOS, Model  # noqa: E402
 
-POLICIES = ("all", "auto", "threshold")
+SCHEMA = "lmsrun.bench-gpu/2"
 PROBES = (2, 4)
-"""Two small sizes; the line through their planned peaks says where the search begins."""
+"""Two small sizes; the line through their peaks says where the search begins."""
+RUNGS = (1.2, 1.1, 1.0, 0.9, 0.8, 0.7)
+"""Of the guess: the sizes that are tried."""
 SMALLER = 0.95
 """Of a size that fitted for two steps and not for all that are timed."""
 MOST_UNITS = 1 << 30
 """More than any search tries."""
-QUICK_MODELS = ("resnet50", "unet3d-size")
-QUICK_LIMIT_MB, TINY_LIMIT_MB = 2048, 32
-CHECK = "CPU: a check of the script, no measurement"
+STEPS, TRACED_STEPS = 8, 2
+COPY_MB, COPIES_MB = 256, 4096
+"""Of one copy, and the limit of the device while copies are timed."""
+TINY_LIMIT_MB = 32
+CHECK = "a check of the script, no measurement"
 GPU_NAMES = """
 import json, tensorflow as tf
 gpus = tf.config.list_physical_devices("GPU")
 names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 print(json.dumps({"tensorflow": tf.__version__, "cuda": tf.test.is_built_with_cuda(), "gpus": names}))
 """
+DEFAULTS = {field.name: field.default for field in fields(Case)}
+
+
+class OutOfTimeError(Exception):
+    """No further case may begin."""
+
+
+class Runs(Protocol):
+    """What runs cases."""
+
+    def run(self, case: Case) -> Found | None:
+        """Return what a case found; ``None`` where it ran out of memory."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What all models have in common."""
 
-    device: str
-    limit_mb: int
-    zoo: str
-    models: tuple[str, ...]
-    policies: tuple[str, ...]
-    timed_steps: int
-    copy_mb: int
-    tolerance: float
-    """Of the search for the largest, in units."""
+    device: str = GPU
+    zoo: str = "full"
+    models: tuple[str, ...] = tuple(ZOOS["full"])
+    limit_mb: int | None = None
+    """For all models; ``None``: each has its own."""
+
+
+class Kept:
+    """Runs cases and keeps what they found: one that has run to its end does not run again."""
+
+    def __init__(self, runner: Runs, document: Document, path: Path | None, minutes: float, at_once: int = 1):
+        self.document, self.at_once = document, at_once
+        self._runner, self._path = runner, path
+        self._ends = time.monotonic() + 60 * minutes
+        self._lock = threading.Lock()
+
+    def run(self, case: Case) -> Found | None:
+        """Return what a case found; ``None`` where it ran out of memory.
+
+        Raises:
+            OutOfTimeError: If it has not run yet, and no case may begin any more.
+            CaseError: If it failed for another reason than memory.
+        """
+        cases, key = self.document["cases"], key_of(case)
+        if key not in cases:
+            if time.monotonic() > self._ends:
+                raise OutOfTimeError
+            found = self._runner.run(case)
+            with self._lock:
+                cases[key] = found
+                self.save()
+        held: Found | None = cases[key]
+        return held
+
+    def run_all(self, cases: Sequence[Case]) -> list[Found | None]:
+        """Run some cases side by side, as many at once as the card holds; what they take means nothing."""
+        with ThreadPoolExecutor(self.at_once) as pool:
+            return list(pool.map(self.run, cases))
+
+    def save(self) -> None:
+        """Write the document."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+
+
+def key_of(case: Case) -> str:
+    """Return the name of a case: what differs from the defaults."""
+    return json.dumps({name: value for name, value in asdict(case).items() if value != DEFAULTS[name]})
 
 
 def main() -> int:
-    """Find the device, measure its copies and every model, print the table."""
+    """Run what is missing, print the table."""
     options = _parse(sys.argv[1:])
+    setting = _setting(options)
     if options.device == "cpu" and not options.quick:
         return _refuse("found --device cpu; models of full size need a GPU; try --device cpu --quick")
-    try:
-        machine = read_machine(sys.executable)
-    except CaseError as error:
-        return _refuse(str(error))
-    if options.device == "gpu" and not machine["gpus"]:
-        built = "with" if machine["cuda"] else "without"
-        version = machine["tensorflow"]
-        return _refuse(
-            f"found no GPU (TensorFlow {version}, built {built} CUDA); needed one CUDA GPU that it sees; "
-            "try nvidia-smi, pip install 'tensorflow[and-cuda]', or --device cpu --quick"
-        )
     out = Path(options.out) if options.out else None
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(document: Found) -> None:
-        if out is not None:
-            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-    try:
-        runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
-        document = measure(_setting(options), runner, machine, save)
-    except CaseError as error:
-        return _refuse(str(error))
-    print(render(document))
+    document = json.loads(out.read_text(encoding="utf-8")) if out is not None and out.exists() else {}
+    if document and document.get("schema") != SCHEMA:
+        return _refuse(f"{out} is no document of this benchmark (needed schema {SCHEMA}); try another --out")
+    if options.table and not document:
+        return _refuse(f"found no document at {out}; --table needs one; try --out FILE without --table")
+    if not document:
+        try:
+            machine = read_machine(sys.executable)
+        except CaseError as error:
+            return _refuse(str(error))
+        if options.device == "gpu" and not machine["gpus"]:
+            built = "with" if machine["cuda"] else "without"
+            return _refuse(
+                f"found no GPU (TensorFlow {machine['tensorflow']}, built {built} CUDA); needed one CUDA GPU "
+                "that it sees; try nvidia-smi, pip install 'tensorflow[and-cuda]', or --device cpu --quick"
+            )
+        document = {"schema": SCHEMA, "machine": machine, "quick": options.quick, "cases": {}}
+    runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
+    kept = Kept(runner, document, out, 0.0 if options.table else options.minutes, options.at_once)
+    print(render(document, measure(setting, kept)))
     return 0
 
 
@@ -104,11 +164,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=ZOOS["full"], help="default: all")
-    parser.add_argument("--limit-gib", type=float, help=f"default: {FULL_LIMIT_MB / 1024:g}")
+    parser.add_argument("--limit-gib", type=float, help="default: each model's own, 8 or 16")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--tf-keras", action="store_true", help="tf_keras in place of Keras 3")
-    parser.add_argument("--quick", action="store_true", help="two models, less memory, fewer steps")
-    parser.add_argument("--case-seconds", type=float, default=1800.0, help="most that a case may take")
+    parser.add_argument("--quick", action="store_true", help="a tiny model")
+    parser.add_argument("--at-once", type=int, default=1, help="cases side by side that are not timed")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after that")
+    parser.add_argument("--case-seconds", type=float, default=600.0, help="most that a case may take")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", help="file for the JSON document")
     return parser.parse_args(argv)
 
@@ -135,42 +198,37 @@ def read_machine(python: str) -> Found:
 
 
 def _setting(options: argparse.Namespace) -> Setting:
-    if options.device == "cpu":
-        return Setting(CPU, TINY_LIMIT_MB, "tiny", tuple(ZOOS["tiny"]), ("all",), 3, 4, tolerance=2.0)
+    device = CPU if options.device == "cpu" else GPU
+    limit = int(options.limit_gib * 1024) if options.limit_gib else None
     if options.quick:
-        setting = Setting(GPU, QUICK_LIMIT_MB, "full", QUICK_MODELS, POLICIES, 4, 256, tolerance=0.1)
-    else:
-        setting = Setting(GPU, FULL_LIMIT_MB, "full", tuple(ZOOS["full"]), POLICIES, 8, 256, tolerance=0.03)
-    if options.limit_gib:
-        setting = replace(setting, limit_mb=int(options.limit_gib * 1024))
-    return replace(setting, models=tuple(options.models)) if options.models else setting
+        return Setting(device, "tiny", tuple(ZOOS["tiny"]), limit or TINY_LIMIT_MB)
+    return Setting(device, models=tuple(options.models or ZOOS["full"]), limit_mb=limit)
 
 
-def measure(setting: Setting, runner: Runner, machine: Found, save: Callable[[Found], None]) -> Found:
-    """Everything, saved after each model; what goes wrong with one is recorded, and the next comes."""
-    copies = runner.run(_case(setting, setting.models[0], copy_mb=setting.copy_mb))
-    results: list[Found] = []
-    document = {
-        "schema": "lmsrun.bench-gpu/1",
-        "what": CHECK if setting.device == CPU else ", ".join(machine["gpus"][:1]),
-        "machine": machine,
-        "device": setting.device,
-        "limit_mb": setting.limit_mb,
-        "copies": copies,
-        "results": results,
-    }
-    for name in setting.models:
-        try:
-            results.append(Bench(setting, runner, name).measure(copies))
-        except CaseError as error:
-            say(str(error))
-            results.append({"model": name, "error": str(error)})
-        save(document)
-    return document
+Row = tuple[str, str, Found | None]
+"""Model, way, and what was found; ``None``: it does not fit."""
 
 
-def _case(setting: Setting, model: str, **more: Any) -> Case:
-    return Case(setting.zoo, model, limit_mb=setting.limit_mb, device=setting.device, **more)
+def measure(setting: Setting, kept: Kept) -> list[Row]:
+    """Measure models in turn, a way at a time, until no case may begin; return the rows that there are."""
+    rows: dict[str, list[Row]] = {name: [] for name in setting.models}
+    try:
+        copies = Case(setting.zoo, "", device=setting.device, copy_mb=COPY_MB, limit_mb=COPIES_MB)
+        kept.document["copies"] = kept.run(copies)
+        left = {name: Bench(setting, kept, name).ways() for name in setting.models}
+        while left:
+            for name, ways in [*left.items()]:
+                try:
+                    rows[name].append(next(ways))
+                except StopIteration:
+                    del left[name]
+                except CaseError as error:
+                    say(str(error))
+                    rows[name].append((name, str(error).splitlines()[0], None))
+                    del left[name]
+    except OutOfTimeError:
+        say("gpu_lms: time is up; the same command goes on from here")
+    return [row for found in rows.values() for row in found]
 
 
 @dataclass(frozen=True)
@@ -178,7 +236,7 @@ class Bench:
     """One model under the limit."""
 
     setting: Setting
-    runner: Runner
+    kept: Kept
     name: str
 
     @property
@@ -186,71 +244,95 @@ class Bench:
         """Its description."""
         return ZOOS[self.setting.zoo][self.name]
 
-    def run(self, policy: str, units: int) -> Found | None:
-        """Two steps, to see whether so much fits."""
-        return self.runner.run(_case(self.setting, self.name, units=units, policy=policy, steps=2))
+    @property
+    def limit_mb(self) -> int:
+        """The device's memory, MiB."""
+        return self.setting.limit_mb or self.model.limit_mb
 
-    def timed(self, policy: str, units: int) -> Found | None:
-        """More steps, the last ones under the profiler, with the seconds an image."""
-        case = _case(self.setting, self.name, units=units, policy=policy)
-        found = self.runner.run(replace(case, steps=self.setting.timed_steps, trace_steps=2))
-        if found is not None:
-            found["amount"] = self.model.amount(units)
-            found["step_s"] = median(found["steps_s"][1:])
-        return found
+    def ways(self) -> Iterator[Row]:
+        """Yield the rows, the most telling first.
 
-    def _lasting(self, policy: str, units: int) -> tuple[int, Found]:
+        Raises:
+            CaseError: If the smallest size does not fit, or a case fails for another reason than memory.
+            OutOfTimeError: If no case may begin any more.
+        """
+        most, base = self._lasting(self._largest())
+        base["time_ratio"] = 1.0
+        yield self.name, "none", base
+        amount = self.model.amount(most)
+        twice, goal = self._units(2 * amount), self._units((self.model.target or 0.0) * amount)
+        for name, policy, units, compiled in (
+            ("auto", "auto", twice, False),
+            ("all", "all", twice, False),
+            ("auto", "auto", goal if goal > twice else 0, False),
+            ("XLA", "off", most, True),
+            ("auto, XLA", "auto", twice, True),
+        ):
+            if units:
+                found = self._timed(policy, units, compiled)
+                if found is not None:
+                    one = (each["step_s"] / each["amount"] for each in (found, base))
+                    found["time_ratio"] = next(one) / next(one)
+                    found["multiple"] = found["amount"] / amount
+                    if not compiled:
+                        found["hidden_by_time"] = hidden_by_time(found, base, self.kept.document["copies"])
+                yield self.name, name, found
+
+    def _case(self, policy: str, units: int, **more: Any) -> Case:
+        return Case(
+            self.setting.zoo,
+            self.name,
+            units=units,
+            policy=policy,
+            limit_mb=self.limit_mb,
+            device=self.setting.device,
+            **more,
+        )
+
+    def _timed(self, policy: str, units: int, compiled: bool = False) -> Found | None:
+        """Take some steps, the last ones under the profiler."""
+        case = self._case(policy, units, steps=STEPS, trace_steps=TRACED_STEPS, compiled=compiled)
+        found = self.kept.run(case)
+        if found is None:
+            return None
+        return found | {"amount": self.model.amount(units), "step_s": median(found["steps_s"][2:])}
+
+    def _largest(self) -> int:
+        """Find a size that fits for two steps without LMS, to a tenth.
+
+        Raises:
+            CaseError: If not even one unit fits.
+        """
+        small, more = self.kept.run_all([self._case("all", units, steps=2) for units in PROBES])
+        if small is None or more is None:
+            raise CaseError(f"{self.name}: {PROBES[1]} units do not fit even with LMS; raise --limit-gib")
+        points = ((self.model.amount(found["units"]), found["peak_before_bytes"]) for found in (small, more))
+        guess = self._units(line_meets(self.limit_mb * MIB, *points))
+        while True:
+            sizes = sorted({max(1, int(guess * rung)) for rung in RUNGS}, reverse=True)
+            for first in range(0, len(sizes), self.kept.at_once):
+                some = sizes[first : first + self.kept.at_once]
+                found = self.kept.run_all([self._case("off", units, steps=2) for units in some])
+                fits = [units for units, one in zip(some, found, strict=True) if one is not None]
+                if fits and max(fits) < sizes[0]:
+                    return max(fits)
+                if fits:
+                    break
+            if not fits and guess == 1:
+                raise CaseError(f"{self.name}: not even one unit fits without LMS; raise --limit-gib")
+            guess = int(guess * RUNGS[0]) + 1 if fits else max(1, int(guess * RUNGS[-1] * SMALLER))
+
+    def _lasting(self, units: int) -> tuple[int, Found]:
         """Find the largest size to time: what fits for two steps at the limit need not fit for more.
 
         Raises:
             CaseError: If no size fits that long.
         """
         while units:
-            if (found := self.timed(policy, units)) is not None:
+            if (found := self._timed("off", units)) is not None:
                 return units, found
             units = int(units * SMALLER)
         raise CaseError(f"{self.name}: nothing that fitted for two steps fits for more")
-
-    def measure(self, copies: Found | None) -> Found:
-        """Measure the largest sizes first, then times and traces.
-
-        Raises:
-            CaseError: If the smallest size does not fit, or a case fails for another reason than memory.
-        """
-        small, more = (self.run("all", units) for units in PROBES)
-        if small is None or more is None:
-            raise CaseError(f"{self.name}: {PROBES[1]} units do not fit even with LMS; raise --limit-gib")
-        most = {"off": self._largest("off", self._guess(small, more, "peak_before_bytes"))}
-        guess = max(most["off"], int(0.95 * self._guess(small, more, "planned_peak_bytes")))
-        for policy in self.setting.policies:
-            most[policy] = guess = self._largest(policy, guess)
-        most["off"], base = self._lasting("off", most["off"])
-        twice = self._units(2 * self.model.amount(most["off"]))
-        runs: dict[str, Found | None] = {}
-        for policy in self.setting.policies:
-            runs[f"{policy} at 2x"] = self.timed(policy, twice)
-            most[policy], runs[f"{policy} at most"] = self._lasting(policy, most[policy])
-        for found in filter(None, runs.values()):
-            found["time_ratio"] = (found["step_s"] / found["amount"]) / (base["step_s"] / base["amount"])
-            found["hidden_by_time"] = hidden_by_time(found, base, copies)
-        amounts = {policy: self.model.amount(units) for policy, units in most.items()}
-        return {
-            "model": self.name,
-            "unit": self.model.unit,
-            "target": self.model.target,
-            "most": most,
-            "multiple": max(amounts.values()) / amounts["off"],
-            "without": base,
-            "runs": runs,
-        }
-
-    def _largest(self, policy: str, guess: int) -> int:
-        found = largest(lambda units: self.run(policy, units), guess, self.setting.tolerance)
-        return int(found["units"])
-
-    def _guess(self, one: Found, other: Found, peak: str) -> int:
-        points = ((self.model.amount(found["units"]), found[peak]) for found in (one, other))
-        return self._units(line_meets(self.setting.limit_mb * MIB, *points))
 
     def _units(self, amount: float) -> int:
         """Find the most units that are no more than the amount; at least one."""
@@ -264,7 +346,7 @@ def hidden_by_time(found: Found, base: Found, copies: Found | None) -> float | N
     the size; copies alone are the bytes of the plan at the rates that were measured for each way. It needs no
     trace, but it counts what swapping else costs (order, smaller overlap of kernels) as copies that wait.
     """
-    if copies is None or not copies["in_bytes_per_s"]:
+    if copies is None or not copies["in_bytes_per_s"] or "bytes_out" not in found:
         return None
     compute_s = base["step_s"] / base["amount"] * found["amount"]
     copies_s = found["bytes_out"] / copies["out_bytes_per_s"] + found["bytes_in"] / copies["in_bytes_per_s"]
@@ -273,12 +355,15 @@ def hidden_by_time(found: Found, base: Found, copies: Found | None) -> float | N
 
 HEADINGS = (
     "model",
-    "policy",
+    "way",
     "units",
     "multiple",
     "goal",
-    "time",
-    "peak error",
+    "step",
+    "time a unit",
+    "simulated",
+    "peak of plan",
+    "recomputed",
     "GiB planned out/in",
     "GiB traced out/in",
     "hidden, trace",
@@ -286,56 +371,47 @@ HEADINGS = (
 )
 
 FOOTNOTE = (
-    "time: a unit, against no LMS at its largest; peaks: from the second step on; traced bytes hold the "
-    "training data, too ('-': the profiler saw no GPU, for which it may lack the rights)"
+    "time a unit: against no LMS at its largest; simulated: a step in the timed simulator, against the "
+    "measured one; peaks: from the second step on; recomputed: ops; traced bytes hold the training data, too "
+    "('-': the profiler saw no GPU, for which it may lack the rights)"
 )
 
 
-def render(document: Found) -> str:
-    """Render the document as text."""
-    device = document["what"]
-    lines = [f"{device}; limit {document['limit_mb']} MiB, TensorFlow {document['machine']['tensorflow']}"]
-    copies = document["copies"]
+def render(document: Found, rows: Sequence[Row]) -> str:
+    """Render what was found as text."""
+    machine = document["machine"]
+    name = (machine["gpus"] or ["CPU"])[0]
+    lines = [f"{name}{': ' + CHECK if document['quick'] else ''}; TensorFlow {machine['tensorflow']}"]
+    copies = document.get("copies")
     if copies is not None:
         rates = (copies[f"{way}_bytes_per_s"] for way in ("out", "in", "both"))
         out, back, both = ("-" if rate is None else f"{rate / 1e9:.1f}" for rate in rates)
         lines.append(f"copies ({copies['transport']}): {out} GB/s out, {back} in, {both} both at once")
-    rows = [row for result in document["results"] for row in _rows(result)]
-    return "\n".join(
-        [
-            *lines,
-            table([HEADINGS, *rows]),
-            FOOTNOTE,
-        ]
-    )
+    return "\n".join([*lines, table([HEADINGS, *map(_row, rows)]), FOOTNOTE])
 
 
-def _rows(result: Found) -> list[tuple[str, ...]]:
-    if "error" in result:
-        return [(result["model"], result["error"].splitlines()[0], *[""] * (len(HEADINGS) - 2))]
-    base = result["without"]
-    first = (result["model"], "none", str(base["units"]), "1.0x", *["-"] * (len(HEADINGS) - 4))
-    return [first, *(_row(result, name, found) for name, found in result["runs"].items())]
-
-
-def _row(result: Found, name: str, found: Found | None) -> tuple[str, ...]:
-    target = "-" if result["target"] is None else f"{result['target']:g}x"
+def _row(row: Row) -> tuple[str, ...]:
+    model, way, found = row
     if found is None:
-        return ("", name, "does not fit", "", target, *[""] * (len(HEADINGS) - 5))
-    trace = found["trace"]
+        return (model, way, "does not fit", *[""] * (len(HEADINGS) - 3))
+    trace, target = found.get("trace"), ZOOS[found["zoo"]][model].target
+    planned = found["policy"] != "off"
     seen = [trace[f"bytes_{way}"] / trace["steps"] for way in ("out", "in")] if trace else [0.0, 0.0]
     return (
-        "",
-        name,
+        model,
+        way,
         str(found["units"]),
-        f"{found['amount'] / result['without']['amount']:.1f}x",
-        target,
+        f"{found.get('multiple', 1.0):.1f}x",
+        "-" if target is None else f"{target:g}x",
+        f"{1e3 * found['step_s']:.0f} ms",
         f"{found['time_ratio']:.2f}",
-        f"{found['measured_peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}",
-        _gib(found["bytes_out"], found["bytes_in"]),
+        f"{found['simulated_s'] / found['step_s'] - 1:+.0%}" if "simulated_s" in found else "-",
+        f"{found['peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}" if planned else "-",
+        str(found["recomputed_ops"]) if planned else "-",
+        _gib(found["bytes_out"], found["bytes_in"]) if planned else "-",
         _gib(*seen),
         _share(trace["share"] if trace else None),
-        _share(found["hidden_by_time"]),
+        _share(found.get("hidden_by_time")),
     )
 
 

@@ -53,6 +53,10 @@ class Case:
     optimizer: str = "sgd"
     peer: str = ""
     """Another way to save memory: ``RematScope`` or ``Grappler``."""
+    compiled: bool = False
+    """Whether XLA compiles the step (``jit_compile``); with LMS, in segments between its swaps."""
+    deterministic: bool = False
+    """Whether TensorFlow runs only ops that give the same bits each time."""
 
 
 def main(argv: list[str]) -> int:
@@ -69,11 +73,17 @@ def train(case: Case) -> dict[str, Any]:
     import tensorflow as tf
 
     _limit_gpu(tf, case)
+    if case.deterministic:
+        tf.config.experimental.enable_op_determinism()
     if case.policy != "off":
         import lms
 
         lms.enable(
-            policy=case.policy, recompute=case.recompute, optimizer_state=case.state, variables=case.state
+            policy=case.policy,
+            recompute=case.recompute,
+            optimizer_state=case.state,
+            variables=case.state,
+            xla="auto" if case.compiled else "off",
         )
     else:
         _claim_pool(tf, case)
@@ -82,7 +92,7 @@ def train(case: Case) -> dict[str, Any]:
     if case.peer == "Grappler":
         _recompute_in_grappler()
     with tf.keras.RematScope(mode="full") if case.peer == "RematScope" else nullcontext():
-        model = _compiled(tf.keras, entry, entry.input_shape(case.units), case.optimizer)
+        model = _compiled(tf.keras, entry, entry.input_shape(case.units), case)
     random = np.random.RandomState(0)
     with tf.device(CPU):  # what every step copies to the device need not lie there all the time as well
         images = tf.constant(random.rand(*entry.input_shape(case.units)).astype("f"))
@@ -143,9 +153,10 @@ def _recompute_in_grappler() -> None:
     Context.config = property(with_memory_optimizer)
 
 
-def _compiled(keras: Any, entry: Model, shape: tuple[int, ...], optimizer: str) -> Any:
+def _compiled(keras: Any, entry: Model, shape: tuple[int, ...], case: Case) -> Any:
     model = entry.build(keras, shape[1:])
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(case.optimizer, loss, jit_compile=case.compiled)
     return model
 
 
@@ -192,6 +203,25 @@ def _planned(report: Any, steps: int) -> dict[str, Any]:
         "recomputed_ops": last.recomputed.ops if last.recomputed else 0,
         "retries": report.retries,
         "notes": list(last.notes),
+        "segments": last.segments,
+        **_simulated(),
+    }
+
+
+def _simulated() -> dict[str, Any]:
+    """Return what the timed simulator says of the planned step, and the speeds that it counts with."""
+    from lms.engine.installation import engine
+    from lms.simulate.step_time import clock
+
+    made = [*engine().books.collector.planned.values()]
+    if len(made) != 1:  # nothing was planned, or for several devices
+        return {}
+    (one,) = made
+    costs, seconds = one.costs, one.costs.op_seconds(one.graph)
+    return {
+        "simulated_s": clock(one.plan.order, one.plan.swaps, costs, seconds).now_s,
+        "compute_s": sum(seconds),
+        "rates": [costs.flops_per_s, costs.device_bytes_per_s, costs.out_bytes_per_s, costs.in_bytes_per_s],
     }
 
 

@@ -25,6 +25,7 @@ OUT_OF_MEMORY = (
     "memory object",  # oneDNN: could not create one
     "ALLOC_FAILED",  # cuDNN and cuBLAS
     "No algorithm worked",  # a convolution on a GPU without room for its scratch
+    "scratch space",  # the same, for an algorithm that had room when it was chosen
 )
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """How the CPU device's kernels end a process when an allocation fails; with a GPU these are faults. Any other

@@ -235,7 +235,49 @@ def _pixels(n: int) -> int:
     return (32 * n) ** 2
 
 
-FULL_LIMIT_MB = 8192
+VIT_WIDTH, VIT_HEADS, VIT_LAYERS, VIT_PATCH = 1024, 16, 24, 16
+
+
+def _block(keras: Any, x: Any, width: int, heads: int, causal: bool) -> Any:
+    """Add a layer of a transformer that normalises first."""
+    layers = keras.layers
+    y = layers.LayerNormalization()(x)
+    y = layers.MultiHeadAttention(heads, width // heads)(y, y, use_causal_mask=causal)
+    x = layers.Add()([x, y])
+    y = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
+    return layers.Add()([x, layers.Dense(width)(y)])
+
+
+def _vit_large(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Build ViT-L/16 (Dosovitskiy et al. 2021) without its class token: the mean of all patches instead."""
+    layers = keras.layers
+    x = inputs = layers.Input(shape)
+    x = layers.Conv2D(VIT_WIDTH, VIT_PATCH, strides=VIT_PATCH)(x)
+    x = layers.Reshape((-1, VIT_WIDTH))(x)
+    for _ in range(VIT_LAYERS):
+        x = _block(keras, x, VIT_WIDTH, VIT_HEADS, causal=False)
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(1000)(x))
+
+
+GPT2_WIDTH, GPT2_HEADS, GPT2_LAYERS, GPT2_TOKENS = 1024, 16, 24, 50257
+
+
+def _gpt2_medium(keras: Any, shape: tuple[int, ...]) -> Any:
+    """Build GPT-2 medium (Radford et al. 2019), its output layer apart from its embedding.
+
+    The inputs, of 0 to 1, stand for the tokens.
+    """
+    layers = keras.layers
+    x = inputs = layers.Input(shape)
+    x = layers.Embedding(GPT2_TOKENS, GPT2_WIDTH)(layers.Rescaling(GPT2_TOKENS - 1.0)(x))
+    for _ in range(GPT2_LAYERS):
+        x = _block(keras, x, GPT2_WIDTH, GPT2_HEADS, causal=True)
+    x = layers.LayerNormalization()(x)
+    return keras.Model(inputs, layers.Dense(GPT2_TOKENS, use_bias=False)(x))
+
+
+FULL_LIMIT_MB, LARGE_LIMIT_MB = 8192, 16384
 SQUARE, CUBE = "x 32 pixels, square", "x 16 voxels, cubed"
 FULL = {
     "resnet50": Model(
@@ -262,6 +304,8 @@ FULL = {
         _unet3d_full,
         lambda n: (16 * n) ** 3,
     ),
+    "vit-large": Model("images of 224x224", LARGE_LIMIT_MB, None, lambda n: (n, 224, 224, 3), _vit_large),
+    "gpt2-medium": Model("rows of 1,024 tokens", LARGE_LIMIT_MB, None, lambda n: (n, 1024), _gpt2_medium),
 }
 """Targets are the multiples that IBM published; no figure is known for those without one."""
 

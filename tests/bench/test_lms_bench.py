@@ -204,105 +204,167 @@ def test_a_policy_that_crashes_does_not_end_the_others(
     assert held["failed"].keys() == {"all"} and "TypeError: a fault" in held["failed"]["all"]
 
 
-class Gpu(Machine):
-    """The same for ``gpu_lms.py``: a GPU whose step takes 1 s a unit, and 0.2 s more with swaps."""
+class Gpu:
+    """In the place of the runner of ``gpu_lms.py``: a step takes 1 s a unit, and 0.2 s more with swaps."""
+
+    def __init__(self, **most: int) -> None:
+        self.most = {"off": 37, **most}
+        self.cases: list[tuple[str, int, int]] = []
 
     def run(self, case: Any) -> dict[str, Any] | None:
+        from dataclasses import asdict
+
         if case.copy_mb:
             rates = {
                 f"{way}_bytes_per_s": 1e9 * value for way, value in (("out", 10), ("in", 20), ("both", 25))
             }
             return rates | {"transport": "device"}
-        found = super().run(case)
-        if found is None or case.policy == "off":
-            return found and found | {"steps_s": [9.0] + [1.0 * case.units] * 3}
+        self.cases.append((case.policy, case.units, case.steps))
+        if case.units > self.most.get(case.policy, 10_000):
+            return None
+        each = (0.5 if case.compiled else 1.0) * (1.0 if case.policy == "off" else 1.2) * case.units
+        found = asdict(case) | {
+            "steps_s": [9.0, 5.0] + [each] * 3,
+            "peak_bytes": 100 * case.units,
+            "trace": None,
+        }
+        if case.policy == "off":
+            return found
         trace = {"share": 0.75, "steps": 2, "bytes_out": 2**30, "bytes_in": 2**31}
-        swapped = {"bytes_out": int(2e9 * case.units), "bytes_in": int(4e9 * case.units), "trace": trace}
-        return (
-            found
-            | swapped
-            | {"measured_peak_bytes": found["planned_peak_bytes"], "steps_s": [9.0] + [1.2 * case.units] * 3}
-        )
+        return found | {
+            "bytes_out": int(2e9 * case.units),
+            "bytes_in": int(4e9 * case.units),
+            "trace": trace,
+            "peak_before_bytes": (40 + 10 * case.units) << 20,
+            "planned_peak_bytes": 100 * case.units,
+            "recomputed_ops": 7,
+            "simulated_s": 1.14 * case.units,
+        }
 
 
-def test_the_table_of_a_gpu(bench_path: None) -> None:
+MACHINE = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
+
+
+def kept(runner: Any, path: Path | None = None, minutes: float = 9.0, at_once: int = 1) -> Any:
     import gpu_lms
 
-    setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all", "auto"), 4, 256, tolerance=0.03)
-    machine = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
-    saved: list[int] = []
-    document = gpu_lms.measure(setting, Gpu(), machine, lambda so_far: saved.append(len(so_far["results"])))
-    assert saved == [1], "after each model: the next one may take hours"
-    (result,) = document["results"]
-    assert 35 <= result["most"]["off"] <= 36 and 350 <= result["most"]["all"] <= 360
-    head, copies, columns, first, *rows, _ = gpu_lms.render(document).splitlines()
-    assert head == "A GPU; limit 400 MiB, TensorFlow 2.21.0"
+    document: dict[str, Any] = {"schema": gpu_lms.SCHEMA, "machine": MACHINE, "quick": False, "cases": {}}
+    if path is not None and path.exists():
+        document = json.loads(path.read_text())
+    return gpu_lms.Kept(runner, document, path, minutes, at_once)
+
+
+def gpu_setting(*models: str) -> Any:
+    import gpu_lms
+
+    return gpu_lms.Setting("GPU:0", "full", models or ("resnet50",), 400)
+
+
+@pytest.mark.parametrize("at_once", [1, 6])
+def test_the_table_of_a_gpu(bench_path: None, at_once: int) -> None:
+    import gpu_lms
+
+    runs = kept(Gpu(), at_once=at_once)
+    rows = gpu_lms.measure(gpu_setting(), runs)
+    most = rows[0][2]["units"]
+    assert 34 <= most <= 37
+    ways = [(way, found["units"]) for _, way, found in rows]
+    assert ways == [
+        ("none", most),
+        ("auto", 2 * most),
+        ("all", 2 * most),
+        ("auto", int(4.9 * most)),
+        ("XLA", most),
+        ("auto, XLA", 2 * most),
+    ]
+    head, copies, columns, first, second, *_, xla, compiled, _ = gpu_lms.render(
+        runs.document, rows
+    ).splitlines()
+    assert head == "A GPU; TensorFlow 2.21.0"
     assert copies == "copies (device): 10.0 GB/s out, 20.0 in, 25.0 both at once"
-    assert first.split()[:4] == ["resnet50", "none", str(result["most"]["off"]), "1.0x"] and len(rows) == 4
-    cells = [cell.strip() for cell in rows[0].split("  ") if cell.strip()]
-    twice = 2 * result["most"]["off"]
-    gib = f"{2e9 * twice / 2**30:.2f} / {4e9 * twice / 2**30:.2f}"
-    hidden = "50%"  # 0.4 s of copies a unit, of which 0.2 s show
+    assert columns.split()[:3] == ["model", "way", "units"]
+    cells = [cell.strip() for cell in second.split("  ") if cell.strip()]
     assert cells == [
-        "all at 2x",
-        str(twice),
+        "resnet50",
+        "auto",
+        str(2 * most),
         "2.0x",
         "4.9x",
+        f"{2400 * most} ms",
         "1.20",
+        "-5%",
         "+0.0%",
-        gib,
+        "7",
+        f"{4e9 * most / 2**30:.2f} / {8e9 * most / 2**30:.2f}",
         "0.50 / 1.00",
         "75%",
-        hidden,
+        "50%",  # 0.4 s of copies a unit, of which 0.2 s show
     ]
-    assert columns.split()[:3] == ["model", "policy", "units"]
-    for found in filter(None, result["runs"].values()):
-        found["trace"] = None
-    unseen = gpu_lms.render(document).splitlines()[4]
-    assert gib in unseen and "0.50 / 1.00" not in unseen and "75%" not in unseen
+    assert "1.00" in first and "0.50" in xla and "0.60" in compiled
 
 
-@pytest.mark.parametrize(("policy", "longest"), [("off", 33), ("all", 40)])
-def test_a_size_that_fits_for_two_steps_only_is_not_the_one_that_is_timed(
-    bench_path: None, policy: str, longest: int
-) -> None:
+def test_a_case_that_has_run_does_not_run_again(bench_path: None, tmp_path: Path) -> None:
+    import gpu_lms
+
+    path, first = tmp_path / "out" / "gpu.json", Gpu()
+    rows = gpu_lms.measure(gpu_setting(), kept(first, path))
+    again = Gpu()
+    assert gpu_lms.measure(gpu_setting(), kept(again, path, minutes=0.0)) == rows
+    assert first.cases and not again.cases
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cases": {}}))
+    assert gpu_lms.measure(gpu_setting(), kept(again, path, minutes=0.0)) == [] and not again.cases
+
+
+def test_the_first_way_of_every_model_comes_before_the_second_of_any(bench_path: None) -> None:
+    import gpu_lms
+
+    class Ends(Gpu):
+        def run(self, case: Any) -> dict[str, Any] | None:
+            if case.policy == "auto":
+                raise gpu_lms.OutOfTimeError
+            return super().run(case)
+
+    rows = gpu_lms.measure(gpu_setting("resnet50", "resnet152"), kept(Ends()))
+    assert [(model, way) for model, way, _ in rows] == [("resnet50", "none"), ("resnet152", "none")]
+
+
+@pytest.mark.parametrize("most", [1, 2, 22, 37, 100, 300])
+def test_the_largest_without_lms_is_found_from_any_guess(bench_path: None, most: int) -> None:
+    """The peaks of the probes say 36."""
+    import gpu_lms
+
+    found = gpu_lms.measure(gpu_setting(), kept(Gpu(off=most)))[0][2]["units"]
+    assert found <= most <= found + max(1, 0.2 * found)
+
+
+def test_a_size_that_fits_for_two_steps_only_is_not_the_one_that_is_timed(bench_path: None) -> None:
     import gpu_lms
 
     class Narrow(Gpu):
         def run(self, case: Any) -> dict[str, Any] | None:
-            lasts = case.policy != policy or not case.trace_steps or case.units <= longest
+            lasts = case.policy != "off" or not case.trace_steps or case.units <= 33
             return super().run(case) if lasts else None
 
-    setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
-    document = gpu_lms.measure(setting, Narrow(), {"gpus": ["A GPU"]}, lambda so_far: None)
-    (result,) = document["results"]
-    assert "error" not in result and longest - 3 <= result["most"][policy] <= longest
-
-
-def test_a_plan_that_needs_less_for_more_still_leads_to_the_largest(bench_path: None) -> None:
-    import gpu_lms
-
-    class Even(Gpu):
-        def run(self, case: Any) -> dict[str, Any] | None:
-            found = super().run(case)
-            return found and found | {"planned_peak_bytes": 50 * 2**20 - case.units}
-
-    setting = gpu_lms.Setting("GPU:0", 400, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
-    document = gpu_lms.measure(setting, Even(), {"gpus": ["A GPU"]}, lambda so_far: None)
-    (result,) = document["results"]
-    assert 340 <= result["most"]["all"] <= 360, result
+    _, way, found = gpu_lms.measure(gpu_setting(), kept(Narrow()))[0]
+    assert way == "none" and 30 <= found["units"] <= 33
 
 
 def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
     import gpu_lms
 
-    setting = gpu_lms.Setting("GPU:0", 41, "full", ("resnet50",), ("all",), 4, 256, tolerance=0.03)
-    machine = {"tensorflow": "2.21.0", "cuda": True, "gpus": ["A GPU"]}
-    document = gpu_lms.measure(setting, Gpu(), machine, lambda so_far: None)
-    assert document["results"] == [
-        {"model": "resnet50", "error": "resnet50: 4 units do not fit even with LMS; raise --limit-gib"}
-    ]
-    assert "raise --limit-gib" in gpu_lms.render(document)
+    runs = kept(Gpu(all=3))
+    rows = gpu_lms.measure(gpu_setting("resnet50", "resnet152"), runs)
+    text = "resnet50: 4 units do not fit even with LMS; raise --limit-gib"
+    assert rows[0] == ("resnet50", text, None) and text in gpu_lms.render(runs.document, rows)
+
+
+def test_a_way_that_does_not_fit_is_a_line_of_the_table(bench_path: None) -> None:
+    import gpu_lms
+
+    runs = kept(Gpu(auto=100))
+    rows = gpu_lms.measure(gpu_setting(), runs)
+    assert [way for _, way, found in rows if found is None] == ["auto"]
+    assert "does not fit" in gpu_lms.render(runs.document, rows)
 
 
 def test_times_need_batches(script: ModuleType) -> None:
@@ -490,23 +552,42 @@ def test_a_made_up_trace_of_a_gpu_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_the_gpu_script_runs_through_on_the_cpu_device(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu", "--quick"]
+    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu", "--quick", "--at-once", "2"]
     done = subprocess.run(
-        [*command, "--case-seconds", "300", "--out", str(tmp_path / "gpu.json")],
+        [*command, "--case-seconds", "300", "--minutes", "60", "--out", str(tmp_path / "gpu.json")],
         capture_output=True,
         text=True,
         timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("CPU: a check of the script, no measurement; limit 32 MiB")
-    document = json.loads((tmp_path / "gpu.json").read_text())
-    (result,) = document["results"]
-    assert "error" not in result and result["multiple"] > 1.5, result
-    run = result["runs"]["all at most"]
-    assert run["edited"] and run["counted_bytes_out"] == run["bytes_out"] > 0
-    assert (run["trace"]["source"], run["trace"]["steps"]) == ("host", 2)
-    assert run["trace"]["out_s"] > 0 and run["trace"]["in_s"] > 0 and 0 <= run["trace"]["share"] <= 1
-    assert document["copies"]["out_bytes_per_s"] > 0
+    assert done.stdout.startswith("CPU: a check of the script, no measurement; TensorFlow 2.")
+    cases = json.loads((tmp_path / "gpu.json").read_text())["cases"]
+    timed = [found for found in cases.values() if found and found.get("trace_steps") == 2]
+    assert [(found["policy"], found["compiled"]) for found in timed] == [
+        ("off", False),
+        ("auto", False),
+        ("all", False),
+        ("off", True),
+        ("auto", True),
+    ]
+    none, auto, everything, _, _ = timed
+    assert auto["units"] == everything["units"] == 2 * none["units"]
+    assert everything["edited"] and everything["counted_bytes_out"] == everything["bytes_out"] > 0
+    assert 0 < everything["simulated_s"] and everything["trace"]["source"] == "host"
+    assert everything["trace"]["out_s"] > 0 and everything["trace"]["in_s"] > 0
+    table = subprocess.run(
+        [*command, "--table", "--out", str(tmp_path / "gpu.json")], capture_output=True, text=True, timeout=60
+    )
+    assert table.stdout == done.stdout
+
+
+def test_a_table_of_nothing_and_another_document_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--table", "--out", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("gpu_lms: found no document at")
+    (tmp_path / "gpu.json").write_text('{"schema": "other"}')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "is no document of this benchmark" in done.stderr
 
 
 def test_full_size_on_the_cpu_is_refused() -> None:
