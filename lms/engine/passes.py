@@ -38,11 +38,18 @@ from lms.rewriter.shape_readers import told_before
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
+from lms.simulate.allocation_trace import batch_bytes
 from lms.simulate.cost_model import Costs
+from lms.simulate.host_pool import fits_in_pool
 from lms.transports.base import Transport
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 from lms.variables.memory import give_own_memory
 from lms.variables.on_host import HostVariables
+
+POOL_SHARES = (0.85, 0.7, 0.55)
+"""Shares of the host's room that a step is planned for, one after the other, until its regions hold it."""
+BATCHES = 2
+"""Batches on their way to the device, which lie in the pool of pinned memory, too."""
 
 
 class Pass(Protocol):
@@ -354,6 +361,24 @@ class Planning:
         return planned
 
     def _planned(self, work: Work, costs: Costs) -> Work:
+        """Plan for less of the host's room until what is swapped fits in its regions, too."""
+        planned = self._decided(work, costs)
+        for share in POOL_SHARES if costs.host_room_bytes else ():
+            if self._is_held(planned):
+                break
+            room = int(share * (costs.host_room_bytes or 0))
+            planned = self._decided(work, replace(costs, host_room_bytes=room))
+        return planned
+
+    def _is_held(self, work: Work) -> bool:
+        transport, decided = self._transport(), work.decision
+        if not transport.in_regions or decided is None or decided.plan.is_empty:
+            return True
+        batches = [batch_bytes(decided.case.buffers)] * BATCHES
+        others = (*batches, work.streamed.nbytes, work.streamed.bytes_out)
+        return fits_in_pool(decided.plan, transport.room_bytes() or 0, others)
+
+    def _decided(self, work: Work, costs: Costs) -> Work:
         assert work.graph is not None  # noqa: S101 - required
         config, kind = work.task.config, work.device.type
         if not work.task.compiled or work.step is None:

@@ -50,6 +50,10 @@ class Transport(CopyWriter, Protocol):
     def counts(self) -> bool:
         """Whether :meth:`stats` counts what really ran."""
 
+    @property
+    def in_regions(self) -> bool:
+        """Whether the room is taken in regions that are never joined (:mod:`lms.simulate.host_pool`)."""
+
     def room_bytes(self) -> int | None:
         """Return the bytes that can be held at once; ``None`` where no limit is known."""
 

@@ -29,6 +29,7 @@ class DeviceTransport:
     name = "device"
     note: str | None = None
     counts = False
+    in_regions = True
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         missing = [op for op in (TO_HOST, TO_DEVICE) if op_def_registry.get(op) is None]

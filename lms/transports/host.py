@@ -38,6 +38,7 @@ class HostTransport:
 
     note: str | None = None
     counts = True
+    in_regions = False
 
     def __init__(
         self,

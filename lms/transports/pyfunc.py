@@ -22,6 +22,7 @@ class NumpyTransport:
 
     name = "numpy"
     counts = True
+    in_regions = False
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note

@@ -208,6 +208,16 @@ def plain() -> Any:
     return trained(network(blocks=4), data(batch=96))
 
 
+def pinned() -> Any:
+    """A pool of pinned memory that holds less than could be swapped."""
+
+    def train() -> dict[str, Any]:
+        return trained(network(blocks=4), data(batch=144))
+
+    tf.keras.utils.set_random_seed(1)
+    return {"off": train(), "on": with_lms(train, policy="all")}
+
+
 def session() -> Any:
     """A session of TensorFlow 1, with and without LMS."""
     v1 = tf.compat.v1
@@ -290,7 +300,7 @@ def speeds() -> Any:
 
 CASES = {
     case.__name__: case
-    for case in (bits, ways, narrow, devices, retried, plain, session, momenta, half, rank, speeds)
+    for case in (bits, ways, narrow, devices, retried, plain, pinned, session, momenta, half, rank, speeds)
 }
 
 if __name__ == "__main__":
