@@ -77,7 +77,7 @@ bench-bits: setup  ## whether training ends in the same bits with Large Model Su
 bench-peers: setup  ## Large Model Support beside other ways to save memory; goes on where it stopped; an hour
 	$(BIN)/python bench/peers.py --out out/bench-peers.json
 
-bench-gpu: setup  ## bench-lms at full size on a CUDA machine
+bench-gpu: setup  ## models of full size on a CUDA machine; eight minutes, goes on where it stopped
 	$(BIN)/python bench/gpu_lms.py --out out/bench-gpu.json
 
 clean:  ## remove what was built here, the environment too (the cached Horovod wheel stays)

@@ -104,7 +104,7 @@ def test_a_first_step_that_runs_out_of_memory_is_taken_again() -> None:
 
 
 def test_a_plan_leaves_room_in_the_pool_of_pinned_memory() -> None:
-    """On an H200 a plan that swaps 596 MiB ran out in a pool of 600: batches lie there, too, and in regions."""
+    """On an H200 a plan that swaps 596 MiB ran out in a pool of 600: batches lie there, too, in regions."""
     seen = found("pinned", TF_GPU_HOST_MEM_LIMIT_IN_MB="30")
     swapped = seen["on"]
     assert swapped["warnings"] == [] and swapped["retries"] == 0 and 0 < swapped["tensors"]
