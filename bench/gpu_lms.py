@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from lms_case import CPU, GPU, MIB, Case  # noqa: E402
 from lms_children import CaseError, Found, Runner, line_meets, say, table  # noqa: E402
-from lms_document import Document  # noqa: E402
+from lms_document import Document, write_whole  # noqa: E402
 from models import ZOOS, Model  # noqa: E402
 
 SCHEMA = "lmsrun.bench-gpu/2"
@@ -45,6 +45,8 @@ PROBES = (2, 4)
 """Two small sizes; the line through their peaks says where the search begins."""
 RUNGS = (1.2, 1.1, 1.0, 0.9, 0.8, 0.7)
 """Of the guess: the sizes that are tried."""
+NEAR = 0.12
+"""The share by which the smallest size that does not fit may be above the largest that does."""
 SMALLER = 0.95
 """Of a size that fitted for two steps and not for all that are timed."""
 MOST_UNITS = 1 << 30
@@ -86,7 +88,7 @@ class Setting:
 
 
 class Kept:
-    """Runs cases and keeps what they found: one that has run to its end does not run again."""
+    """Runs cases and keeps what they found, or how they failed: none runs again."""
 
     def __init__(self, runner: Runs, document: Document, path: Path | None, minutes: float, at_once: int = 1):
         self.document, self.at_once = document, at_once
@@ -105,11 +107,17 @@ class Kept:
         if key not in cases:
             if time.monotonic() > self._ends:
                 raise OutOfTimeError
-            found = self._runner.run(case)
+            try:
+                found = self._runner.run(case)
+            except CaseError as error:
+                say(str(error))
+                found = {"error": str(error).splitlines()[0]}
             with self._lock:
                 cases[key] = found
                 self.save()
         held: Found | None = cases[key]
+        if held is not None and "error" in held:
+            raise CaseError(held["error"])
         return held
 
     def run_all(self, cases: Sequence[Case]) -> list[Found | None]:
@@ -120,8 +128,7 @@ class Kept:
     def save(self) -> None:
         """Write the document."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+            write_whole(self._path, self.document)
 
 
 def key_of(case: Case) -> str:
@@ -141,7 +148,7 @@ def main() -> int:
         return _refuse(f"{out} is no document of this benchmark (needed schema {SCHEMA}); try another --out")
     if options.table and not document:
         return _refuse(f"found no document at {out}; --table needs one; try --out FILE without --table")
-    if not document:
+    if not options.table:
         try:
             machine = read_machine(sys.executable)
         except CaseError as error:
@@ -152,7 +159,15 @@ def main() -> int:
                 f"found no GPU (TensorFlow {machine['tensorflow']}, built {built} CUDA); needed one CUDA GPU "
                 "that it sees; try nvidia-smi, pip install 'tensorflow[and-cuda]', or --device cpu --quick"
             )
-        document = {"schema": SCHEMA, "machine": machine, "quick": options.quick, "cases": {}}
+        here = {"schema": SCHEMA, "machine": machine, "quick": options.quick, "tf_keras": options.tf_keras}
+        if document and here != {name: document.get(name) for name in here}:
+            return _refuse(
+                f"{out} is of another machine, TensorFlow, Keras or kind of run; try another --out"
+            )
+        document = document or {**here, "cases": {}}
+    if options.retry_failed:
+        cases = document["cases"]
+        document["cases"] = {key: found for key, found in cases.items() if "error" not in (found or {})}
     runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
     kept = Kept(runner, document, out, 0.0 if options.table else options.minutes, options.at_once)
     print(render(document, measure(setting, kept)))
@@ -171,7 +186,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1, help="cases side by side that are not timed")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after that")
     parser.add_argument("--case-seconds", type=float, default=600.0, help="most that a case may take")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--retry-failed", action="store_true", help="run cases that failed once more")
     parser.add_argument("--out", help="file for the JSON document")
     return parser.parse_args(argv)
 
@@ -206,27 +222,32 @@ def _setting(options: argparse.Namespace) -> Setting:
 
 
 Row = tuple[str, str, Found | None]
-"""Model, way, and what was found; ``None``: it does not fit."""
+"""Model, way, and what was found, or how it failed; ``None``: it does not fit."""
 
 
 def measure(setting: Setting, kept: Kept) -> list[Row]:
     """Measure models in turn, a way at a time, until no case may begin; return the rows that there are."""
     rows: dict[str, list[Row]] = {name: [] for name in setting.models}
+    late = False
+    copies = Case(setting.zoo, "", device=setting.device, copy_mb=COPY_MB, limit_mb=COPIES_MB)
     try:
-        copies = Case(setting.zoo, "", device=setting.device, copy_mb=COPY_MB, limit_mb=COPIES_MB)
         kept.document["copies"] = kept.run(copies)
-        left = {name: Bench(setting, kept, name).ways() for name in setting.models}
-        while left:
-            for name, ways in [*left.items()]:
-                try:
-                    rows[name].append(next(ways))
-                except StopIteration:
-                    del left[name]
-                except CaseError as error:
-                    say(str(error))
-                    rows[name].append((name, str(error).splitlines()[0], None))
-                    del left[name]
-    except OutOfTimeError:
+    except (CaseError, OutOfTimeError):
+        kept.document["copies"] = None
+    left = {name: Bench(setting, kept, name).ways() for name in setting.models}
+    while left:
+        for name, ways in [*left.items()]:
+            try:
+                rows[name].append(next(ways))
+            except StopIteration:
+                del left[name]
+            except CaseError as error:
+                rows[name].append((name, "none", {"error": str(error)}))
+                del left[name]
+            except OutOfTimeError:
+                del left[name]
+                late = True
+    if late:
         say("gpu_lms: time is up; the same command goes on from here")
     return [row for found in rows.values() for row in found]
 
@@ -269,7 +290,11 @@ class Bench:
             ("auto, XLA", "auto", twice, True),
         ):
             if units:
-                found = self._timed(policy, units, compiled)
+                try:
+                    found = self._timed(policy, units, compiled)
+                except CaseError as error:
+                    yield self.name, name, {"error": str(error)}
+                    continue
                 if found is not None:
                     one = (each["step_s"] / each["amount"] for each in (found, base))
                     found["time_ratio"] = next(one) / next(one)
@@ -307,20 +332,22 @@ class Bench:
         if small is None or more is None:
             raise CaseError(f"{self.name}: {PROBES[1]} units do not fit even with LMS; raise --limit-gib")
         points = ((self.model.amount(found["units"]), found["peak_before_bytes"]) for found in (small, more))
-        guess = self._units(line_meets(self.limit_mb * MIB, *points))
-        while True:
+        guess, low, high = self._units(line_meets(self.limit_mb * MIB, *points)), 0, MOST_UNITS
+        while high > 1:
             sizes = sorted({max(1, int(guess * rung)) for rung in RUNGS}, reverse=True)
+            sizes = [units for units in sizes if low < units < high]
+            if low and (not sizes or high - low <= max(1, int(NEAR * low))):
+                return low
             for first in range(0, len(sizes), self.kept.at_once):
                 some = sizes[first : first + self.kept.at_once]
                 found = self.kept.run_all([self._case("off", units, steps=2) for units in some])
                 fits = [units for units, one in zip(some, found, strict=True) if one is not None]
-                if fits and max(fits) < sizes[0]:
-                    return max(fits)
+                low = max([low, *fits])
+                high = min([high, *(units for units in some if low < units)])
                 if fits:
                     break
-            if not fits and guess == 1:
-                raise CaseError(f"{self.name}: not even one unit fits without LMS; raise --limit-gib")
-            guess = int(guess * RUNGS[0]) + 1 if fits else max(1, int(guess * RUNGS[-1] * SMALLER))
+            guess = (low + high) // 2 if low and high < MOST_UNITS else 3 * low // 2 if low else high // 2
+        raise CaseError(f"{self.name}: not even one unit fits without LMS; raise --limit-gib")
 
     def _lasting(self, units: int) -> tuple[int, Found]:
         """Find the largest size to time: what fits for two steps at the limit need not fit for more.
@@ -392,8 +419,9 @@ def render(document: Found, rows: Sequence[Row]) -> str:
 
 def _row(row: Row) -> tuple[str, ...]:
     model, way, found = row
-    if found is None:
-        return (model, way, "does not fit", *[""] * (len(HEADINGS) - 3))
+    if found is None or "error" in found:
+        text = "does not fit" if found is None else f"failed: {found['error']}"
+        return (model, way, text, *[""] * (len(HEADINGS) - 3))
     trace, target = found.get("trace"), ZOOS[found["zoo"]][model].target
     planned = found["policy"] != "off"
     seen = [trace[f"bytes_{way}"] / trace["steps"] for way in ("out", "in")] if trace else [0.0, 0.0]
@@ -406,7 +434,9 @@ def _row(row: Row) -> tuple[str, ...]:
         f"{1e3 * found['step_s']:.0f} ms",
         f"{found['time_ratio']:.2f}",
         f"{found['simulated_s'] / found['step_s'] - 1:+.0%}" if "simulated_s" in found else "-",
-        f"{found['peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}" if planned else "-",
+        f"{found['peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}"
+        if found.get("planned_peak_bytes")
+        else "-",
         str(found["recomputed_ops"]) if planned else "-",
         _gib(found["bytes_out"], found["bytes_in"]) if planned else "-",
         _gib(*seen),

@@ -29,8 +29,12 @@ def read_document(path: Path) -> Document:
 
 
 def write_part(path: Path, name: str, part: Any) -> None:
-    """Write the file anew with this part, whole or not at all."""
-    document = read_document(path) | {name: part}
+    """Write the file anew with this part."""
+    write_whole(path, read_document(path) | {name: part})
+
+
+def write_whole(path: Path, document: Document) -> None:
+    """Write a document, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1) + "\n")

@@ -249,7 +249,7 @@ def _block(keras: Any, x: Any, width: int, heads: int, causal: bool) -> Any:
 
 
 def _vit_large(keras: Any, shape: tuple[int, ...]) -> Any:
-    """Build ViT-L/16 (Dosovitskiy et al. 2021) without its class token: the mean of all patches instead."""
+    """Build ViT-L/16 (Dosovitskiy et al. 2021) without class token and positions: the mean of all patches."""
     layers = keras.layers
     x = inputs = layers.Input(shape)
     x = layers.Conv2D(VIT_WIDTH, VIT_PATCH, strides=VIT_PATCH)(x)
@@ -264,7 +264,7 @@ GPT2_WIDTH, GPT2_HEADS, GPT2_LAYERS, GPT2_TOKENS = 1024, 16, 24, 50257
 
 
 def _gpt2_medium(keras: Any, shape: tuple[int, ...]) -> Any:
-    """Build GPT-2 medium (Radford et al. 2019), its output layer apart from its embedding.
+    """Build GPT-2 medium (Radford et al. 2019) without positions, its output layer apart from its embedding.
 
     The inputs, of 0 to 1, stand for the tokens.
     """

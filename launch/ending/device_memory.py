@@ -4,7 +4,12 @@ from collections.abc import Collection, Sequence
 
 _EXPLAINED = "LMS: the step ran out of memory"
 """The words of Large Model Support behind TensorFlow's message; the lines below them say what may help."""
-_SAID = ("ResourceExhaustedError", "OOM when allocating", _EXPLAINED)
+_SAID = (
+    "ResourceExhaustedError",
+    "OOM when allocating",
+    "failed to allocate the scratch space",  # of cuDNN, for the algorithm that it chose earlier
+    _EXPLAINED,
+)
 _OF_THE_HOST = ("LMS store:", "host_bfc", "pinned host memory")
 """In the messages of memory that lacks on the host, not on the device."""
 _ON = ("graph", "native")

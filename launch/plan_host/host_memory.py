@@ -18,6 +18,10 @@ _PARTS = 10**9
 """Options such as 0.1 are counted in these, so that floors are exact where binary fractions are not."""
 
 
+LEAST_MB = 1024
+"""A process that has imported TensorFlow and opened a GPU takes more than this without any tensor."""
+
+
 @dataclass(frozen=True)
 class RankMemory:
     """The host memory of one rank.
@@ -43,7 +47,7 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
     """Give every rank its memory nodes and its limit.
 
     Raises:
-        PlanError: If less than the GPU's own memory remains, or a limit was cut and ``--strict`` is set.
+        PlanError: If hardly anything remains (:data:`LEAST_MB`), or a limit was cut and ``--strict`` is set.
     """
     wishes = [_wish_mb(placement, settings) for placement in placements]
     near = [_memory_nodes(machine, placement) for placement in placements]
@@ -196,10 +200,11 @@ def _limit(
     if settings.host_mem_limit_mb is not None:
         why = f"host memory limit {wish} MiB, as asked for, is above the rank's share: {pool.arithmetic()}"
         return RankMemory(nodes, wish, pool.holds(wish)), _or_error(why, settings)
-    if not share:
+    if share < LEAST_MB:
         raise PlanError(
-            f"rank {placement.local_rank} keeps less than 1 MiB of host memory: {pool.arithmetic()}; "
-            "try fewer ranks, more memory for the job, or --host-mem-limit MB"
+            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than the {LEAST_MB} MiB "
+            f"that a rank needs: {pool.arithmetic()}; try fewer ranks, more memory for the job, or "
+            "--host-mem-limit MB"
         )
     asked = f"{settings.host_mem_multiplier:g} x {gpu_mb:.8g} MiB of GPU memory = {wish} MiB"
     why = f"host memory limit clamped to {share} MiB: {asked} wanted, {pool.arithmetic()} there"

@@ -1,6 +1,8 @@
 """The speed of a device and of its link to the host: given by the user, measured, or by generation."""
 
+import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +16,21 @@ from tensorflow.python.eager import context, execute
 from lms.device.device import Device, executor_threads
 from lms.simulate.cost_model import Costs, costs_of
 from lms.transports.base import HOST_DEVICE
-from lms.transports.device import TO_DEVICE, TO_HOST
+from lms.transports.device import TO_DEVICE, TO_HOST, DeviceTransport
 
 PROBE_BYTES = 64 << 20
 """One copy of this size takes a millisecond on PCIe 5, and leaves its latency far behind."""
 SHARE = 8
-"""At most one eighth of the device is taken for a probe."""
-REPEATS = 3
-"""How many copies are compared with one."""
-ROUNDS, ENOUGH_S = 5, 0.2
-"""Runs, of which the quickest counts; after so many seconds there are enough."""
+"""A probe takes at most this part of what is free on the device, and of the pool of pinned memory. Two of
+them are there at a time."""
+LEAST_BYTES = 1 << 20
+"""Where there is no room for so much no speed is measured: TensorFlow would wait ten seconds for it."""
+REPEATS, MOST_REPEATS = 3, 24
+"""How many copies are compared with one; more where the probe is small, which says less."""
+ROUNDS = 5
+"""How often each function runs; its quickest run counts."""
+ENOUGH_S = 0.2
+"""After so many seconds a function runs no more."""
 LEAST_S = 0.005
 """A piece of work that takes so long says how fast a device is, whatever its start takes."""
 SIDES = (256, 512, 1024, 2048, 4096)
@@ -35,7 +42,6 @@ DIGITS = 2
 """Of a measured rate: the rest is chance."""
 
 
-@lru_cache
 def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     """Return the costs that plans for ``device`` use.
 
@@ -46,6 +52,12 @@ def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
         device: Where the step runs.
         bandwidth_gb_s: As in the configuration.
     """
+    with _MEASURING:  # side by side threads would measure each other's copies
+        return _costs_of_device(device, bandwidth_gb_s)
+
+
+@lru_cache
+def _costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     capability = device.capability and device.capability[0]
     costs = costs_of(device.type, capability, _model_name(device), platform.machine())
     costs = replace(costs, threads=executor_threads(device.type))
@@ -114,6 +126,8 @@ def _model_name(device: Device) -> str:
     return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
 
 
+_MEASURING = threading.Lock()
+
 Copies = Callable[[int, int], float]
 """Copies a tensor out so many times, one by one, and then back so many times; returns the seconds."""
 
@@ -127,14 +141,32 @@ def measured(device: Device, copies: Callable[[int], Copies] | None = None) -> t
         device: The device.
         copies: Returns what copies tensors of so many bytes; ``None``: TensorFlow.
     """
-    nbytes = max(1, min(PROBE_BYTES, (device.limit_bytes or PROBE_BYTES * SHARE) // SHARE))
+    nbytes = _probe_bytes(device)
     if copies is None:
         copies = copies_in_memory if device.type == "CPU" else partial(copies_by_swaps, device)
     with context.eager_mode():
         take = copies(nbytes)
-        once, out, back = (_quickest(take, *ways) for ways in ((1, 0), (1 + REPEATS, 0), (1, REPEATS)))
-    rate_out, rate_back = (REPEATS * nbytes / (most - once if most > once else most) for most in (out, back))
+        repeats = min(MOST_REPEATS, REPEATS * PROBE_BYTES // nbytes)
+        once, out, back = (_quickest(take, *ways) for ways in ((1, 0), (1 + repeats, 0), (1, repeats)))
+    rate_out, rate_back = (repeats * nbytes / (most - once if most > once else most) for most in (out, back))
     return rate_out, rate_back
+
+
+def _probe_bytes(device: Device) -> int:
+    """Return the bytes of a probe.
+
+    Raises:
+        ResourceExhaustedError: If there is no room for one.
+    """
+    rooms = [PROBE_BYTES]
+    if device.limit_bytes is not None:
+        used = device.memory()
+        rooms.append((device.limit_bytes - (used[0] if used else 0)) // SHARE)
+    if device.type == "GPU":
+        rooms.append(DeviceTransport(os.environ).room_bytes() // SHARE)
+    if min(rooms) < LEAST_BYTES:
+        raise tf.errors.ResourceExhaustedError(None, None, "no room to measure the link")
+    return min(rooms)
 
 
 def _quickest(take: Copies, outs: int, backs: int) -> float:
@@ -193,6 +225,8 @@ def copies_by_swaps(device: Device, nbytes: int) -> Copies:
 
 
 def _copied(place: str, outs: int, backs: int, value: tf.Tensor) -> tf.Tensor:
+    """Build what copies a tensor out so many times, and then back so many times."""
+
     def copy(op: str, tensor: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
         with tf.device(place), tf.control_dependencies([after]):
             graph = tf.compat.v1.get_default_graph()

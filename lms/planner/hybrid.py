@@ -40,8 +40,8 @@ ROUNDS = 6
 SPARED = 5
 """How often the best choice is planned again with less of it."""
 BUDGETS = (1.0, 0.8)
-"""The shares of the budget that choices are looked for until one fits in pieces, too, and takes hardly longer
-for that: choices for less memory leave free memory in fewer pieces."""
+"""The shares of the budget for which choices are looked for. The second one's turn comes where no plan of the
+first fits in pieces, or where it takes longer for that: choices for less memory lie in fewer pieces."""
 IN_PIECES = 1.1
 """How many times as long as its choice, whose buffers may lie anywhere, a plan may take for that."""
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
@@ -104,15 +104,17 @@ def decide(
         )
     if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
-    found = [swapped]
+    best = swapped
     before = swapped.case.peak_before_bytes
     for share in BUDGETS:
         search = _Search(swapped, _tighter(config, limit_bytes, share), device_type, limit_bytes, costs)
         trials = search.finalists()
         for trial in trials:
-            made = trial.recomputation
-            found.append(plan_recomputed(made, config, device_type, limit_bytes, costs, before))
-        best = min(found, key=lambda one: _score(one, limit_bytes))
+            *missing, makespan_s = _score(best, limit_bytes)
+            if best is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
+                continue  # in pieces a choice takes no less
+            made = plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before)
+            best = min(best, made, key=lambda one: _score(one, limit_bytes))
         *missing, makespan_s = _score(best, limit_bytes)
         hoped_s = trials[0].makespan_s if trials else makespan_s
         if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * hoped_s):

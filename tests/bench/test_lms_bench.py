@@ -333,8 +333,11 @@ def test_the_largest_without_lms_is_found_from_any_guess(bench_path: None, most:
     """The peaks of the probes say 36."""
     import gpu_lms
 
-    found = gpu_lms.measure(gpu_setting(), kept(Gpu(off=most)))[0][2]["units"]
-    assert found <= most <= found + max(1, 0.2 * found)
+    runner = Gpu(off=most)
+    found = gpu_lms.measure(gpu_setting(), kept(runner))[0][2]["units"]
+    assert found <= most <= found + max(1, 0.12 * found)
+    searched = [case for case in runner.cases if case[0] == "off" and case[2] == 2]
+    assert len(searched) <= 20
 
 
 def test_a_size_that_fits_for_two_steps_only_is_not_the_one_that_is_timed(bench_path: None) -> None:
@@ -355,7 +358,46 @@ def test_one_model_that_fails_is_a_line_of_the_table(bench_path: None) -> None:
     runs = kept(Gpu(all=3))
     rows = gpu_lms.measure(gpu_setting("resnet50", "resnet152"), runs)
     text = "resnet50: 4 units do not fit even with LMS; raise --limit-gib"
-    assert rows[0] == ("resnet50", text, None) and text in gpu_lms.render(runs.document, rows)
+    assert rows[0] == ("resnet50", "none", {"error": text})
+    assert f"failed: {text}" in gpu_lms.render(runs.document, rows)
+
+
+def test_a_case_that_fails_is_kept_and_the_others_run(bench_path: None, tmp_path: Path) -> None:
+    import gpu_lms
+    from lms_children import CaseError
+
+    class Faulty(Gpu):
+        def run(self, case: Any) -> dict[str, Any] | None:
+            found = super().run(case)
+            if case.compiled or case.copy_mb or (case.model, case.steps) == ("resnet152", 8):
+                raise CaseError("it ended with 1:\nTypeError: a fault")
+            return found
+
+    path, first, again = tmp_path / "gpu.json", Faulty(), Faulty()
+    models = gpu_setting("resnet152", "resnet50")
+    rows = gpu_lms.measure(models, kept(first, path))
+    ways = [(model, way, (found or {}).get("error")) for model, way, found in rows]
+    fault = "it ended with 1:"
+    assert ways == [
+        ("resnet152", "none", fault),
+        ("resnet50", "none", None),
+        ("resnet50", "auto", None),
+        ("resnet50", "all", None),
+        ("resnet50", "auto", None),
+        ("resnet50", "XLA", fault),
+        ("resnet50", "auto, XLA", fault),
+    ]
+    assert gpu_lms.measure(models, kept(again, path, minutes=0.0)) == rows and not again.cases
+    assert "failed: it ended with 1:" in gpu_lms.render(kept(again, path).document, rows)
+
+
+def test_rows_behind_a_missing_case_are_in_the_table(bench_path: None, tmp_path: Path) -> None:
+    import gpu_lms
+
+    path = tmp_path / "gpu.json"
+    rows = gpu_lms.measure(gpu_setting("resnet152"), kept(Gpu(), path))
+    both = gpu_lms.measure(gpu_setting("resnet50", "resnet152"), kept(Gpu(), path, minutes=0.0))
+    assert both == rows
 
 
 def test_a_way_that_does_not_fit_is_a_line_of_the_table(bench_path: None) -> None:
@@ -588,6 +630,16 @@ def test_a_table_of_nothing_and_another_document_are_refused(tmp_path: Path) -> 
     (tmp_path / "gpu.json").write_text('{"schema": "other"}')
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "is no document of this benchmark" in done.stderr
+
+
+@pytest.mark.tensorflow
+def test_another_machine_is_not_gone_on_with(tmp_path: Path) -> None:
+    held = {"schema": "lmsrun.bench-gpu/2", "machine": {"gpus": ["A GPU"]}, "quick": True, "cases": {}}
+    (tmp_path / "gpu.json").write_text(json.dumps(held))
+    command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu", "--quick"]
+    command += ["--out", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "is of another machine, TensorFlow, Keras or kind of run" in done.stderr
 
 
 def test_full_size_on_the_cpu_is_refused() -> None:

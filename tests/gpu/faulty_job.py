@@ -28,9 +28,8 @@ for mib in sys.argv[2:]:
     os.environ["TF_GPU_HOST_MEM_LIMIT_IN_MB"] = mib
     tf.zeros((4,)).numpy()  # which makes the pool
     del os.environ["TF_GPU_HOST_MEM_LIMIT_IN_MB"]
-lms.enable(
-    policy="all", min_tensor_bytes=4096, bandwidth_gb_s=4
-)  # given: else the copies that measure it fail
+# The speed of the link is given: else the copies that measure it fail.
+lms.enable(policy="all", min_tensor_bytes=4096, bandwidth_gb_s=4)
 
 
 def train() -> dict[str, Any]:

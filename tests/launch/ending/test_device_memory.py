@@ -47,6 +47,11 @@ def test_what_large_model_support_says_itself_is_not_said_again() -> None:
     assert explain_lack_of_memory(EXPLAINED, {"graph"}) == said
 
 
+def test_a_convolution_without_scratch_memory_has_run_out() -> None:
+    line = "CUDNN failed to allocate the scratch space for the runner or to find a working no-scratch runner."
+    assert explain_lack_of_memory((line,), {"off"}).startswith("the device ran out of memory; Large Model")
+
+
 @pytest.mark.parametrize(
     "lines",
     [

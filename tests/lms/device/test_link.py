@@ -25,7 +25,7 @@ tf.config.set_visible_devices([], "GPU")
 if os.environ["PROGRAM"] == "v1":
     tf.compat.v1.disable_eager_execution()
 device, *_ = read_devices(os.environ)
-kept = tf.zeros((20 << 20,)) if os.environ["PROGRAM"] == "full" else None
+kept = tf.zeros((24 << 20,)) if os.environ["PROGRAM"] == "full" else None
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 rates = [link_speed.costs_of_device(device, rate).in_bytes_per_s / 1e9 for rate in (None, 7.5, 0)]
 print(json.dumps([rates, tf.config.experimental.get_memory_info("CPU:0")["current"] - before]))
@@ -100,10 +100,11 @@ def test_a_rate_is_that_of_the_bytes_and_not_of_the_start() -> None:
 
 
 @pytest.mark.tensorflow
-def test_a_small_device_is_left_its_room_and_no_time_divides() -> None:
-    pytest.importorskip("tensorflow")
+def test_a_small_device_and_a_small_pool_are_left_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time tells more copies from one, all of the time counts."""
+    tf = pytest.importorskip("tensorflow")
     from lms.device.device import Device
-    from lms.device.link_speed import REPEATS, SHARE, measured
+    from lms.device.link_speed import MOST_REPEATS, REPEATS, SHARE, measured
 
     sizes: list[int] = []
 
@@ -111,8 +112,14 @@ def test_a_small_device_is_left_its_room_and_no_time_divides() -> None:
         sizes.append(nbytes)
         return lambda outs, backs: 0.2
 
-    out, _ = measured(Device("GPU:0", 80 << 20), even)
-    assert sizes == [(80 << 20) // SHARE] and out == REPEATS * sizes[0] / 0.2
+    out, _ = measured(Device("GPU:0", 128 << 20), even)
+    assert sizes == [(128 << 20) // SHARE] and out == 4 * REPEATS * sizes[0] / 0.2
+    monkeypatch.setenv("TF_GPU_HOST_MEM_LIMIT_IN_MB", "32")
+    out, _ = measured(Device("GPU:0", 16 << 30), even)
+    assert sizes[1:] == [(32 << 20) // SHARE] and out == MOST_REPEATS * sizes[1] / 0.2
+    monkeypatch.setenv("TF_GPU_HOST_MEM_LIMIT_IN_MB", "4")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="no room to measure the link"):
+        measured(Device("GPU:0", 16 << 30), even)
 
 
 def test_a_negative_rate_is_refused() -> None:
