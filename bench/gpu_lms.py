@@ -143,9 +143,10 @@ def main() -> int:
     if options.device == "cpu" and not options.quick:
         return _refuse("found --device cpu; models of full size need a GPU; try --device cpu --quick")
     out = Path(options.out) if options.out else None
-    document = json.loads(out.read_text(encoding="utf-8")) if out is not None and out.exists() else {}
-    if document and document.get("schema") != SCHEMA:
-        return _refuse(f"{out} is no document of this benchmark (needed schema {SCHEMA}); try another --out")
+    try:
+        document = read(out)
+    except ValueError as error:
+        return _refuse(str(error))
     if options.table and not document:
         return _refuse(f"found no document at {out}; --table needs one; try --out FILE without --table")
     if not options.table:
@@ -170,8 +171,33 @@ def main() -> int:
         document["cases"] = {key: found for key, found in cases.items() if "error" not in (found or {})}
     runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
     kept = Kept(runner, document, out, 0.0 if options.table else options.minutes, options.at_once)
-    print(render(document, measure(setting, kept)))
+    try:
+        print(render(document, measure(setting, kept)))
+    except KeyboardInterrupt:
+        print("gpu_lms: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     return 0
+
+
+def read(path: Path | None) -> Document:
+    """Read the document of an earlier call; empty where there is none.
+
+    Raises:
+        ValueError: If the file is none of this benchmark's, or no file; the text says what to try.
+    """
+    if path is None or not (path.exists() or path.is_symlink()):
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] == SCHEMA and all(_is_kept(found) for found in document["cases"].values()):
+            return dict(document)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise ValueError(f"{path} is no document of this benchmark (needed schema {SCHEMA}); try another --out")
+
+
+def _is_kept(found: object) -> bool:
+    return found is None or isinstance(found, dict)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -179,17 +205,31 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=ZOOS["full"], help="default: all")
-    parser.add_argument("--limit-gib", type=float, help="default: each model's own, 8 or 16")
+    parser.add_argument("--limit-gib", type=_positive, help="default: each model's own, 8 or 16")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--tf-keras", action="store_true", help="tf_keras in place of Keras 3")
     parser.add_argument("--quick", action="store_true", help="a tiny model")
-    parser.add_argument("--at-once", type=int, default=1, help="cases side by side that are not timed")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after that")
-    parser.add_argument("--case-seconds", type=float, default=600.0, help="most that a case may take")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        choices=range(1, 17),
+        metavar="N",
+        default=1,
+        help="cases side by side that are not timed",
+    )
+    parser.add_argument("--minutes", type=_positive, default=8.0, help="begin no case after that")
+    parser.add_argument("--case-seconds", type=_positive, default=600.0, help="most that a case may take")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     parser.add_argument("--retry-failed", action="store_true", help="run cases that failed once more")
     parser.add_argument("--out", help="file for the JSON document")
     return parser.parse_args(argv)
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"found {text}; needed a number above 0")
+    return number
 
 
 def _refuse(why: str) -> int:

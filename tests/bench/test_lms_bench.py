@@ -627,9 +627,14 @@ def test_a_table_of_nothing_and_another_document_are_refused(tmp_path: Path) -> 
     command = [sys.executable, str(BENCH / "gpu_lms.py"), "--table", "--out", str(tmp_path / "gpu.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("gpu_lms: found no document at")
-    (tmp_path / "gpu.json").write_text('{"schema": "other"}')
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "is no document of this benchmark" in done.stderr
+    schema = '"schema": "lmsrun.bench-gpu/2"'
+    for text in ('{"schema": "other"}', "", "[]", "{", f"{{{schema}}}", f'{{{schema}, "cases": {{"a": 1}}}}'):
+        (tmp_path / "gpu.json").write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+        assert "is no document of this benchmark" in done.stderr
+    folder = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert folder.returncode == 2 and len(folder.stderr.splitlines()) == 1
 
 
 @pytest.mark.tensorflow
