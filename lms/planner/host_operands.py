@@ -109,7 +109,7 @@ def plan_swaps(
 ) -> Decision:
     """Plan a step; ops that only move data read from the host where it does not fit otherwise.
 
-    With policy ``all`` they do so wherever that lowers the peak.
+    With policy ``all`` they do so wherever that lowers the peak, and the host has room for what they read.
 
     Args:
         graph: The step.
@@ -133,9 +133,11 @@ def plan_swaps(
         return found
     case = replace(Case.of(relocation.graph, config, costs), peak_before_bytes=found.case.peak_before_bytes)
     other = _decide(case, config, limit_bytes)
-    if needed(other, limit_bytes) >= needed(found, limit_bytes):
+    made = _told(other.plan, relocation)
+    more_lacks = costs.host_lacks(made.bytes_out) > costs.host_lacks(found.plan.bytes_out)
+    if more_lacks or needed(other, limit_bytes) >= needed(found, limit_bytes):
         return found
-    return replace(other, plan=_told(other.plan, relocation), relocation=relocation)
+    return replace(other, plan=made, relocation=relocation)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None) -> Decision:

@@ -215,7 +215,7 @@ def pinned() -> Any:
         return trained(network(blocks=4), data(batch=144))
 
     tf.keras.utils.set_random_seed(1)
-    return {"off": train(), "on": with_lms(train, policy="all")}
+    return {"off": train(), "on": with_lms(train, policy="all", bandwidth_gb_s=4)}
 
 
 def session() -> Any:

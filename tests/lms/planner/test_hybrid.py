@@ -51,3 +51,13 @@ def test_choices_for_less_memory_are_looked_for_where_a_plan_takes_longer_than_i
     found = decide(graph, config, "GPU", None, PCIE_4)
     assert found.plan.feasible
     assert looked == [budget, int(0.8 * budget)][:searches]
+
+
+@pytest.mark.parametrize("share", [2, 4, 8])
+def test_what_ops_read_on_the_host_counts_as_held_there(share: int) -> None:
+    """Operands of concatenations are sent to the host beside the swaps, and together they fit."""
+    graph = unet3d(1, 128)
+    config = LMSConfig(policy="all", recompute="off")
+    moved = decide(graph, config, "GPU", None, PCIE_4).plan.bytes_out
+    held = decide(graph, config, "GPU", None, replace(PCIE_4, host_room_bytes=moved // share)).plan
+    assert 0 < held.bytes_out <= moved // share
