@@ -19,7 +19,8 @@ _PARTS = 10**9
 
 
 LEAST_MB = 1024
-"""A process that has imported TensorFlow and opened a GPU takes more than this without any tensor."""
+"""A rank that keeps less is refused, or less than its GPU has where that is less still. A process that has imported
+TensorFlow and opened a GPU takes more than this without any tensor."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,9 @@ def _limit(
     if settings.host_mem_limit_mb is not None:
         why = f"host memory limit {wish} MiB, as asked for, is above the rank's share: {pool.arithmetic()}"
         return RankMemory(nodes, wish, pool.holds(wish)), _or_error(why, settings)
-    if share < LEAST_MB:
+    if share < (least := min(LEAST_MB, int(gpu_mb))):
         raise PlanError(
-            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than the {LEAST_MB} MiB "
+            f"rank {placement.local_rank} keeps {share} MiB of host memory, less than the {least} MiB "
             f"that a rank needs: {pool.arithmetic()}; try fewer ranks, more memory for the job, or "
             "--host-mem-limit MB"
         )
