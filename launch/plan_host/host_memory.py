@@ -19,8 +19,8 @@ _PARTS = 10**9
 
 
 LEAST_MB = 1024
-"""A rank that keeps less is refused, unless its GPU has less still. A process that has imported TensorFlow, and
-opened a GPU, takes more than this without any tensor."""
+"""A rank that keeps less is refused, unless its GPU has less still: TensorFlow with a GPU takes more than
+this without any tensor."""
 
 
 @dataclass(frozen=True)
