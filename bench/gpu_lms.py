@@ -35,8 +35,9 @@ from typing import Any, Protocol
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from gpu_table import Row, render  # noqa: E402
 from lms_case import CPU, GPU, MIB, Case  # noqa: E402
-from lms_children import CaseError, Found, Runner, line_meets, say, table  # noqa: E402
+from lms_children import CaseError, Found, Runner, line_meets, say  # noqa: E402
 from lms_document import Document, write_whole  # noqa: E402
 from models import ZOOS, Model  # noqa: E402
 
@@ -55,7 +56,6 @@ STEPS, TRACED_STEPS = 8, 2
 COPY_MB, COPIES_MB = 256, 4096
 """Of one copy, and the limit of the device while copies are timed."""
 TINY_LIMIT_MB = 32
-CHECK = "a check of the script, no measurement"
 GPU_NAMES = """
 import json, tensorflow as tf
 gpus = tf.config.list_physical_devices("GPU")
@@ -70,7 +70,7 @@ class OutOfTimeError(Exception):
 
 
 class Runs(Protocol):
-    """What runs cases."""
+    """Run cases: :class:`lms_children.Runner`, or what a test has in its place."""
 
     def run(self, case: Case) -> Found | None:
         """Return what a case found; ``None`` where it ran out of memory."""
@@ -139,44 +139,52 @@ def key_of(case: Case) -> str:
 def main() -> int:
     """Run what is missing, print the table."""
     options = _parse(sys.argv[1:])
-    setting = _setting(options)
-    if options.device == "cpu" and not options.quick:
-        return _refuse("found --device cpu; models of full size need a GPU; try --device cpu --quick")
     out = Path(options.out) if options.out else None
     try:
-        document = read(out)
-    except ValueError as error:
-        return _refuse(str(error))
+        document = _document(options, out)
+    except (ValueError, CaseError) as error:
+        print(f"gpu_lms: {error}", file=sys.stderr)
+        return 2
+    runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
+    kept = Kept(runner, document, out, 0.0 if options.table else options.minutes, options.at_once)
+    try:
+        print(render(document, measure(_setting(options), kept)))
+    except KeyboardInterrupt:
+        print("gpu_lms: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _document(options: argparse.Namespace, out: Path | None) -> Document:
+    """Return the document to go on with, or a new one.
+
+    Raises:
+        ValueError: If what is asked for cannot be done here; the text says what to try.
+        CaseError: If there is no TensorFlow.
+    """
+    if options.device == "cpu" and not options.quick:
+        raise ValueError("found --device cpu; models of full size need a GPU; try --device cpu --quick")
+    document = read(out)
     if options.table and not document:
-        return _refuse(f"found no document at {out}; --table needs one; try --out FILE without --table")
+        raise ValueError(f"found no document at {out}; --table needs one; try --out FILE without --table")
     if not options.table:
-        try:
-            machine = read_machine(sys.executable)
-        except CaseError as error:
-            return _refuse(str(error))
+        machine = read_machine(sys.executable)
         if options.device == "gpu" and not machine["gpus"]:
             built = "with" if machine["cuda"] else "without"
-            return _refuse(
+            raise ValueError(
                 f"found no GPU (TensorFlow {machine['tensorflow']}, built {built} CUDA); needed one CUDA GPU "
                 "that it sees; try nvidia-smi, pip install 'tensorflow[and-cuda]', or --device cpu --quick"
             )
         here = {"schema": SCHEMA, "machine": machine, "quick": options.quick, "tf_keras": options.tf_keras}
         if document and here != {name: document.get(name) for name in here}:
-            return _refuse(
+            raise ValueError(
                 f"{out} is of another machine, TensorFlow, Keras or kind of run; try another --out"
             )
         document = document or {**here, "cases": {}}
     if options.retry_failed:
         cases = document["cases"]
         document["cases"] = {key: found for key, found in cases.items() if "error" not in (found or {})}
-    runner = Runner(legacy_keras=options.tf_keras, timeout_s=options.case_seconds)
-    kept = Kept(runner, document, out, 0.0 if options.table else options.minutes, options.at_once)
-    try:
-        print(render(document, measure(setting, kept)))
-    except KeyboardInterrupt:
-        print("gpu_lms: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+    return document
 
 
 def read(path: Path | None) -> Document:
@@ -232,11 +240,6 @@ def _positive(text: str) -> float:
     return number
 
 
-def _refuse(why: str) -> int:
-    print(f"gpu_lms: {why}", file=sys.stderr)
-    return 2
-
-
 def read_machine(python: str) -> Found:
     """TensorFlow's version and the names of the GPUs that it sees, asked in another process.
 
@@ -259,10 +262,6 @@ def _setting(options: argparse.Namespace) -> Setting:
     if options.quick:
         return Setting(device, "tiny", tuple(ZOOS["tiny"]), limit or TINY_LIMIT_MB)
     return Setting(device, models=tuple(options.models or ZOOS["full"]), limit_mb=limit)
-
-
-Row = tuple[str, str, Found | None]
-"""Model, way, and what was found, or how it failed; ``None``: it does not fit."""
 
 
 def measure(setting: Setting, kept: Kept) -> list[Row]:
@@ -418,79 +417,6 @@ def hidden_by_time(found: Found, base: Found, copies: Found | None) -> float | N
     compute_s = base["step_s"] / base["amount"] * found["amount"]
     copies_s = found["bytes_out"] / copies["out_bytes_per_s"] + found["bytes_in"] / copies["in_bytes_per_s"]
     return (compute_s + copies_s - found["step_s"]) / copies_s if copies_s else None
-
-
-HEADINGS = (
-    "model",
-    "way",
-    "units",
-    "multiple",
-    "goal",
-    "step",
-    "time a unit",
-    "simulated",
-    "peak of plan",
-    "recomputed",
-    "GiB planned out/in",
-    "GiB traced out/in",
-    "hidden, trace",
-    "hidden, times",
-)
-
-FOOTNOTE = (
-    "time a unit: against no LMS at its largest; simulated: a step in the timed simulator, against the "
-    "measured one; peaks: from the second step on; recomputed: ops; traced bytes hold the training data, too "
-    "('-': the profiler saw no GPU, for which it may lack the rights)"
-)
-
-
-def render(document: Found, rows: Sequence[Row]) -> str:
-    """Render what was found as text."""
-    machine = document["machine"]
-    name = (machine["gpus"] or ["CPU"])[0]
-    lines = [f"{name}{': ' + CHECK if document['quick'] else ''}; TensorFlow {machine['tensorflow']}"]
-    copies = document.get("copies")
-    if copies is not None:
-        rates = (copies[f"{way}_bytes_per_s"] for way in ("out", "in", "both"))
-        out, back, both = ("-" if rate is None else f"{rate / 1e9:.1f}" for rate in rates)
-        lines.append(f"copies ({copies['transport']}): {out} GB/s out, {back} in, {both} both at once")
-    return "\n".join([*lines, table([HEADINGS, *map(_row, rows)]), FOOTNOTE])
-
-
-def _row(row: Row) -> tuple[str, ...]:
-    model, way, found = row
-    if found is None or "error" in found:
-        text = "does not fit" if found is None else f"failed: {found['error']}"
-        return (model, way, text, *[""] * (len(HEADINGS) - 3))
-    trace, target = found.get("trace"), ZOOS[found["zoo"]][model].target
-    planned = found["policy"] != "off"
-    seen = [trace[f"bytes_{way}"] / trace["steps"] for way in ("out", "in")] if trace else [0.0, 0.0]
-    return (
-        model,
-        way,
-        str(found["units"]),
-        f"{found.get('multiple', 1.0):.1f}x",
-        "-" if target is None else f"{target:g}x",
-        f"{1e3 * found['step_s']:.0f} ms",
-        f"{found['time_ratio']:.2f}",
-        f"{found['simulated_s'] / found['step_s'] - 1:+.0%}" if "simulated_s" in found else "-",
-        f"{found['peak_bytes'] / found['planned_peak_bytes'] - 1:+.1%}"
-        if found.get("planned_peak_bytes")
-        else "-",
-        str(found["recomputed_ops"]) if planned else "-",
-        _gib(found["bytes_out"], found["bytes_in"]) if planned else "-",
-        _gib(*seen),
-        _share(trace["share"] if trace else None),
-        _share(found.get("hidden_by_time")),
-    )
-
-
-def _gib(out: float, back: float) -> str:
-    return f"{out / 2**30:.2f} / {back / 2**30:.2f}" if out or back else "-"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 if __name__ == "__main__":

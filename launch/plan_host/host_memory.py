@@ -17,7 +17,6 @@ from launch.plan_host.placement import Placement, say_by_rank
 _PARTS = 10**9
 """Options such as 0.1 are counted in these, so that floors are exact where binary fractions are not."""
 
-
 LEAST_MB = 1024
 """A rank that keeps less is refused, unless its GPU has less still: TensorFlow with a GPU takes more than
 this without any tensor."""

@@ -24,7 +24,7 @@ SHARE = 8
 """A probe takes at most this part of what is free on the device, and of the pool of pinned memory. Two of
 them are there at a time."""
 LEAST_BYTES = 1 << 20
-"""Where there is no room for so much no speed is measured: TensorFlow would wait ten seconds for it."""
+"""The least probe. With room for less no speed is measured: TensorFlow would wait ten seconds for memory."""
 REPEATS, MOST_REPEATS = 3, 24
 """How many copies are compared with one; more where the probe is small, which says less."""
 ROUNDS = 5
@@ -41,6 +41,9 @@ FLOAT_BYTES = 4
 DIGITS = 2
 """Of a measured rate: the rest is chance."""
 
+_MEASURING = threading.Lock()
+"""Held while a thread measures: side by side threads would measure each other's copies."""
+
 
 def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     """Return the costs that plans for ``device`` use.
@@ -52,7 +55,7 @@ def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
         device: Where the step runs.
         bandwidth_gb_s: As in the configuration.
     """
-    with _MEASURING:  # side by side threads would measure each other's copies
+    with _MEASURING:
         return _costs_of_device(device, bandwidth_gb_s)
 
 
@@ -125,8 +128,6 @@ def _model_name(device: Device) -> str:
         return ""
     return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
 
-
-_MEASURING = threading.Lock()
 
 Copies = Callable[[int, int], float]
 """Copies a tensor out so many times, one by one, and then back so many times; returns the seconds."""

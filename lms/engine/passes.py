@@ -362,12 +362,11 @@ class Planning:
 
     def _planned(self, work: Work, costs: Costs) -> Work:
         """Plan for less of the host's room until what is swapped fits in its regions, too."""
-        planned = self._decided(work, costs)
-        for share in POOL_SHARES if costs.host_room_bytes else ():
-            if self._is_held(planned):
+        planned, room = self._decided(work, costs), costs.host_room_bytes or 0
+        for share in POOL_SHARES:
+            if not room or self._is_held(planned):
                 break
-            room = int(share * (costs.host_room_bytes or 0))
-            planned = self._decided(work, replace(costs, host_room_bytes=room))
+            planned = self._decided(work, replace(costs, host_room_bytes=int(share * room)))
         return planned
 
     def _is_held(self, work: Work) -> bool:
