@@ -70,7 +70,9 @@ LMS = {
     "variables": {"native", "transports"},
     "device": {"ir", "native", "simulate", "transports", "variables"},
     "reader": {"device", "ir", "optimizer"},
-    "rewriter": {"device", "ir", "optimizer", "planner", "reader", "transports", "variables"},
+    "rewriter": {
+        *("device", "ir", "optimizer", "planner", "reader", "schedule", "transports", "variables"),
+    },
     "report": {"device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "transports"},
     "intercept": {"device", "ir", "optimizer", "reader", "variables"},
     "estimates": {"device", "forecast", "simulate"},

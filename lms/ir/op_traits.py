@@ -164,7 +164,7 @@ REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {SUM, "CheckNumerics", "Debu
 """Ops that may run a second time: they read nothing but their inputs, draw nothing at random, have no effect,
 and their kernels give the same bits each time. A type that is not named here is never repeated.
 
-``AddN`` begins with whichever of its terms is free (see :mod:`lms.planner.sum_order`); ``Pad`` and
+``AddN`` begins with whichever of its terms is free (see :mod:`lms.rewriter.sum_order`); ``Pad`` and
 ``MaxPool`` are tied to other kernels by oneDNN (:mod:`lms.device.kernels`); transposed convolutions may add
 in any order on a GPU (cuDNN's backward data algorithm 0); the dropout of cuDNN, all that
 begins with ``Random`` or ``Stateless``, and what reads a variable, a queue or a table are left out for what

@@ -1,13 +1,16 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
-from lms.planner.planner import Case, least_plans, plan_case
+from lms.planner.planner import Case, Way, budget_ways, least_plans, plan_case, plan_trips
+from lms.planner.side_by_side import mend
 from lms.schedule.op_order import executor_order
+from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 from lms.simulate.executor import peaks_by_chance
@@ -19,7 +22,11 @@ MOST_OPS = 150_000
 limit of time would give another plan on another machine. The least plans come after them in any case."""
 TIGHTER, TIGHTENING = 0.97, 0.03
 """The first further try plans for at most this share of the bytes of the one before, and the share of each
-later one is so much less: what lacks little is found soon, what lacks much before the tries are used up."""
+later one is so much less, until one fits: what lacks little is found soon, what lacks much before the tries
+are used up."""
+MENDS, MENDED_OPS = 8, 60_000
+"""The most mends of one plan, and the ops that they may plan. A plan of 31 mends was slower than one for less
+memory."""
 LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps. It must also fit
 whichever ops run side by side (:func:`_fits_by_chance`), like a plan of a try that takes from the margin."""
@@ -74,13 +81,11 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
     room = int(limit_bytes * (1 - config.margin))
-    tries: list[SwapPlan] = []
-    for made in _tries(case, config, room, first):
-        # More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
-        if _room(case, made, room) <= room and (peak := _peak(case, made, limit_bytes)) is not None:
-            if peak <= room or _fits_by_chance(case, made, limit_bytes):
-                return _told(made, first)
-        tries.append(made)
+    if _fits(case, first, room, limit_bytes):
+        return first
+    tries = [first]
+    if (fastest := _fastest(case, first, room, limit_bytes, tries)) is not None:
+        return _told(fastest, first)
     closer = int(limit_bytes * (1 - config.margin / 2))
     for made in tries:
         longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
@@ -141,22 +146,64 @@ def _least_stored(case: Case, config: LMSConfig, limit_bytes: int | None, least:
     return replace(found, policy=least.policy, budget_bytes=least.budget_bytes, notes=(*found.notes, note))
 
 
-def _tries(case: Case, config: LMSConfig, room: int, first: SwapPlan) -> Iterator[SwapPlan]:
-    """Yield ``first``, and then plans for less and less memory.
+def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
+    """Tell whether a plan's buffers find room in what the margin leaves, and in all that the device has.
 
-    A plan for less than any can reach needs as much as the least does, and moves more: so that its buffers
-    lie elsewhere, and may fit where those of the ones before do not.
+    More room can put a buffer where it does harm: a plan must fit in what the device really has, too.
     """
-    yield first
-    made, allowed = first, first.peak_bytes
-    for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
-        share = TIGHTER - TIGHTENING * tried
-        if made.feasible:
-            allowed, share = made.peak_bytes, min(share, room / _room(case, made, room))
+    if _peak(case, made, room) is None or (peak := _peak(case, made, limit_bytes)) is None:
+        return False
+    return peak <= room or _fits_by_chance(case, made, limit_bytes)
+
+
+def _fastest(
+    case: Case, first: SwapPlan, room: int, limit_bytes: int, tries: list[SwapPlan]
+) -> SwapPlan | None:
+    """Return the fastest plan found that fits, and add all plans that were tried to ``tries``.
+
+    Plans for less and less memory are tried, and each that does not fit is mended
+    (:mod:`lms.planner.side_by_side`). A mend only adds time, and so does less memory, but for chance: so the
+    search ends once the plans for less take longer than the fastest that fits. A plan for less than any can
+    reach needs as much as the least does, and moves more, so that its buffers lie elsewhere: they may fit
+    where those before do not.
+    """
+    found, found_s = None, inf
+    allowed = first.budget_bytes or room
+    for tried in range(1 + tries_for(len(case.graph.ops)) if first.feasible else 0):
+        ways = [(case.makespan_s(way.plan), way) for way in budget_ways(case, allowed)]
+        feasible = [way.plan for _, way in ways if way.plan.feasible]
+        if found is not None and not (feasible and min(makespan_s for makespan_s, _ in ways) < found_s):
+            break
+        for makespan_s, way in ways:
+            tries.append(way.plan)
+            made = _in_room(case, way, room, limit_bytes, found_s) if makespan_s < found_s else None
+            if made is not None:
+                found, found_s = made, case.makespan_s(made)
+        share = TIGHTER
+        if found is None:
+            share -= TIGHTENING * tried
+            share = min(share, max((room / _room(case, made, room) for made in feasible), default=share))
+        if feasible:
+            allowed = min(made.peak_bytes for made in feasible)
         allowed = max(1, int(allowed * share))
-        tighter = replace(config, policy="budget", margin=0.0, exclude_bytes=0, budget_bytes=allowed)
-        made = plan_case(case, tighter, None)
-        yield made
+    return found
+
+
+def _in_room(case: Case, way: Way, room: int, limit_bytes: int, most_s: float) -> SwapPlan | None:
+    """Return a plan whose buffers fit and that takes less than ``most_s``: mended, if it must be."""
+    if _fits(case, way.plan, room, limit_bytes):
+        return way.plan
+    if not way.plan.feasible:
+        return None
+
+    def plan_mended(trips: Iterable[Trip]) -> SwapPlan | None:
+        made = plan_trips(case, way.schedule, trips, way.plan.budget_bytes or room)
+        return made if case.makespan_s(made) < most_s else None
+
+    mends = min(MENDS, max(1, MENDED_OPS // len(case.graph.ops)))
+    sizes = (room, limit_bytes)
+    made = mend(way.schedule, way.trips, plan_mended, lambda made: _demand(case, made), sizes, mends)
+    return made if made is not None and _fits(case, made, room, limit_bytes) else None
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:

@@ -1,8 +1,9 @@
 """Plan a :class:`~lms.ir.swap_plan.SwapPlan` for a graph and a config: deterministic, nearly linear."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from lms.config import LMSConfig, levels_named
 from lms.ir.eligibility import UNKNOWN_SIZE, judge
@@ -315,16 +316,33 @@ def wanted_levels(config: LMSConfig, buffers: Buffers, levels: Sequence[int]) ->
     return frozenset(wanted)
 
 
+class Way(NamedTuple):
+    """One way to keep to a budget: an order and trips."""
+
+    schedule: Schedule
+    trips: tuple[Trip, ...]
+    plan: SwapPlan
+
+
+def budget_ways(case: Case, budget: int) -> Iterator[Way]:
+    """Yield a plan for each order, that which needs less without swaps first."""
+    for schedule in sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes):
+        fits = schedule.timeline.peak_bytes <= budget
+        trips = () if fits else fit(schedule, budget, case.costs, case.seconds)
+        yield Way(schedule, trips, plan_trips(case, schedule, trips, budget))
+
+
+def plan_trips(case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int) -> SwapPlan:
+    """Make the plan that keeps to a budget by taking the trips."""
+    return _chained("budget", case, schedule, trips, budget)
+
+
 def _plan_budget(case: Case, budget: int) -> SwapPlan:
-    schedules = sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes)
     plans = []
-    for schedule in schedules:
-        if schedule.timeline.peak_bytes <= budget:
-            return _chained("budget", case, schedule, (), budget)
-        trips = fit(schedule, budget, case.costs, case.seconds)
-        plans.append(_chained("budget", case, schedule, trips, budget))
-        if plans[-1].feasible:
-            return plans[-1]
+    for way in budget_ways(case, budget):
+        if way.plan.feasible:
+            return way.plan
+        plans.append(way.plan)
     return min(plans, key=lambda option: option.peak_bytes)
 
 

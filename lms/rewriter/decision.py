@@ -5,11 +5,11 @@ from typing import Any
 
 from lms.ir.assignments import in_place
 from lms.planner.host_operands import Decision
-from lms.planner.sum_order import beginnings, disturbed
 from lms.reader.step_reader import Step
 from lms.rewriter.repeats import write_repeats
 from lms.rewriter.segments import in_segments, mark_segments
 from lms.rewriter.shape_readers import leaving, part_shapes
+from lms.rewriter.sum_order import beginnings, disturbed
 from lms.rewriter.writer import Edits, relocated, write_plan
 from lms.transports.base import Transport
 

@@ -74,7 +74,7 @@ def write_plan(
         transport: How tensors leave and come back.
         relocation: Which ops read from the host, where some do.
         sums: The nodes of sums with the slot that each begins with, as
-            :func:`lms.planner.sum_order.beginnings` finds them.
+            :func:`lms.rewriter.sum_order.beginnings` finds them.
         in_place: The assignments of the planned graph that write into their variables' memory.
 
     Raises:

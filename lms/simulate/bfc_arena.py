@@ -8,6 +8,7 @@ neighbours. A pool that grows consists of regions, and chunks of two regions are
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from lms.ir.liveness import GRANULE_BYTES, round_up
 from lms.simulate.allocation_trace import Demand
@@ -257,6 +258,11 @@ class Arena:
         """Offset and bytes of each chunk in use, ascending; what is between them is free."""
         return sorted(self._taken.items())
 
+    @property
+    def free(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each free chunk."""
+        return [(offset, nbytes) for nbytes, offset in self._free]
+
     def _extend(self, nbytes: int) -> bool:
         """Make the next region, for a chunk of ``nbytes``; tells whether that much is left."""
         if nbytes > self._unmade:
@@ -347,6 +353,25 @@ def steps_to_run(demand: Demand, steps: int) -> int:
     return steps if demand.tape.moves else min(steps, 1)
 
 
+class Chunk(NamedTuple):
+    """A piece of an arena's memory."""
+
+    offset: int
+    nbytes: int
+    register: int | None
+    """The register for which it was taken in this step; ``None``: it is free, or was taken before."""
+    is_free: bool
+
+
+class Stuck(NamedTuple):
+    """The first buffer of a rehearsal that finds no chunk."""
+
+    register: int
+    nbytes: int
+    chunks: list[Chunk]
+    """All memory at that moment, by offset."""
+
+
 class Rehearsal:
     """Runs steps in an arena, one after the other.
 
@@ -412,6 +437,30 @@ class Rehearsal:
     def play(self, calls: Iterable[tuple[int, int]], *, grows: bool = False) -> bool:
         """Do what some calls of a step ask for, and tell whether every buffer found a chunk."""
         return self._arena.play(calls, self._chunks, self._sharers, grows=grows)
+
+    def stuck(self, steps: int) -> Stuck | None:
+        """Run steps without fillers, and return the first buffer that finds no chunk; ``None``: each does."""
+        tape = self._tape
+        for _ in range(steps):
+            calls = iter(tape.calls)
+            if not self.play(calls):
+                done = len(tape.calls) - 1 - sum(1 for _ in calls)
+                register, nbytes = tape.calls[done]
+                return Stuck(register, abs(nbytes), self._chunks_behind(done))
+            self.end_step()
+        return None
+
+    def _chunks_behind(self, done: int) -> list[Chunk]:
+        """Return all memory once ``done`` calls of a step are played."""
+        taken_for = {
+            self._chunks[register]: register for register, nbytes in self._tape.calls[:done] if nbytes > 0
+        }
+        held = (
+            Chunk(offset, nbytes, taken_for.get(offset), is_free=False)
+            for offset, nbytes in self._arena.layout
+        )
+        free = (Chunk(offset, nbytes, None, is_free=True) for offset, nbytes in self._arena.free)
+        return sorted((*held, *free))
 
     def take_rest(self, register: int, sizes: Iterable[int], least: int) -> int:
         """Let a filler take memory, as :meth:`Arena.take_rest` does; return its bytes."""
