@@ -104,6 +104,15 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def parse_mebibytes(text: str) -> int:
+    """MiB from a plain number of them, or from a size such as ``64G``."""
+    word = text.strip()
+    try:
+        return whole_number(1)(word) if word.isdigit() else parse_size(word) // MIB
+    except ValueError:
+        raise ValueError("a number of MiB, at least 1, or a size such as 64G") from None
+
+
 def parse_gpus(text: str) -> str:
     """``auto``, ``none`` or a comma list of indexes, PCI addresses, GPU and MIG UUIDs; blanks are dropped."""
     tokens = [token.strip() for token in text.split(",")]
@@ -305,9 +314,9 @@ class PlanSettings:
     host_mem_limit_mb: int | None = option(
         None,
         "host-mem-limit",
-        "host memory limit of a rank in MiB, instead of the multiple",
+        "host memory limit of a rank in MiB, or with a unit such as 64G, instead of the multiple",
         MEMORY,
-        parse=whole_number(1),
+        parse=parse_mebibytes,
         metavar="MB",
     )
     host_mem_reserve: float = option(

@@ -158,6 +158,9 @@ def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, 
         if text.isascii() and text.isdigit() and 0 < int(text[:12]):
             said = f"the host memory limit of {text} MiB comes from {name}"
             return replace(request.settings, host_mem_limit_mb=int(text[:12])), (said,)
+        if text.strip():
+            said = f"{name} is {text[:20]!r}, and no number of MiB; ranks get the limit of the plan instead"
+            return request.settings, (said,)
     return request.settings, ()
 
 

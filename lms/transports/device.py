@@ -50,7 +50,7 @@ class DeviceTransport:
             raise StoreError(
                 f"one step swaps {nbytes >> 20} MiB and TensorFlow's pool of pinned host memory holds "
                 f"{self._pool_mb}; raise {POOL} (MiB) as far as the host has memory, use less batch, "
-                "or recompute='auto'"
+                "or recompute='auto' where it is off"
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:

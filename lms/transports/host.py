@@ -76,7 +76,7 @@ class HostTransport:
             raise StoreError(
                 f"one step swaps {nbytes / MIB:.0f} MiB and {room / MIB:.0f} MiB are free {where}; "
                 "free some space, set LMS_STORE to a larger disk, raise host_mem_limit_mb, use less batch, "
-                "or recompute='auto'"
+                "or recompute='auto' where it is off"
             )
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:

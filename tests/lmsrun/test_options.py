@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.model.errors import UsageError
-from launch.model.settings import parse_size
+from launch.model.settings import parse_mebibytes, parse_size
 from lms.config import LMSConfig, doubtful_variables
 from lmsrun.help_text import render_commands, render_help, render_reference, render_settings
 from lmsrun.options import OPTIONS
@@ -249,6 +249,17 @@ def test_a_stronger_source_overrides_without_contradiction() -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(("text", "mib"), [("512", 512), (" 64G ", 64 << 10), ("1.5GiB", 1536), ("64m", 64)])
+def test_a_host_memory_limit_may_have_a_unit(text: str, mib: int) -> None:
+    assert parse_mebibytes(text) == mib
+
+
+@pytest.mark.parametrize("text", ["0", "0G", "-1", "G", "much", "1" * 13])
+def test_a_host_memory_limit_that_is_none_says_what_is_needed(text: str) -> None:
+    with pytest.raises(ValueError, match="a number of MiB, at least 1, or a size such as 64G"):
+        parse_mebibytes(text)
 
 
 def test_help_names_every_option() -> None:

@@ -109,6 +109,19 @@ def test_what_the_user_set_is_left_alone(
     assert "comes from TF_GPU_HOST_MEM_LIMIT_IN_MB" in plan["warnings"][0]
 
 
+@pytest.mark.parametrize("text", ["abc", "0", "-4", "4G"])
+def test_a_host_memory_limit_of_the_environment_that_is_none_is_told(
+    topologies: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    machine = str(topologies / "ac922-6gpu-power9.tar.bz2")
+    argv = ["plan", "--json", "-np", "1", "--topology", machine, "train.py"]
+    assert main(argv, {"TF_GPU_HOST_MEM_LIMIT_IN_MB": text}) == 0
+    plan = json.loads(capsys.readouterr().out)
+    needed = f"TF_GPU_HOST_MEM_LIMIT_IN_MB is {text!r}, and no number of MiB"
+    assert any(needed in warning for warning in plan["warnings"])
+    assert plan["ranks"][0]["host_mem_limit_mb"] > 1
+
+
 def test_planning_twice_gives_the_same_bytes(topologies: Path, plan: Callable[..., str]) -> None:
     argv = ("--json", "-np", "6", "--topology", str(topologies / "ac922-6gpu-power9.tar.bz2"), "train.py")
     assert plan(*argv) == plan(*argv)
