@@ -1,32 +1,32 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
-from lms.planner.planner import Case, Way, budget_ways, least_plans, plan_case, plan_trips
-from lms.planner.side_by_side import mend
-from lms.schedule.op_order import executor_order
-from lms.schedule.schedule import Trip
-from lms.simulate.allocation_trace import Demand, batch_bytes
+from lms.planner.planner import Case, budget_ways, least_plans, plan_case
+from lms.planner.side_by_side import demand_of, mend
+from lms.simulate.allocation_trace import batch_bytes
 from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
 
 TRIES = 9
 MOST_OPS = 150_000
-"""The ops that all further tries together may plan: each costs a quarter of a second for 30,000 ops, and a
-limit of time would give another plan on another machine. The least plans come after them in any case."""
+"""The ops that all further tries together may plan in each order: each costs a quarter of a second for 30,000
+ops, and a limit of time would give another plan on another machine. The least plans come after them in any
+case."""
 TIGHTER, TIGHTENING = 0.97, 0.03
 """The first further try plans for at most this share of the bytes of the one before, and the share of each
 later one is so much less, until one fits: what lacks little is found soon, what lacks much before the tries
 are used up."""
-MENDS, MENDED_OPS = 8, 60_000
-"""The most mends of one plan, and the ops that they may plan. A plan of 31 mends was slower than one for less
-memory."""
+MENDS, MENDED_OPS = 8, 150_000
+"""The most mends of one plan, and the ops that the mends of all plans together may plan. A plan of 31 mends
+was slower than one for less memory. Larger steps get no mends, and plans in the better order alone: in nets
+of 28,000 ops neither gave a faster plan, and both took three times the time."""
 LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps. It must also fit
 whichever ops run side by side (:func:`_fits_by_chance`), like a plan of a try that takes from the margin."""
@@ -83,7 +83,7 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     room = int(limit_bytes * (1 - config.margin))
     if _fits(case, first, room, limit_bytes):
         return first
-    tries = [first]
+    tries = [first] if first.is_empty or not first.feasible else []
     if (fastest := _fastest(case, first, room, limit_bytes, tries)) is not None:
         return _told(fastest, first)
     closer = int(limit_bytes * (1 - config.margin / 2))
@@ -159,26 +159,37 @@ def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
 def _fastest(
     case: Case, first: SwapPlan, room: int, limit_bytes: int, tries: list[SwapPlan]
 ) -> SwapPlan | None:
-    """Return the fastest plan found that fits, and add all plans that were tried to ``tries``.
+    """Return the fastest plan found that fits, and add the plans that were tried to ``tries``.
 
     Plans for less and less memory are tried, and each that does not fit is mended
-    (:mod:`lms.planner.side_by_side`). A mend only adds time, and so does less memory, but for chance: so the
-    search ends once the plans for less take longer than the fastest that fits. A plan for less than any can
-    reach needs as much as the least does, and moves more, so that its buffers lie elsewhere: they may fit
-    where those before do not.
+    (:mod:`lms.planner.side_by_side`). A mend hardly ever saves time, and nor does less memory: so the search
+    ends once the plans for less take longer than the fastest that fits. A plan for less than any can reach
+    needs as much as the least does, and moves more, so that its buffers lie elsewhere: they may fit where
+    those before do not.
     """
     found, found_s = None, inf
-    allowed = first.budget_bytes or room
-    for tried in range(1 + tries_for(len(case.graph.ops)) if first.feasible else 0):
-        ways = [(case.makespan_s(way.plan), way) for way in budget_ways(case, allowed)]
-        feasible = [way.plan for _, way in ways if way.plan.feasible]
-        if found is not None and not (feasible and min(makespan_s for makespan_s, _ in ways) < found_s):
+    budget = allowed = first.budget_bytes or room
+    ops = max(1, len(case.graph.ops))
+    mends = MENDED_OPS // ops
+    orders = len(case.schedules) if mends >= MENDS else 1
+    for tried in range(1 + tries_for(ops) if first.feasible else 0):
+        ways = [(case.makespan_s(way.plan), way) for way in islice(budget_ways(case, allowed), orders)]
+        if min(makespan_s for makespan_s, _ in ways) >= found_s:
             break
         for makespan_s, way in ways:
+            if way.plan.peak_bytes > budget:
+                continue
             tries.append(way.plan)
-            made = _in_room(case, way, room, limit_bytes, found_s) if makespan_s < found_s else None
-            if made is not None:
-                found, found_s = made, case.makespan_s(made)
+            if makespan_s >= found_s:
+                continue
+            if _fits(case, way.plan, room, limit_bytes):
+                found, found_s = way.plan, makespan_s
+            elif way.plan.feasible and mends >= MENDS:
+                made, done = mend(case, way, (room, limit_bytes), MENDS, found_s)
+                mends -= done
+                if made is not None and made.peak_bytes <= budget and _fits(case, made, room, limit_bytes):
+                    found, found_s = made, case.makespan_s(made)
+        feasible = [way.plan for _, way in ways if way.plan.feasible]
         share = TIGHTER
         if found is None:
             share -= TIGHTENING * tried
@@ -187,23 +198,6 @@ def _fastest(
             allowed = min(made.peak_bytes for made in feasible)
         allowed = max(1, int(allowed * share))
     return found
-
-
-def _in_room(case: Case, way: Way, room: int, limit_bytes: int, most_s: float) -> SwapPlan | None:
-    """Return a plan whose buffers fit and that takes less than ``most_s``: mended, if it must be."""
-    if _fits(case, way.plan, room, limit_bytes):
-        return way.plan
-    if not way.plan.feasible:
-        return None
-
-    def plan_mended(trips: Iterable[Trip]) -> SwapPlan | None:
-        made = plan_trips(case, way.schedule, trips, way.plan.budget_bytes or room)
-        return made if case.makespan_s(made) < most_s else None
-
-    mends = min(MENDS, max(1, MENDED_OPS // len(case.graph.ops)))
-    sizes = (room, limit_bytes)
-    made = mend(way.schedule, way.trips, plan_mended, lambda made: _demand(case, made), sizes, mends)
-    return made if made is not None and _fits(case, made, room, limit_bytes) else None
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:
@@ -221,7 +215,7 @@ def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None
 
 
 def _with_fillers(case: Case, made: SwapPlan, size: int, share: int) -> SwapPlan:
-    demand, overlaps = _demand(case, made), case.costs.overlaps
+    demand, overlaps = demand_of(case, made), case.costs.overlaps
     found = find_fillers(demand, size, case.graph, made, case.big, overlaps=overlaps, share=share)
     return replace(made, fillers=found)
 
@@ -240,7 +234,7 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
         return made
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
     told = replace(made, budget_bytes=first.budget_bytes)
-    if made.peak_bytes == first.peak_bytes:
+    if made.peak_bytes >= first.peak_bytes:
         return told
     note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
     if made.fillers:
@@ -272,11 +266,11 @@ def _need(case: Case, made: SwapPlan, limit_bytes: int) -> int:
 
 def _room(case: Case, made: SwapPlan, room: int) -> int:
     """Return the bytes of a region, ``room`` or more, in which the buffers fit."""
-    return room_in_pieces(_demand(case, made), room, pooled=not made.is_empty)
+    return room_in_pieces(demand_of(case, made), room, pooled=not made.is_empty)
 
 
 def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
-    return peak_in_pieces(_demand(case, made), limit_bytes, steps, pooled=not made.is_empty)
+    return peak_in_pieces(demand_of(case, made), limit_bytes, steps, pooled=not made.is_empty)
 
 
 def _fits_by_chance(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
@@ -289,18 +283,5 @@ def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, 
     """Return the bytes of the room for the planned step's small buffers, and of each batch that has room."""
     if limit_bytes is None or made.is_empty:
         return 0, ()
-    demand = _demand(case, made)
+    demand = demand_of(case, made)
     return small_pool_bytes(demand, limit_bytes), demand.room_for_batches
-
-
-def _demand(case: Case, made: SwapPlan) -> Demand:
-    order = executor_order(case.graph) if made.is_empty else made.order
-    return Demand.of(
-        case.buffers,
-        order,
-        made.swaps,
-        case.costs.resident_bytes,
-        made.fillers,
-        made.batches,
-        edited=not made.is_empty,
-    )

@@ -321,6 +321,7 @@ class Way(NamedTuple):
 
     schedule: Schedule
     trips: tuple[Trip, ...]
+    budget_bytes: int
     plan: SwapPlan
 
 
@@ -329,7 +330,7 @@ def budget_ways(case: Case, budget: int) -> Iterator[Way]:
     for schedule in sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes):
         fits = schedule.timeline.peak_bytes <= budget
         trips = () if fits else fit(schedule, budget, case.costs, case.seconds)
-        yield Way(schedule, trips, plan_trips(case, schedule, trips, budget))
+        yield Way(schedule, trips, budget, plan_trips(case, schedule, trips, budget))
 
 
 def plan_trips(case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int) -> SwapPlan:

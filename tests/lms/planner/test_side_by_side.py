@@ -1,6 +1,7 @@
 """Plans whose bytes fit and whose buffers do not: neighbours make room."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,8 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation
-from lms.planner.fragmentation import plan_in_pieces
-from lms.planner.planner import Case
+from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak
+from lms.planner.planner import Case, Way
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.bfc_arena import Rehearsal, peak_in_pieces
 from lms.simulate.cost_model import Costs
@@ -55,7 +56,7 @@ def test_a_neighbour_of_the_gap_goes_not_what_is_needed_last(monkeypatch: pytest
     assert [case.graph.tensor_name(swap.tensor) for swap in made.swaps] in (["second:0"], ["third:0"])
     assert fits(case, made, SIZE)
     # Plans for fewer bytes send away first what is needed last, and that makes no room.
-    monkeypatch.setattr(fragmentation, "mend", lambda *_: None)
+    monkeypatch.setattr(fragmentation, "mend", lambda *_: (None, 0))
     again = Case.of(with_two_gaps(), CONFIG, COSTS)
     assert plan_in_pieces(again, CONFIG, SIZE).bytes_out > made.bytes_out
 
@@ -94,14 +95,40 @@ def chains(draw: st.DrawFn) -> Graph:
 
 
 @settings(max_examples=60, deadline=None)
-@given(graph=chains(), share=st.floats(0.45, 0.95), threads=st.sampled_from([1, 2]))
-def test_a_plan_that_is_said_to_fit_does_and_is_the_same_each_time(
-    graph: Graph, share: float, threads: int
+@given(
+    graph=chains(),
+    share=st.floats(0.45, 0.95),
+    budget=st.sampled_from([0.8, 0.9, 1.0]),
+    threads=st.sampled_from([1, 2]),
+)
+def test_mends_lose_no_fit_and_no_budget_and_are_the_same_each_time(
+    graph: Graph, share: float, budget: float, threads: int
 ) -> None:
     costs = replace(COSTS, threads=threads)
     case = Case.of(graph, CONFIG, costs)
     size = int(case.peak_before_bytes * share)
-    made = plan_in_pieces(case, CONFIG, size)
-    assert plan_in_pieces(Case.of(graph, CONFIG, costs), CONFIG, size) == made
-    if made.policy == "budget" and not made.fillers:
-        assert fits(case, made, size)
+    config = replace(CONFIG, policy="budget", budget_bytes=int(size * budget))
+    made = plan_in_pieces(case, config, size)
+    assert plan_in_pieces(Case.of(graph, config, costs), config, size) == made
+    with patch.object(fragmentation, "mend", lambda *_: (None, 0)):
+        without = plan_in_pieces(Case.of(graph, config, costs), config, size)
+    if predicted_peak(case, without, size) <= size:
+        assert predicted_peak(case, made, size) <= size
+        assert made.feasible or not without.feasible
+
+
+def test_a_step_gets_a_bounded_number_of_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case.of(with_two_gaps(), CONFIG, COSTS)
+    asked = []
+
+    def never(case: Case, way: Way, sizes: object, most: int, most_s: float) -> tuple[None, int]:
+        asked.append(most)
+        return None, most
+
+    monkeypatch.setattr(fragmentation, "mend", never)
+    monkeypatch.setattr(fragmentation, "MENDED_OPS", 2 * MENDS * len(case.graph.ops))
+    plan_in_pieces(case, CONFIG, SIZE)
+    assert asked == [MENDS, MENDS]
+    monkeypatch.setattr(fragmentation, "MENDED_OPS", MENDS * len(case.graph.ops) - 1)
+    plan_in_pieces(Case.of(with_two_gaps(), CONFIG, COSTS), CONFIG, SIZE)
+    assert len(asked) == 2, "a step of so many ops gets none"
