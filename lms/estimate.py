@@ -44,7 +44,8 @@ def estimate(step: Any, *arguments: Any, gpus: Iterable[str] = ("A100-80",), **g
     name, traced, here = found
     if isinstance(traced, Exception):
         raise LMSError(f"the step cannot be forecast: {estimating.reason_of(traced)}") from traced
-    made: Estimate = estimating.estimate_step(name, traced, wanted, here)
+    with importlib.import_module("lms.intercept.edit_guards").collector_paused():
+        made: Estimate = estimating.estimate_step(name, traced, wanted, here)
     return made
 
 

@@ -502,7 +502,7 @@ CONVOLUTIONS = {
 
 @dataclass(frozen=True)
 class Gpu(TensorFlowKernels):
-    """cuDNN's kernels and TensorFlow's own on a GPU of NVIDIA; nothing of this has been run on one."""
+    """cuDNN's kernels and TensorFlow's own on a GPU of NVIDIA. An H200 has run them: docs/measurements.md."""
 
     capability: tuple[int, int] | None = None
     """Compute capability, such as (9, 0)."""
