@@ -165,30 +165,37 @@ def _fastest(
     (:mod:`lms.planner.side_by_side`). A mend hardly ever saves time, and nor does less memory: so the search
     ends once the plans for less take longer than the fastest that fits. A plan for less than any can reach
     needs as much as the least does, and moves more, so that its buffers lie elsewhere: they may fit where
-    those before do not.
+    those before do not. A plan that leaves batches too little room is taken if no other fits.
     """
-    found, found_s = None, inf
+    found: SwapPlan | None = None
+    spare: SwapPlan | None = None
+    best = (inf, inf)
     budget = allowed = first.budget_bytes or room
     ops = max(1, len(case.graph.ops))
     mends = MENDED_OPS // ops
     orders = len(case.schedules) if mends >= MENDS else 1
     for tried in range(1 + tries_for(ops) if first.feasible else 0):
-        ways = [(case.makespan_s(way.plan), way) for way in islice(budget_ways(case, allowed), orders)]
-        if min(makespan_s for makespan_s, _ in ways) >= found_s:
+        ways = [(_cost(case, way.plan), way) for way in islice(budget_ways(case, allowed), orders)]
+        if min(cost for cost, _ in ways) >= best:
             break
-        for makespan_s, way in ways:
+        for cost, way in ways:
             if way.plan.peak_bytes > budget:
                 continue
             tries.append(way.plan)
-            if makespan_s >= found_s:
+            if cost >= best:
                 continue
-            if _fits(case, way.plan, room, limit_bytes):
-                found, found_s = way.plan, makespan_s
-            elif way.plan.feasible and mends >= MENDS:
-                made, done = mend(case, way, (room, limit_bytes), MENDS, found_s)
+            made: SwapPlan | None = way.plan
+            if not _fits(case, way.plan, room, limit_bytes):
+                made, done = None, 0
+                if way.plan.feasible and mends >= MENDS:
+                    made, done = mend(case, way, (room, limit_bytes), MENDS, best[0])
                 mends -= done
-                if made is not None and made.peak_bytes <= budget and _fits(case, made, room, limit_bytes):
-                    found, found_s = made, case.makespan_s(made)
+            if made is None or made.peak_bytes > budget or not _fits(case, made, room, limit_bytes):
+                continue
+            if not _leaves_room(case, made, room, limit_bytes):
+                spare = spare or made
+            elif _cost(case, made) < best:
+                found, best = made, _cost(case, made)
         feasible = [way.plan for _, way in ways if way.plan.feasible]
         share = TIGHTER
         if found is None:
@@ -197,7 +204,23 @@ def _fastest(
         if feasible:
             allowed = min(made.peak_bytes for made in feasible)
         allowed = max(1, int(allowed * share))
-    return found
+    return found or spare
+
+
+def _cost(case: Case, made: SwapPlan) -> tuple[float, float]:
+    """Return the seconds that a step takes with a plan, to the nanosecond, and the bytes that it moves."""
+    return round(case.makespan_s(made), 9), _moved_bytes(made)
+
+
+def _leaves_room(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
+    """Tell whether a plan fits with room for batches, too, in what half of the margin leaves.
+
+    A plan for all that the margin leaves, and batches in all of the margin, would leave nothing for what a
+    prediction cannot know.
+    """
+    batches = _most_batches(case, limit_bytes) if case.makes_batches else 0
+    closer = (room + limit_bytes) // 2
+    return not batches or _peak(case, replace(made, batches=batches), closer) is not None
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:

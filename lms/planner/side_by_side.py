@@ -59,7 +59,7 @@ def mend(case: Case, way: Way, sizes: Sequence[int], most: int, most_s: float) -
         way: A plan within its budget, with its trips, whose buffers find no room.
         sizes: Bytes of regions, each of which must hold the step.
         most: How many mends to try.
-        most_s: The seconds that a step with the plan must take less than.
+        most_s: The most seconds that a step with the plan may take.
 
     Returns:
         The plan, or ``None`` where none was found; and how many mends were tried.
@@ -75,7 +75,7 @@ def mend(case: Case, way: Way, sizes: Sequence[int], most: int, most_s: float) -
             return None, done
         done += 1
         made_s, made, trips = min(options, key=itemgetter(0))
-        if made_s >= most_s:
+        if made_s > most_s:
             return None, done
     if done > 1:
         made = _spared(case, way, made, trips, sizes, most - done)
