@@ -10,9 +10,9 @@ from lms.ir.swap_plan import SwapPlan
 from lms.planner.planner import Case, budget_ways, least_plans, plan_case
 from lms.planner.side_by_side import demand_of, mend
 from lms.simulate.allocation_trace import batch_bytes
-from lms.simulate.bfc_arena import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
+from lms.simulate.rehearsal import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
 
 TRIES = 9
 MOST_OPS = 150_000
@@ -185,10 +185,8 @@ def _fastest(
             if cost >= best:
                 continue
             made: SwapPlan | None = way.plan
-            if not _fits(case, way.plan, room, limit_bytes):
-                made, done = None, 0
-                if way.plan.feasible and mends >= MENDS:
-                    made, done = mend(case, way, (room, limit_bytes), MENDS, best[0])
+            if way.plan.feasible and mends >= MENDS and not _fits(case, way.plan, room, limit_bytes):
+                made, done = mend(case, way, (room, limit_bytes), MENDS, best[0])
                 mends -= done
             if made is None or made.peak_bytes > budget or not _fits(case, made, room, limit_bytes):
                 continue

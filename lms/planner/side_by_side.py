@@ -22,7 +22,7 @@ from lms.planner.planner import Case, Way, plan_trips
 from lms.schedule.op_order import executor_order
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import STEPS, Chunk, Rehearsal, Stuck, steps_to_run
+from lms.simulate.rehearsal import STEPS, Chunk, Rehearsal, Stuck, steps_to_run
 
 LATER = 0.2
 """What a byte costs whose copy comes back later, where one that is moved once more costs 1."""

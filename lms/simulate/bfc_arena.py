@@ -1,4 +1,4 @@
-"""Simulate TensorFlow's BFC allocator, to tell whether fragmentation lets the buffers of steps fit.
+"""Simulate TensorFlow's BFC allocator.
 
 A plan whose bytes fit can still fail, because free memory is fragmented. The allocator takes the smallest
 free chunk that is large enough, hands out all of it unless at least half would remain, and joins free
@@ -6,33 +6,16 @@ neighbours. A pool that grows consists of regions, and chunks of two regions are
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from lms.ir.liveness import GRANULE_BYTES, round_up
-from lms.simulate.allocation_trace import Demand
-
-STEPS = 10
-"""Each step leaves its updated variables elsewhere. One plan for a ResNet-50 with momentum finds room here in
-155 MiB for one step, in 178 for four, in 196 for ten and in 200 for forty."""
-
-GROWN_STEPS = 4
-"""The number of steps after which a region has nearly its final size."""
+from lms.ir.liveness import GRANULE_BYTES
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
 
-SHUFFLED_BYTES = 1 << 20
-"""Room for the small buffers of an input pipeline: the labels of 4,096 examples that it shuffles."""
-
 LEFT = 8
 """Of what a buffer is given beyond what it asks for a filler leaves this part, so that small buffers that
 come between do no harm. The plain 3D U-Net of ``bench/models.py`` fits with a quarter, too."""
-
-POOL_SHARE = 64
-"""The room for small buffers is at most this part of the region, and what keeps it apart takes as much."""
-
 
 FIRST_REGION_BYTES = 2 << 20
 """The first region of a pool that grows; each further one is twice as large, or as large as it takes
@@ -299,184 +282,3 @@ class Arena:
         self.used += nbytes
         if self.used > self.peak:
             self.peak = self.used
-
-
-def small_pool_bytes(demand: Demand, size: int) -> int:
-    """Return the bytes of the pool for a step's small buffers in a region of ``size`` bytes."""
-    shuffled = SHUFFLED_BYTES if demand.room_for_batches else 0
-    return min(round_up(demand.tape.small_bytes * 5 // 4 + shuffled), size // POOL_SHARE)
-
-
-def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: bool = False) -> int | None:
-    """Return the most bytes in use, as the allocator counts them: with the unused rest of each chunk.
-
-    In the first step the variables that it will move lie side by side and all else is free; each later one
-    finds them where the one before it has left them.
-
-    Args:
-        demand: What a step allocates and when.
-        size: Bytes of the region, not counting the variables that the step moves.
-        steps: How many steps to run.
-        pooled: Whether small buffers are first placed in a pool of their own.
-
-    Returns:
-        Bytes, not counting what these variables had before the first step; ``None`` when a buffer finds no
-        chunk.
-    """
-    key = size, steps, pooled
-    if key not in demand.peaks:
-        run = Rehearsal(demand, size, pooled=pooled)
-        found = all(run.step() for _ in range(steps_to_run(demand, steps)))
-        demand.peaks[key] = run.peak if found else None
-    return demand.peaks[key]
-
-
-def room_in_pieces(demand: Demand, size: int, *, pooled: bool = False) -> int:
-    """Return the bytes of a region that all buffers fit in: ``size``, or what the region grows to.
-
-    A region that has grown is run for :data:`GROWN_STEPS` steps: after these it hardly grows any more.
-    """
-    key = size, pooled
-    if key not in demand.rooms:
-        run = Rehearsal(demand, size, pooled=pooled)
-        for done in range(steps_to_run(demand, STEPS)):
-            if run.grown and done >= GROWN_STEPS:
-                break
-            run.step(grows=True)
-        demand.rooms[key] = run.size
-        demand.peaks[size, STEPS, pooled] = None if run.grown else run.peak
-    return demand.rooms[key]
-
-
-def steps_to_run(demand: Demand, steps: int) -> int:
-    """Return ``steps``, or at most one where the step moves no variable and so all steps are alike."""
-    return steps if demand.tape.moves else min(steps, 1)
-
-
-class Chunk(NamedTuple):
-    """A piece of an arena's memory."""
-
-    offset: int
-    nbytes: int
-    register: int | None
-    """The register for which it was taken in this step; ``None``: it is free, or was taken before."""
-    is_free: bool
-
-
-class Stuck(NamedTuple):
-    """The first buffer of a rehearsal that finds no chunk."""
-
-    register: int
-    nbytes: int
-    chunks: list[Chunk]
-    """All memory at that moment, by offset."""
-
-
-class Rehearsal:
-    """Runs steps in an arena, one after the other.
-
-    Args:
-        demand: What each step allocates and when.
-        size: Bytes of the region, not counting the variables that the step moves.
-        pooled: Whether small buffers find room of their own at first.
-    """
-
-    def __init__(self, demand: Demand, size: int, *, pooled: bool) -> None:
-        self._tape = tape = demand.tape
-        self._before = max(sum(tape.variables.values()), demand.resident_bytes or 0)
-        self._arena = Arena(size + self._before, grows=demand.resident_bytes is not None)
-        self._arena.fill(self._before - sum(tape.variables.values()))
-        self._chunks = [self._arena.reserve(nbytes) for nbytes in tape.variables.values()]
-        self._chunks += [0] * (tape.registers - len(self._chunks))
-        self._sharers: dict[int, int] = {}
-        """For each chunk that several variables have how many more than one."""
-        self._asked = size
-        pool = small_pool_bytes(demand, size) if pooled else 0
-        for sizes in ((pool,) if pool else (), demand.room_for_batches):
-            if sizes:
-                room = self._arena.reserve(sum(sizes))
-                self._arena.reserve(sizes[-1])
-                self._arena.release(room)
-
-    @property
-    def peak(self) -> int:
-        """The most bytes so far, less what was in use at first."""
-        return self._arena.peak - self._before
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks in use."""
-        return self._arena.chunks
-
-    @property
-    def size(self) -> int:
-        """Bytes of the arena, less what was in use at first."""
-        return self._arena.size - self._before
-
-    @property
-    def grown(self) -> bool:
-        """Whether the region is larger than it was at first."""
-        return self.size > self._asked
-
-    def step(self, *, grows: bool = False) -> bool:
-        """Run one step and tell whether every buffer found a chunk.
-
-        Where the region grows, every buffer finds one.
-        """
-        tape, done = self._tape, 0
-        for place, register, sizes, least in tape.fills:
-            if not self.play(tape.calls[done:place], grows=grows):
-                return False
-            self.take_rest(register, sizes, least)
-            done = place
-        if not self.play(tape.calls[done:] if done else tape.calls, grows=grows):
-            return False
-        self.end_step()
-        return True
-
-    def play(self, calls: Iterable[tuple[int, int]], *, grows: bool = False) -> bool:
-        """Do what some calls of a step ask for, and tell whether every buffer found a chunk."""
-        return self._arena.play(calls, self._chunks, self._sharers, grows=grows)
-
-    def stuck(self, steps: int) -> Stuck | None:
-        """Run steps without fillers, and return the first buffer that finds no chunk; ``None``: each does."""
-        tape = self._tape
-        for _ in range(steps):
-            calls = iter(tape.calls)
-            if not self.play(calls):
-                done = len(tape.calls) - 1 - sum(1 for _ in calls)
-                register, nbytes = tape.calls[done]
-                return Stuck(register, abs(nbytes), self._chunks_behind(done))
-            self.end_step()
-        return None
-
-    def _chunks_behind(self, done: int) -> list[Chunk]:
-        """Return all memory once ``done`` calls of a step are played."""
-        taken_for = {
-            self._chunks[register]: register for register, nbytes in self._tape.calls[:done] if nbytes > 0
-        }
-        held = (
-            Chunk(offset, nbytes, taken_for.get(offset), is_free=False)
-            for offset, nbytes in self._arena.layout
-        )
-        free = (Chunk(offset, nbytes, None, is_free=True) for offset, nbytes in self._arena.free)
-        return sorted((*held, *free))
-
-    def take_rest(self, register: int, sizes: Iterable[int], least: int) -> int:
-        """Let a filler take memory, as :meth:`Arena.take_rest` does; return its bytes."""
-        self._chunks[register], nbytes = self._arena.take_rest(sizes, least)
-        return nbytes
-
-    def add_register(self) -> int:
-        """Return a register for what is in no call of the step."""
-        self._chunks.append(0)
-        return len(self._chunks) - 1
-
-    def end_step(self) -> None:
-        """Let the variables have the chunks that the step has left them."""
-        chunks = self._chunks
-        for register, latest in self._tape.moves:
-            chunks[register] = chunks[latest]
-        if self._tape.shares:
-            holders = Counter(chunks[: len(self._tape.variables)])
-            self._sharers = {chunk: count - 1 for chunk, count in holders.items() if count > 1}

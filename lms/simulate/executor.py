@@ -24,8 +24,8 @@ from lms.ir.liveness import Buffers, Residency, round_up
 from lms.ir.op_traits import in_place_output, may_end_step
 from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
 from lms.simulate.allocation_trace import Demand, Filled, batch_bytes, updates_of
-from lms.simulate.bfc_arena import GROWN_STEPS, STEPS, peak_in_pieces
 from lms.simulate.cost_model import Costs
+from lms.simulate.rehearsal import GROWN_STEPS, STEPS, peak_in_pieces
 
 SPREAD = 0.3
 """The standard deviation of the logarithm of an op's time. Seen over the steps of a residual net: 0.35 to 0.7

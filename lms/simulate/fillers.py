@@ -14,7 +14,7 @@ from lms.ir.graph import Graph
 from lms.ir.liveness import GRANULE_BYTES, positions
 from lms.ir.swap_plan import Filler, SwapPlan
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import STEPS, Rehearsal, steps_to_run
+from lms.simulate.rehearsal import STEPS, Rehearsal, steps_to_run
 
 SHARES = (8, 64)
 """From which part of the region on a rest is worth a filler: first few fillers are tried, then more."""

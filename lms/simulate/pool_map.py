@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import STEPS, Arena, Rehearsal, steps_to_run
+from lms.simulate.bfc_arena import Arena
+from lms.simulate.rehearsal import STEPS, Rehearsal, steps_to_run
 
 
 class Chunk(NamedTuple):

@@ -5,7 +5,7 @@ from child_job import run_job
 
 from lms.ir.liveness import SMALL_BYTES, Residency
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import peak_in_pieces, small_pool_bytes
+from lms.simulate.rehearsal import peak_in_pieces, small_pool_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -14,8 +14,8 @@ from lms.planner import fragmentation
 from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case, Way
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import Rehearsal, peak_in_pieces
 from lms.simulate.cost_model import Costs
+from lms.simulate.rehearsal import Rehearsal, peak_in_pieces
 
 MIB = 1 << 20
 COSTS = Costs(out_bytes_per_s=1e9, in_bytes_per_s=1e9)

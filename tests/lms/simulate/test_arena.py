@@ -16,17 +16,9 @@ from lms.planner.fragmentation import LONGER, plan_in_pieces, predicted_peak, tr
 from lms.planner.planner import Case
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand, Update
-from lms.simulate.bfc_arena import (
-    BORDER,
-    FIRST_REGION_BYTES,
-    LARGEST_WASTE_BYTES,
-    STEPS,
-    Arena,
-    Rehearsal,
-    peak_in_pieces,
-    room_in_pieces,
-)
+from lms.simulate.bfc_arena import BORDER, FIRST_REGION_BYTES, LARGEST_WASTE_BYTES, Arena
 from lms.simulate.cost_model import Costs
+from lms.simulate.rehearsal import STEPS, Rehearsal, peak_in_pieces, room_in_pieces
 
 K = 4096
 

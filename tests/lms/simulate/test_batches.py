@@ -12,9 +12,9 @@ from lms.ir.swap_plan import SwapPlan
 from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
-from lms.simulate.bfc_arena import Rehearsal
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.executor import Execution
+from lms.simulate.rehearsal import Rehearsal
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT_BYTES = 32 * MIB

@@ -9,9 +9,10 @@ from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Residency
 from lms.ir.swap_plan import Filler, Swap, SwapIn, SwapPlan
 from lms.simulate.allocation_trace import Demand, Filled, Update, filled
-from lms.simulate.bfc_arena import LEFT, NOWHERE, Arena, peak_in_pieces
+from lms.simulate.bfc_arena import LEFT, NOWHERE, Arena
 from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.pool_map import map_pool
+from lms.simulate.rehearsal import peak_in_pieces
 
 K = 1 << 20
 

@@ -9,9 +9,9 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers, positions
 from lms.planner.planner import plan
 from lms.simulate.allocation_trace import Demand
-from lms.simulate.bfc_arena import STEPS, Rehearsal, steps_to_run
 from lms.simulate.cost_model import Costs
 from lms.simulate.pool_map import map_pool
+from lms.simulate.rehearsal import STEPS, Rehearsal, steps_to_run
 from lms.simulate.step_time import NotedClock, clock, simulate, stays_in_time
 
 KIB = 1 << 10
