@@ -34,6 +34,11 @@ LEAVES_WHAT_FITS = ("auto", "budget")
 """The policies that edit nothing where a step fits, or where the device's size is not known."""
 
 
+Cost = tuple[float, int]
+"""The seconds that a step takes, to the nanosecond, because sums of floats differ behind that, and the bytes
+that it moves."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One graph made ready for planning; every policy starts from it."""
@@ -101,6 +106,10 @@ class Case:
         """The time of each op by id."""
         return self.costs.op_seconds(self.graph)
 
+    def cost(self, made: SwapPlan) -> Cost:
+        """Return what a step with a plan costs."""
+        return round(self.makespan_s(made), 9), made.bytes_out + made.bytes_in
+
     def makespan_s(self, made: SwapPlan) -> float:
         """Return the seconds that a step takes with a plan."""
         streamed = StreamedCopies.of(self.graph, made.serial_edges) if self.streams else None
@@ -110,6 +119,11 @@ class Case:
     def schedules(self) -> tuple[Schedule, ...]:
         """The orders worth planning for, each once."""
         return (self.given,) if self.given.order == self.frugal.order else (self.frugal, self.given)
+
+    @cached_property
+    def ways(self) -> dict[tuple[bool, int], "Way"]:
+        """The ways found so far, by whether they keep the given order, and budget (:func:`budget_ways`)."""
+        return {}
 
     @cached_property
     def floor(self) -> tuple[int, int | None]:
@@ -328,9 +342,12 @@ class Way(NamedTuple):
 def budget_ways(case: Case, budget: int) -> Iterator[Way]:
     """Yield a plan for each order, that which needs less without swaps first."""
     for schedule in sorted(case.schedules, key=lambda schedule: schedule.timeline.peak_bytes):
-        fits = schedule.timeline.peak_bytes <= budget
-        trips = () if fits else fit(schedule, budget, case.costs, case.seconds)
-        yield Way(schedule, trips, budget, plan_trips(case, schedule, trips, budget))
+        key = schedule is case.given, budget
+        if key not in case.ways:
+            fits = schedule.timeline.peak_bytes <= budget
+            trips = () if fits else fit(schedule, budget, case.costs, case.seconds)
+            case.ways[key] = Way(schedule, trips, budget, plan_trips(case, schedule, trips, budget))
+        yield case.ways[key]
 
 
 def plan_trips(case: Case, schedule: Schedule, trips: Iterable[Trip], budget: int) -> SwapPlan:

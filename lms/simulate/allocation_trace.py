@@ -218,6 +218,8 @@ class Tape:
         """By register the buffer that it was allocated for; a variable's first one has none."""
         self.variables = {update.variable: update.nbytes for update in demand.updates if update.nbytes}
         """Bytes by variable; their registers come first, in this order."""
+        self.handed: dict[int, list[tuple[int, int]]] = {}
+        """By register the buffers to which kernels have handed its chunk on, each with the point of that."""
         self.points: dict[int, int] = {}
         """By register the point of its allocation; a variable's first one has none."""
         self.fills: list[Fill] = []
@@ -278,6 +280,8 @@ class Tape:
             self._free_before(stay.first)
             register = self._allocate(stay.nbytes, stay.first)
             self.tensors[register] = stay.tensor
+        else:
+            self.handed.setdefault(register, []).append((stay.first, stay.tensor))
         self._held[stay.tensor] = stay.last, register
         heappush(self._ends, (stay.last, register))
 

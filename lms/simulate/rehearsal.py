@@ -74,6 +74,20 @@ def steps_to_run(demand: Demand, steps: int) -> int:
     return steps if demand.tape.moves else min(steps, 1)
 
 
+def first_stuck(demand: Demand, size: int, *, pooled: bool) -> "Stuck | None":
+    """Return the first buffer of :data:`STEPS` steps that finds no chunk, or ``None`` where each does.
+
+    The arguments are those of :func:`peak_in_pieces`; a demand with fillers is none that this can tell of.
+    """
+    key = size, STEPS, pooled
+    if demand.peaks.get(key) is not None:
+        return None
+    run = Rehearsal(demand, size, pooled=pooled)
+    stuck = run.stuck(steps_to_run(demand, STEPS))
+    demand.peaks[key] = run.peak if stuck is None else None
+    return stuck
+
+
 class Chunk(NamedTuple):
     """A piece of an arena's memory."""
 
@@ -174,7 +188,7 @@ class Rehearsal:
     def _chunks_behind(self, done: int) -> list[Chunk]:
         """Return all memory once ``done`` calls of a step are played."""
         taken_for = {
-            self._chunks[register]: register for register, nbytes in self._tape.calls[:done] if nbytes > 0
+            self._chunks[register]: register for register, nbytes in self._tape.calls[:done] if nbytes
         }
         held = (
             Chunk(offset, nbytes, taken_for.get(offset), is_free=False)
