@@ -1,6 +1,6 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -8,7 +8,7 @@ from math import inf
 from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
 from lms.planner.mending import demand_of, mend
-from lms.planner.planner import Case, Way, budget_ways, least_plans, plan_case
+from lms.planner.planner import Case, Cost, budget_ways, least_plans, plan_budget, plan_case
 from lms.simulate.allocation_trace import batch_bytes
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
@@ -28,9 +28,9 @@ MENDS, MENDED_OPS = 8, 150_000
 through the whole step. A plan of 31 mends was slower than one for less memory. Larger steps get no mends, and
 plans in one order, the first that keeps to the budget: in nets of 28,000 ops neither mends nor the other
 order gave a faster plan, and both took three times the time."""
-NEAR = 0.05
-"""A plan that takes no longer, and moves at most this part more than any plan could that is still to come, is
-taken: to go on takes a fifth of the time of planning."""
+WORTH = (1.02, 1.25)
+"""More is tried where the plan that fits takes more than so many times the seconds of the best for the whole
+budget, or moves more than so many times its bytes."""
 LONGER = 3
 """A plan that fits only with half of the margin must fit for this many times the steps. It must also fit
 whichever ops run side by side (:func:`_fits_by_chance`), like a plan of a try that takes from the margin."""
@@ -87,14 +87,17 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     room = int(limit_bytes * (1 - config.margin))
     if _fits(case, first, room, limit_bytes):
         return first
-    tries = [first] if first.is_empty or not first.feasible else []
-    if (fastest := _fastest(case, first, room, limit_bytes, tries)) is not None:
-        return _told(fastest, first)
-    closer = int(limit_bytes * (1 - config.margin / 2))
+    found, tries = _for_less(case, first, room, limit_bytes)
+    faster, unsure = _faster(case, tries, found, room, limit_bytes)
+    if (made := faster or found) is not None:
+        return _told(made, first)
+    closer = _closer(room, limit_bytes)
     for made in tries:
         longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
         if None not in longer and _fits_by_chance(case, made, limit_bytes):
             return _told(made, first)
+    if unsure is not None:
+        return _told(unsure, first)
     for made in tries:
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
             return _told(filled, first)
@@ -160,66 +163,81 @@ def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
     return peak <= room or _fits_by_chance(case, made, limit_bytes)
 
 
-def _fastest(
-    case: Case, first: SwapPlan, room: int, limit_bytes: int, tries: list[SwapPlan]
-) -> SwapPlan | None:
-    """Return the fastest plan found that fits, and add the plans that were tried to ``tries``.
+def _for_less(
+    case: Case, first: SwapPlan, room: int, limit_bytes: int
+) -> tuple[SwapPlan | None, list[SwapPlan]]:
+    """Plan for less and less memory until a plan fits; return it, if any, and all that were tried.
 
-    Plans for less and less memory are tried, and each that does not fit is mended
-    (:mod:`lms.planner.mending`). A mend hardly ever saves time, and nor does less memory: so the search
-    ends once the best that fits costs hardly more than those that do not. A plan for less than any can reach
-    needs as much as the least does, and moves more, so that its buffers lie elsewhere: they may fit where
-    those before do not. Of plans that leave batches too little room the best is taken if no other fits.
+    A plan for less than any can reach needs as much as the least does, and moves more, so that its buffers
+    lie elsewhere: they may fit where those before do not. Of plans that leave batches too little room the
+    best is taken if no other fits.
     """
-    found: SwapPlan | None = None
-    spare: SwapPlan | None = None
-    best = least = (inf, 0)
-    budget = allowed = first.budget_bytes or room
-    ops = max(1, len(case.graph.ops))
-    mends = MENDED_OPS // ops
-    is_small = mends >= MENDS
-    for tried in range(1 + tries_for(ops) if first.feasible else 0):
-        ways = [(case.cost(way.plan), way) for way in _ways(case, allowed, both=is_small)]
-        for cost, way in ways:
-            if way.plan.peak_bytes > budget:
-                continue
-            tries.append(way.plan)
-            if cost >= best:
-                continue
-            made: SwapPlan | None = way.plan
-            fits = _fits(case, way.plan, room, limit_bytes)
-            if not fits and way.plan.feasible and mends >= MENDS:
-                made, done = mend(case, way, (room, limit_bytes), MENDS, best)
-                mends -= done
-                fits = made is not None and done > 0 and _fits(case, made, room, limit_bytes)
-            if made is None or not fits or made.peak_bytes > budget:
-                continue
-            cost = case.cost(made)
-            if _leaves_room(case, made, room, limit_bytes):
-                if cost < best:
-                    found, best = made, cost
-            elif cost < least:
-                spare, least = made, cost
-        least_s, least_bytes = min(cost for cost, _ in ways)
-        if best <= (least_s, least_bytes * (1 + NEAR)):
-            break
-        feasible = [way.plan for _, way in ways if way.plan.feasible]
-        share = TIGHTER
-        if found is None:
-            share -= TIGHTENING * tried
-            share = min(share, max((room / _room(case, made, room) for made in feasible), default=share))
-        if feasible:
-            allowed = min(made.peak_bytes for made in feasible)
+    made, tries, spare = first, [first], None
+    allowed = first.peak_bytes
+    for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
+        share = TIGHTER - TIGHTENING * tried
+        if made.feasible:
+            allowed, share = made.peak_bytes, min(share, room / _room(case, made, room))
         allowed = max(1, int(allowed * share))
-    return found or spare
+        made = plan_budget(case, allowed)
+        tries.append(made)
+        if made.peak_bytes <= room and _fits(case, made, room, limit_bytes):
+            if _leaves_room(case, made, room, limit_bytes):
+                return made, tries
+            spare = made if spare is None else min(spare, made, key=case.cost)
+    return spare, tries
 
 
-def _ways(case: Case, budget: int, *, both: bool) -> Iterator[Way]:
-    """Yield the ways to keep to a budget in both orders, or only up to the first that does."""
-    for way in budget_ways(case, budget):
-        yield way
-        if way.plan.feasible and not both:
-            return
+def _faster(
+    case: Case, tries: Sequence[SwapPlan], found: SwapPlan | None, room: int, limit_bytes: int
+) -> tuple[SwapPlan | None, SwapPlan | None]:
+    """Look for plans in the other order, and mend plans (:mod:`lms.planner.mending`), where much is to gain.
+
+    These are the fastest that come near the limit, and a mended plan has each buffer where a gap was made for
+    it. So they must fit whichever ops run side by side, in what half of the margin leaves, too: a plan for a
+    ResNet-50 that fitted the whole limit only ran out of memory in half of its trainings.
+
+    Args:
+        case: The step.
+        tries: Plans for less and less memory.
+        found: The plan that fits without all this, if there is one.
+        room: Bytes that the margin leaves.
+        limit_bytes: What the device has for the step's own tensors.
+
+    Returns:
+        The best plan that costs less than ``found``, and one that fits in the planned order only; ``None``
+        where there is none.
+    """
+    sure: SwapPlan | None = None
+    unsure: SwapPlan | None = None
+    best: Cost = (inf, 0) if found is None else case.cost(found)
+    budgets = [made.budget_bytes for made in tries if made.budget_bytes is not None]
+    mends = MENDED_OPS // max(1, len(case.graph.ops))
+    if mends < MENDS or not (budgets and tries[0].feasible):
+        return None, None
+    least = min(case.cost(way.plan) for way in budget_ways(case, budgets[0]))
+    if all(ours <= worth * theirs for ours, worth, theirs in zip(best, WORTH, least, strict=True)):
+        return None, None
+    for budget in budgets:
+        for way in budget_ways(case, budget):
+            if mends < MENDS or not way.plan.feasible or case.cost(way.plan) >= best:
+                continue
+            made, done = mend(case, way, (room, limit_bytes), MENDS, best)
+            mends -= done
+            if made is None or made.peak_bytes > budgets[0]:
+                continue
+            sizes = _closer(room, limit_bytes), limit_bytes
+            by_chance = all(_fits_by_chance(case, made, size) for size in sizes)
+            if by_chance and _leaves_room(case, made, room, limit_bytes):
+                sure, best = made, case.cost(made)
+            else:
+                unsure = unsure or made
+    return sure, unsure
+
+
+def _closer(room: int, limit_bytes: int) -> int:
+    """Return the bytes that half of the margin leaves."""
+    return (room + limit_bytes) // 2
 
 
 def _leaves_room(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
@@ -229,8 +247,8 @@ def _leaves_room(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> boo
     prediction cannot know.
     """
     batches = _most_batches(case, limit_bytes) if case.makes_batches else 0
-    closer = (room + limit_bytes) // 2
-    return not batches or _peak(case, replace(made, batches=batches), closer) is not None
+    roomy = replace(made, batches=batches)
+    return not batches or _peak(case, roomy, _closer(room, limit_bytes)) is not None
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:

@@ -167,7 +167,7 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
         return _untouched(config, case, None, unknown)
     if case.peak_before_bytes <= budget and not case.streams:
         return _untouched(config, case, budget, _why_it_fits(case))
-    made = _plan_budget(case, budget)
+    made = plan_budget(case, budget)
     if made.feasible or case.streams or made.peak_bytes < case.peak_before_bytes:
         return made
     return _explained(case, _untouched(config, case, budget, ""))
@@ -355,7 +355,8 @@ def plan_trips(case: Case, schedule: Schedule, trips: Iterable[Trip], budget: in
     return _chained("budget", case, schedule, trips, budget)
 
 
-def _plan_budget(case: Case, budget: int) -> SwapPlan:
+def plan_budget(case: Case, budget: int) -> SwapPlan:
+    """Return the plan of the first order that keeps to a budget, else the one that comes closest."""
     plans = []
     for way in budget_ways(case, budget):
         if way.plan.feasible:

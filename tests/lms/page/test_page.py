@@ -32,7 +32,7 @@ def test_every_panel_is_there(document: dict[str, Any]) -> None:
     links = [attrs["href"] for tag, attrs in reader.started if tag == "a"]
     assert links == ["#main", *(f"#{name}" for name in sections)]
     for said in (
-        "Fits: 366.0 MiB of 420.0 MiB, 54.0 MiB (13%) to spare.",
+        "Fits: 373.0 MiB of 420.0 MiB, 47.0 MiB (11%) to spare.",
         "A step takes 1.09 times as long as without changes (simulated).",
         "the project's tests check it, this run did not",
         "you are here",
@@ -74,12 +74,12 @@ def test_what_is_unknown_is_said(document: dict[str, Any]) -> None:
     assert "Whether the step fits is unknown: no peak was planned or measured." in page
     assert "not counted" in page and "No step was recorded." in page
     page = render_document({**bare, "device": {"name": "CPU:0", "limit_bytes": None}})
-    assert "The step needs 363.0 MiB; the device&#x27;s limit is unknown." in page
+    assert "The step needs 370.0 MiB; the device&#x27;s limit is unknown." in page
 
 
 def test_what_does_not_fit_is_said(document: dict[str, Any]) -> None:
     page = render_document({**document, "device": {"name": "GPU:0", "limit_bytes": 300 << 20}})
-    assert "Does not fit: 366.0 MiB is 66.0 MiB more than the limit of 300.0 MiB." in page
+    assert "Does not fit: 373.0 MiB is 73.0 MiB more than the limit of 300.0 MiB." in page
     assert 'class="verdict bad"' in page
 
 

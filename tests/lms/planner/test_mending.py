@@ -14,7 +14,7 @@ from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation, mending
 from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak
 from lms.planner.mending import demand_of, mend
-from lms.planner.planner import Case, Cost, Way, budget_ways, plan_trips
+from lms.planner.planner import Case, Cost, Way, plan_trips
 from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
@@ -132,22 +132,20 @@ def test_mends_lose_no_fit_and_no_budget_and_are_the_same_each_time(
         assert made.feasible or not without.feasible
 
 
-def test_a_large_step_without_mends_tries_its_first_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order that needs less without swaps is the one that cannot keep to the budget here."""
-    build = GraphBuilder()
-    values = [*build.add("images", "Placeholder", outputs=[256])]
-    reads = ([0], [1, 0], [0, 1, 2], [3], [0], [0, 4], [6, 0], [5])
-    for read, mib in zip(reads, (5, 3, 1, 1, 8, 7, 4, 3), strict=True):
-        inputs = [values[number] for number in read]
-        values += build.add(f"f{len(values)}", "Conv2D", inputs=inputs, outputs=[mib * MIB])
-    case = Case.of(build.build(kept=values[-1:]), CONFIG, COSTS)
-    size = int(case.peak_before_bytes * 0.6)
-    first, *_ = (way.plan for way in budget_ways(case, size) if way.plan.feasible)
-    assert not next(budget_ways(case, size)).plan.feasible
-    monkeypatch.setattr(fragmentation, "MENDED_OPS", 0)
-    tries: list[SwapPlan] = []
-    fragmentation._fastest(case, first, size, size, tries)
-    assert tries[0] is first
+def test_a_mended_plan_fits_whichever_ops_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a plan for less memory is taken, which needs no mend."""
+    case = Case.of(with_two_gaps(), CONFIG, COSTS)
+    mended = plan_in_pieces(case, CONFIG, SIZE)
+    asked = []
+
+    def by_chance(case: Case, made: SwapPlan, size: int) -> bool:
+        asked.append((made.swaps, size))
+        return made.swaps != mended.swaps
+
+    monkeypatch.setattr(fragmentation, "_fits_by_chance", by_chance)
+    again = plan_in_pieces(Case.of(with_two_gaps(), CONFIG, COSTS), CONFIG, SIZE)
+    assert (mended.swaps, SIZE) in asked
+    assert again.swaps != mended.swaps and fits(case, again, SIZE)
 
 
 def way_of(graph: Graph, budget: int, *trips: Trip) -> tuple[Case, Way]:

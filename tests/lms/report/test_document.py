@@ -58,7 +58,7 @@ def test_what_pages_are_tested_with_is_what_is_written(document: dict[str, Any],
 def test_a_step_is_told_with_its_fates(document: dict[str, Any]) -> None:
     step = document["step"]
     fates = {row[4] for row in step["tensors"]}
-    assert fates == {"kept", "swapped", "recomputed"}
+    assert fates >= {"kept", "swapped", "recomputed"}
     swapped = next(row for row in step["tensors"] if row[4] == "swapped")
     assert swapped[0].startswith("model/") and swapped[2] == "float32 32x56x56x64"
     assert swapped[5].startswith("out after model/") and ", back after " in swapped[5]

@@ -37,7 +37,7 @@ def test_every_panel_is_there(tmp_path: Path) -> None:
     assert sections == ["machine", "ranks", *own, "configuration"]
     for said in (
         "Report of train, 2 ranks",
-        "Fits: 366.0 MiB of 420.0 MiB",
+        "Fits: 373.0 MiB of 420.0 MiB",
         "The job ended well. All 2 ranks verified where they were planned.",
         "rank 0 ✓",
         "Rank 1 is the slowest: 1.00 times the fastest.",
