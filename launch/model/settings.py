@@ -327,7 +327,9 @@ class PlanSettings:
         parse=real_number(0, 1),
         metavar="X",
     )
-    strict: bool = switch(False, "strict", "make a clamped host memory limit an error", MEMORY)
+    strict: bool = switch(
+        False, "strict", "make a host memory limit that was cut or is unchecked an error", MEMORY
+    )
     lms: bool | None = switch(
         None, "lms", "switch Large Model Support on in every rank (on unless a config says no)", LMS
     )

@@ -47,7 +47,8 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
     """Give every rank its memory nodes and its limit.
 
     Raises:
-        PlanError: If hardly anything remains (:data:`LEAST_MB`), or a limit was cut and ``--strict`` is set.
+        PlanError: If hardly anything remains (:data:`LEAST_MB`), or with ``--strict`` if a limit was cut or
+            cannot be checked.
     """
     wishes = [_wish_mb(placement, settings) for placement in placements]
     near = [_memory_nodes(machine, placement) for placement in placements]
@@ -194,7 +195,7 @@ def _limit(
         return RankMemory(nodes), None
     if share is None:
         why = f"host memory limit {wish} MiB is unchecked: the host's memory is unknown"
-        return RankMemory(nodes, wish, None), why
+        return RankMemory(nodes, wish, None), _or_error(why, settings, "a topology that tells it")
     if wish <= share:
         return RankMemory(nodes, wish, pool.holds(wish)), None
     if settings.host_mem_limit_mb is not None:
@@ -211,9 +212,11 @@ def _limit(
     return RankMemory(nodes, share, pool.holds(share)), _or_error(why, settings)
 
 
-def _or_error(why: str, settings: PlanSettings) -> str:
+def _or_error(
+    why: str, settings: PlanSettings, hint: str = "--host-mem-multiplier, --host-mem-limit, or fewer ranks"
+) -> str:
     if settings.strict:
-        raise PlanError(f"--strict: {why}; try --host-mem-multiplier, --host-mem-limit, or fewer ranks")
+        raise PlanError(f"--strict: {why}; try {hint}")
     return why
 
 

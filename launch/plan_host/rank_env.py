@@ -52,7 +52,7 @@ def parse_forward(
         elif name in environ:
             names.append(name)
         else:
-            warnings.append(f"{origin} {name}: {name} is not set here, so ranks do not get it")
+            warnings.append(f"{origin} {name}: {name} is not set here, so it is not handed on")
     return given, tuple(names), warnings
 
 

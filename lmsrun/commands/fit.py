@@ -46,7 +46,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = request.options
     if not parsed.program:
         raise UsageError("lmsrun fit needs a program, as in lmsrun fit train.py")
-    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    given, _, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     environ = {**environ, **given}
     try:
         command = resolve_program(parsed.program, environ)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     for path, origin in ((options.svg, "--svg"), (options.png, "--png")):
         if path:
             check_can_be_written(path, origin)
-    for warning in () if options.quiet else doubt_behind(parsed.behind, parsed.program):
+    for warning in () if options.quiet else (*unset, *doubt_behind(parsed.behind, parsed.program)):
         say(f"warning: {warning}")
     with tempfile.TemporaryDirectory(prefix="lmsrun-fit-") as folder:
         found = Path(folder) / "fit.json"

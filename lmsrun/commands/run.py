@@ -152,6 +152,9 @@ def _run_here(job: ResolvedJob) -> int:
             plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings, *apart))
             if job.options.dry_run:
                 return _show(plan, job)
+            if job.options.num_proc is None and not job.options.quiet:
+                kind = "GPU" if plan.ranks[0].gpu else "core"
+                say(f"ranks: {ranks} (one per {kind}; -np N starts another number)")
             check_python(job.options.python, job.environ)
             _check_cpus(plan, job.options)
             note = write_down(job, plan, frozenset({job.request.host}), board)
@@ -193,7 +196,9 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
     options = request.options
-    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    given, _, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    for warning in () if options.quiet else unset:
+        say(f"warning: {warning}")
     if given:
         say(f"warning: the script holds the values of {', '.join(given)}; keep it from others")
     named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
@@ -268,7 +273,8 @@ def _show(plan: "LaunchPlan", job: ResolvedJob) -> int:
         machines = {rank.host: job.machine_of(rank.host) for rank in plan.ranks}
         write_drawings(draw_plan(mark_plan(plan), machines), options, job.environ)
     if options.json or not (options.svg or options.png):
-        print_plan(plan, job.machine, options.json, options.verbose, job.machines)
+        shown = replace(plan, warnings=()) if options.quiet and not options.json else plan
+        print_plan(shown, job.machine, options.json, options.verbose, job.machines)
     return 0
 
 

@@ -125,19 +125,32 @@ def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     # One letter is like everything: only another spelling of it can have been meant.
     letter = flag.strip("-").lower()
     near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
-    return f"{nearest(flag, near)}; `lmsrun --help` lists them all"
+    meant = nearest(flag, near)
+    if not meant and CONFIG_FLAG in spellings and (setting := _nearest_setting(letter)):
+        return f"; did you mean the setting {setting}=... of LMS? `lmsrun --help` lists the options"
+    return f"{meant}; `lmsrun --help` lists them all"
 
 
 def _lms_setting(flag: str) -> str:
     """Return the variable of the setting of LMS that an option seems to mean, or an empty text."""
     name = flag.lower().removeprefix("--").removeprefix("no-").replace("-", "_")
     bare = name.removeprefix("lms_")
+    found = _settings().get(bare, "")
+    # Hardly anything else begins so: it is one, misspelt.
+    return found or (_nearest_setting(bare) if name != bare else "")
+
+
+def _settings() -> dict[str, str]:
+    """Return the variables of LMS's settings by their names, in lower case."""
     settings = {declared.name: env_name(declared) for declared in fields(LMSConfig)}
-    settings |= {variable.lower().removeprefix("lms_"): variable for variable in settings.values()}
-    if bare not in settings and name != bare:  # hardly anything else begins so: it is one, misspelt
-        near = {settings[one] for one in find_near(bare, settings)}
-        return near.pop() if len(near) == 1 else ""
-    return settings.get(bare, "")
+    return settings | {variable.lower().removeprefix("lms_"): variable for variable in settings.values()}
+
+
+def _nearest_setting(word: str) -> str:
+    """Return the variable of the one setting that a word may stand for, or an empty text."""
+    settings = _settings()
+    near = {settings[one] for one in find_near(word.replace("-", "_"), settings)}
+    return near.pop() if len(near) == 1 else ""
 
 
 def _spellings(command: str) -> dict[str, tuple[str, bool]]:

@@ -112,6 +112,10 @@ def test_repeated_and_switched() -> None:
             "--lms-swapin-ahed 3 a.py",
             "unknown option --lms-swapin-ahed; it is a setting of LMS: set LMS_SWAPIN_AHEAD",
         ),
+        (
+            "--polcy all a.py",
+            "did you mean the setting LMS_POLICY=... of LMS? `lmsrun --help` lists the options",
+        ),
         ("--host a:2 a.py", "unknown option --host; did you mean --hosts or --hostfile?"),
         ("--lms-swap 1 a.py", "unknown option --lms-swap; `lmsrun --help` lists them all"),
         ("--quite-other a.py", "unknown option --quite-other; `lmsrun --help` lists them all"),

@@ -140,6 +140,12 @@ def test_unknown_host_memory_is_said() -> None:
     assert "unchecked" in memory.warnings[0]
 
 
+def test_strict_makes_an_unchecked_limit_an_error() -> None:
+    machine = with_memory(machines.machine("ac922"), {0: None, 8: None})
+    with pytest.raises(PlanError, match=r"--strict: .* is unchecked: .* try a topology that tells it"):
+        size(machine, 4, strict=True)
+
+
 def test_gpu_memory_against_what_was_read_is_said() -> None:
     memory = size(machines.machine("ac922"), 1, gpu_memory_bytes=8 * GIB)
     assert memory.ranks[0].limit_mb == 32768

@@ -97,7 +97,7 @@ def test_more_ranks_than_slots() -> None:
 def test_forwarding() -> None:
     given, names, warnings = parse_forward(["A=1=2", "B", "C", "D="], {"B": "secret"})
     assert (given, names) == ({"A": "1=2", "D": ""}, ("B",))
-    assert warnings == ["-x C: C is not set here, so ranks do not get it"]
+    assert warnings == ["-x C: C is not set here, so it is not handed on"]
     reserved = ("LMSRUN_EXPECT=x", "LOCAL_RANK", "HOROVOD_HOSTNAME=x", "HOROVOD_GLOO_RENDEZVOUS_PORT=1")
     for bad in ("1A=2", "a b", "", "LMSRUN_RECEIPT_LINES=1", "LMSRUN_RENDEZVOUS_PORT=1", *reserved):
         with pytest.raises(UsageError):
