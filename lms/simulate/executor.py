@@ -186,19 +186,21 @@ class Execution:
         takers = self._takers()
         stays = []
         for root in buffers.owners:
-            *earlier, (first, users) = self._stays(root)
-            for begin, tasks in earlier:
-                stays.append(Residency(root, buffers.nbytes[root], begin, self._end(tasks)))
-            last = self._now + 1 if buffers.kept[root] else self._end(users)
-            if root in takers:
-                last = self.begins[takers[root]] - 1
-            stays.append(Residency(root, buffers.nbytes[root], first, last))
+            found = [*self._stays(root)]
+            for number, (first, tasks) in enumerate(found):
+                last = self._end(tasks)
+                if buffers.kept[root] and number == len(found) - 1:
+                    last = self._now + 1
+                if (root, number) in takers:
+                    last = self.begins[takers[root, number]] - 1
+                stays.append(Residency(root, buffers.nbytes[root], first, last))
         stays += self._next_batch()
         for op in buffers.with_workspace:
             nbytes = round_up(graph.ops[op].workspace_bytes)
             stays.append(Residency(-1 - op, nbytes, self.begins[op], self.ends[op]))
         handed_on = {
-            graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root for root, op in takers.items()
+            graph.ops[op].outputs[in_place_output(graph.ops[op].type)]: root
+            for (root, _), op in takers.items()
         }
         reads = VariableReads(buffers, self.begins, self.ends, self._now + 1)
         updates = tuple(updates_of(buffers, reads, self.begins, self._stay & reads.may_stay))
@@ -248,15 +250,23 @@ class Execution:
             if moved is swap:
                 yield self.begins[task], [task, *(use.op for use in back.uses)]
 
-    def _takers(self) -> dict[int, int]:
-        """Map each buffer that an op takes over to that op: all else that it outlives is done by then."""
-        takers: dict[int, int] = {}
+    def _takers(self) -> dict[tuple[int, int], int]:
+        """Map buffers that an op takes over, with the number of the stay, to that op.
+
+        All else that the stay outlives is done by then: of a swapped buffer the copy to the host, too.
+        """
+        takers: dict[tuple[int, int], int] = {}
         for op, sources in self._buffers.takeovers:
-            for root in sources:
-                *_, (_, users) = self._stays(root)
+            stays = (
+                ((root, number), users)
+                for root in sources
+                for number, (_, users) in enumerate(self._stays(root))
+                if op in users
+            )
+            for stay, users in stays:
                 others = [task for task in users if task != op]
-                if op in users and root not in takers and self._end(others) < self.begins[op]:
-                    takers[root] = op
+                if stay not in takers and self._end(others) < self.begins[op]:
+                    takers[stay] = op
                     break
         return takers
 

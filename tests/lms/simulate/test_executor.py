@@ -83,6 +83,27 @@ def test_the_edges_of_a_plan_hold() -> None:
     assert all(peak and peak < 3 * SLOPE for peak in peaks(graph, 2, made))
 
 
+@pytest.mark.parametrize(("link", "is_taken"), [(1e12, True), (1e5, False)])
+def test_a_kernel_writes_over_a_swapped_tensor_whose_copy_is_done(link: float, is_taken: bool) -> None:
+    """As the normalisation of a batch does with what a convolution has made."""
+    build = GraphBuilder()
+    (made,) = build.add("convolution", "Conv2D", outputs=[SLOPE], flops=1e7)
+    (mean,) = build.add("mean", "Mean", inputs=[made], outputs=[K], flops=1e7)
+    (scaled,) = build.add("scaled", "Mul", inputs=[made, mean], outputs=[SLOPE], in_place=[0])
+    (loss,) = build.add("loss", "Mean", inputs=[scaled], outputs=[K])
+    (end,) = build.add("gradient", "Mul", inputs=[made, loss], outputs=[SLOPE], in_place=[0])
+    graph = build.build(kept=[end])
+    back = SwapIn(3, (Use(4, 0),), ())
+    swap = Swap(made, SLOPE, 0, (back,), (), None, at_once=True)
+    plan = SwapPlan("budget", (0, 1, 2, 3, 4), (swap,), (), (), 0, 0, 0, None)
+    costs = replace(COSTS, out_bytes_per_s=link, in_bytes_per_s=link)
+    demand = run(graph, plan, 2, costs).demand(None)
+    assert demand.handed_on == ({scaled: made, end: made} if is_taken else {end: made})
+    stays = [stay for stay in demand.stays if stay.tensor == made]
+    begin = next(stay.first for stay in demand.stays if stay.tensor == scaled)
+    assert (stays[0].last == begin - 1) == is_taken
+
+
 def test_a_swapped_tensor_leaves_when_its_copy_is_done_and_comes_back_behind_its_trigger() -> None:
     build = GraphBuilder()
     (kept,) = build.add("forward", "MatMul", outputs=[64 * K])
