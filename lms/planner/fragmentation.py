@@ -88,16 +88,13 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     if _fits(case, first, room, limit_bytes):
         return first
     found, tries = _for_less(case, first, room, limit_bytes)
-    faster, unsure = _faster(case, tries, found, room, limit_bytes)
-    if (made := faster or found) is not None:
+    if (made := _faster(case, tries, found, room, limit_bytes) or found) is not None:
         return _told(made, first)
     closer = _closer(room, limit_bytes)
     for made in tries:
         longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
         if None not in longer and _fits_by_chance(case, made, limit_bytes):
             return _told(made, first)
-    if unsure is not None:
-        return _told(unsure, first)
     for made in tries:
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
             return _told(filled, first)
@@ -190,12 +187,13 @@ def _for_less(
 
 def _faster(
     case: Case, tries: Sequence[SwapPlan], found: SwapPlan | None, room: int, limit_bytes: int
-) -> tuple[SwapPlan | None, SwapPlan | None]:
+) -> SwapPlan | None:
     """Look for plans in the other order, and mend plans (:mod:`lms.planner.mending`), where much is to gain.
 
-    These are the fastest that come near the limit, and a mended plan has each buffer where a gap was made for
-    it. So they must fit whichever ops run side by side, in what half of the margin leaves, too: a plan for a
-    ResNet-50 that fitted the whole limit only ran out of memory in half of its trainings.
+    These come nearest to the limit, and a mended plan has each buffer where a gap was made for it. So they
+    must fit whichever ops run side by side, in what the margin leaves, too: a plan for a ResNet-50 that fitted
+    so in the whole limit ran out of memory in half of its trainings, and one for a U-Net that fitted in what
+    half of the margin leaves ran out of it, too.
 
     Args:
         case: The step.
@@ -205,19 +203,17 @@ def _faster(
         limit_bytes: What the device has for the step's own tensors.
 
     Returns:
-        The best plan that costs less than ``found``, and one that fits in the planned order only; ``None``
-        where there is none.
+        The best plan that costs less than ``found``, or ``None`` where there is none.
     """
-    sure: SwapPlan | None = None
-    unsure: SwapPlan | None = None
+    faster: SwapPlan | None = None
     best: Cost = (inf, 0) if found is None else case.cost(found)
     budgets = [made.budget_bytes for made in tries if made.budget_bytes is not None]
     mends = MENDED_OPS // max(1, len(case.graph.ops))
     if mends < MENDS or not (budgets and tries[0].feasible):
-        return None, None
+        return None
     least = min(case.cost(way.plan) for way in budget_ways(case, budgets[0]))
     if all(ours <= worth * theirs for ours, worth, theirs in zip(best, WORTH, least, strict=True)):
-        return None, None
+        return None
     for budget in budgets:
         for way in budget_ways(case, budget):
             if mends < MENDS or not way.plan.feasible or case.cost(way.plan) >= best:
@@ -226,13 +222,10 @@ def _faster(
             mends -= done
             if made is None or made.peak_bytes > budgets[0]:
                 continue
-            sizes = _closer(room, limit_bytes), limit_bytes
-            by_chance = all(_fits_by_chance(case, made, size) for size in sizes)
+            by_chance = all(_fits_by_chance(case, made, size) for size in (room, limit_bytes))
             if by_chance and _leaves_room(case, made, room, limit_bytes):
-                sure, best = made, case.cost(made)
-            else:
-                unsure = unsure or made
-    return sure, unsure
+                faster, best = made, case.cost(made)
+    return faster
 
 
 def _closer(room: int, limit_bytes: int) -> int:
