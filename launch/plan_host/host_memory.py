@@ -47,8 +47,8 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
     """Give every rank its memory nodes and its limit.
 
     Raises:
-        PlanError: If hardly anything remains (:data:`LEAST_MB`), or with ``--strict`` if a limit was cut or
-            cannot be checked.
+        PlanError: If hardly anything remains (:data:`LEAST_MB`), or with ``--strict`` if a limit was cut,
+            cannot be checked or is unknown.
     """
     wishes = [_wish_mb(placement, settings) for placement in placements]
     near = [_memory_nodes(machine, placement) for placement in placements]
@@ -247,6 +247,8 @@ def _say_unknown(
         for placement, wish in zip(placements, wishes, strict=True)
         if placement.gpu and wish is None
     ]
+    for said in say_by_rank(blind) if settings.strict else ():
+        raise PlanError(f"--strict: {said}")
     asked = settings.gpu_memory_bytes
     read = [
         (

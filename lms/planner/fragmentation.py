@@ -191,9 +191,9 @@ def _faster(
     """Look for plans in the other order, and mend plans (:mod:`lms.planner.mending`), where much is to gain.
 
     These come nearest to the limit, and a mended plan has each buffer where a gap was made for it. So they
-    must fit whichever ops run side by side, in what the margin leaves, too: a plan for a ResNet-50 that fitted
-    so in the whole limit ran out of memory in half of its trainings, and one for a U-Net that fitted in what
-    half of the margin leaves ran out of it, too.
+    must fit whichever ops run side by side, in what the margin leaves, too. A plan for a ResNet-50 that did
+    so in the whole limit only ran out of memory in half of its trainings, and so did one for a U-Net that
+    did in what half of the margin leaves.
 
     Args:
         case: The step.

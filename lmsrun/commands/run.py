@@ -152,13 +152,18 @@ def _run_here(job: ResolvedJob) -> int:
             plan = replace(plan, warnings=(*said, *plan.warnings, *job.warnings, *apart))
             if job.options.dry_run:
                 return _show(plan, job)
-            if job.options.num_proc is None and not job.options.quiet:
-                kind = "GPU" if plan.ranks[0].gpu else "core"
-                say(f"ranks: {ranks} (one per {kind}; -np N starts another number)")
+            _say_ranks(plan, job.options)
             check_python(job.options.python, job.environ)
             _check_cpus(plan, job.options)
             note = write_down(job, plan, frozenset({job.request.host}), board)
     return _start_noted(plan, job, note)
+
+
+def _say_ranks(plan: "LaunchPlan", options: LaunchOptions) -> None:
+    """Say how many ranks start where the user has left that open."""
+    if options.num_proc is None and not options.quiet and not options.dry_run:
+        kind = "GPU" if plan.ranks[0].gpu else "core"
+        say(f"ranks: {plan.world_size} (one per {kind}; -np N starts N)")
 
 
 def _doubt_meeting(plan: "LaunchPlan", job: ResolvedJob) -> tuple[str, ...]:
@@ -196,9 +201,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
     options = request.options
-    given, _, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
-    for warning in () if options.quiet else unset:
-        say(f"warning: {warning}")
+    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     if given:
         say(f"warning: the script holds the values of {', '.join(given)}; keep it from others")
     named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
@@ -222,6 +225,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
         say(trouble)
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
+    asked = job.options
     with open_board(job) as board:
         with board.turn() if not options.dry_run else nullcontext():
             if place.only_here:
@@ -232,6 +236,7 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
             note = None if options.dry_run else write_down(job, plan, here, board)
     if (options.launcher == "auto" or options.verbose) and not options.quiet:
         say(f"launcher: {place.choice.name} ({place.choice.why})")
+    _say_ranks(plan, asked)
     if options.rankfile_out:
         say(write_rankfile(options.rankfile_out, place.backend, plan))
     if job.options.dry_run:

@@ -61,7 +61,7 @@ def parse_argv(command: str, argv: Sequence[str]) -> Parsed:
             return Parsed({}, {}, wish=_WISHES[word])
         flag, equals, text = word.partition("=")
         if flag not in spellings:
-            raise UsageError(f"unknown option {flag}{_hint(flag, spellings)}")
+            raise UsageError(f"unknown option {flag}{_hint(flag, spellings, command)}")
         field, switched = spellings[flag]
         value: Any = switched if OPTIONS[field].is_switch else None
         if value is None:
@@ -117,7 +117,7 @@ def find_behind(
     return tuple(found)
 
 
-def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
+def _hint(flag: str, spellings: Mapping[str, Any], command: str) -> str:
     if flag.endswith(".py"):
         return f"; if that is the program, write -- {flag}"
     if CONFIG_FLAG in spellings and (setting := _lms_setting(flag)):
@@ -126,9 +126,10 @@ def _hint(flag: str, spellings: Mapping[str, Any]) -> str:
     letter = flag.strip("-").lower()
     near = [spelling for spelling in spellings if len(letter) > 1 or spelling.strip("-") == letter]
     meant = nearest(flag, near)
+    page = "lmsrun --help" if command == "run" else f"lmsrun {command} --help"
     if not meant and CONFIG_FLAG in spellings and (setting := _nearest_setting(letter)):
-        return f"; did you mean the setting {setting}=... of LMS? `lmsrun --help` lists the options"
-    return f"{meant}; `lmsrun --help` lists them all"
+        return f"; did you mean the setting {setting}=... of LMS? `{page}` lists the options"
+    return f"{meant or ';'} `{page}` lists them all"
 
 
 def _lms_setting(flag: str) -> str:

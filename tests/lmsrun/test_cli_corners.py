@@ -36,7 +36,7 @@ def test_a_tree_under_ascii_is_drawn_in_ascii(tmp_path: Path) -> None:
 
 
 def test_the_number_of_ranks_is_said_where_nobody_gave_one(tmp_path: Path) -> None:
-    said = "(one per core; -np N starts another number)"
+    said = "(one per core; -np N starts N)"
     assert said in lmsrun(tmp_path, "true").stderr
     assert said not in lmsrun(tmp_path, "-q", "true").stderr
     assert said not in lmsrun(tmp_path, "-np", "1", "true").stderr
@@ -48,13 +48,17 @@ def test_a_quiet_plan_has_no_warnings(tmp_path: Path) -> None:
     assert "NOT_THERE" not in lmsrun(tmp_path, "plan", "-q", *words).stdout
 
 
-def test_a_forecast_and_a_script_say_which_variable_is_not_there(tmp_path: Path) -> None:
+def test_a_forecast_says_which_variable_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("")
     said = "NOT_THERE: NOT_THERE is not set here, so it is not handed on"
     environ = {"LMSRUN_FORWARD": "NOT_THERE"}
     assert said in lmsrun(tmp_path, "fit", "nothing.py", environ=environ).stderr
-    script = lmsrun(tmp_path, "-np", "1", "--print-script", "slurm", "-x", "NOT_THERE", "true")
-    assert said in script.stderr and script.stdout.startswith("#!")
+
+
+def test_an_unknown_option_names_the_help_of_its_command(tmp_path: Path) -> None:
+    assert "unknown option -x; `lmsrun fit --help`" in lmsrun(tmp_path, "fit", "-x", "A", "a.py").stderr
+    said = lmsrun(tmp_path, "--verbos", "a.py").stderr
+    assert "did you mean --verbose? `lmsrun --help` lists them all" in said
 
 
 def test_a_topology_that_cannot_be_read_is_blamed_itself(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_program_without_horovod_has_its_table_at_once(start: JobStarter, tmp_
     [
         ("-np 1 -m", "-m needs the name of a module"),
         ("-np 1 -m nowhere.at.all", "there is no module nowhere in this folder"),
-        ("topo -m x", "unknown option -m; `lmsrun --help`"),
+        ("topo -m x", "unknown option -m; `lmsrun topo --help`"),
         ("-np 1 -N 3 x", "unknown option -N; did you mean -n?"),
         ("-np 1 --stdin x train.py", "--stdin is 'x'; needed none or a whole number"),
         ("-np 1 --stdin 1 true", "--stdin 1: there is no such rank; needed none or 0 to 0"),

@@ -146,6 +146,11 @@ def test_strict_makes_an_unchecked_limit_an_error() -> None:
         size(machine, 4, strict=True)
 
 
+def test_strict_makes_a_limit_that_nobody_knows_an_error() -> None:
+    with pytest.raises(PlanError, match=r"--strict: .*GPU memory cannot be read.* give --gpu-memory SIZE"):
+        size(machines.machine("cxl"), 1, strict=True)
+
+
 def test_gpu_memory_against_what_was_read_is_said() -> None:
     memory = size(machines.machine("ac922"), 1, gpu_memory_bytes=8 * GIB)
     assert memory.ranks[0].limit_mb == 32768
