@@ -222,8 +222,11 @@ def _faster(
             mends -= done
             if made is None or made.peak_bytes > budgets[0]:
                 continue
-            by_chance = all(_fits_by_chance(case, made, size) for size in (room, limit_bytes))
-            if by_chance and _leaves_room(case, made, room, limit_bytes):
+            fits = all(
+                _peak(case, made, size) is not None and _fits_by_chance(case, made, size)
+                for size in (room, limit_bytes)
+            )
+            if fits and _leaves_room(case, made, room, limit_bytes):
                 faster, best = made, case.cost(made)
     return faster
 
