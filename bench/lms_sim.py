@@ -117,7 +117,7 @@ def rows(models: Sequence[str], links: Sequence[str], device: Costs) -> list[Row
             points = grid_points(case, costs)
             least = plan(graph, LMSConfig(policy="all"), costs=costs)
             all_timing = simulate(case.buffers, least.order, least.swaps, costs)
-            moved = least.bytes_out + least.bytes_in
+            moved = least.bytes_moved
             for share in SHARES:
                 table.append(_row(case, costs, (model, link, share), points, all_timing, moved))
     return table
@@ -152,7 +152,7 @@ def _row(
         hybrid_s / timing.compute_s if decided.plan.feasible else None,
         min(within, default=None),
         all_timing.slowdown,
-        made.bytes_out + made.bytes_in,
+        made.bytes_moved,
         all_moved,
         took,
         "; ".join(made.notes),

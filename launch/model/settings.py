@@ -328,7 +328,7 @@ class PlanSettings:
         metavar="X",
     )
     strict: bool = switch(
-        False, "strict", "make a host memory limit that was cut or is unchecked an error", MEMORY
+        False, "strict", "make a host memory limit that was cut, or is unchecked or unknown, an error", MEMORY
     )
     lms: bool | None = switch(
         None, "lms", "switch Large Model Support on in every rank (on unless a config says no)", LMS

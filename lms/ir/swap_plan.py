@@ -192,6 +192,11 @@ class SwapPlan:
         return moved + sum(sent.nbytes for sent in self.sent)
 
     @property
+    def bytes_moved(self) -> int:
+        """Bytes copied to the host and back in one step."""
+        return self.bytes_out + self.bytes_in
+
+    @property
     def tensors_out(self) -> int:
         """The number of tensors that leave the device in one step."""
         return len(self.swaps) - len(self.copied) + len(self.sent)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
+from operator import attrgetter
 
 from lms.config import LMSConfig
 from lms.ir.swap_plan import SwapPlan
@@ -98,7 +99,7 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapP
     for made in tries:
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
             return _told(filled, first)
-    for made in sorted(least_plans(case, first.budget_bytes), key=_moved_bytes):
+    for made in sorted(least_plans(case, first.budget_bytes), key=attrgetter("bytes_moved")):
         if all(_peak(case, made, size) is not None for size in (room, limit_bytes)):
             return _told(made, first)
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
@@ -222,13 +223,15 @@ def _faster(
             mends -= done
             if made is None or made.peak_bytes > budgets[0]:
                 continue
-            fits = all(
-                _peak(case, made, size) is not None and _fits_by_chance(case, made, size)
-                for size in (room, limit_bytes)
-            )
-            if fits and _leaves_room(case, made, room, limit_bytes):
+            sure = _fits_surely(case, made, (room, limit_bytes))
+            if sure and _leaves_room(case, made, room, limit_bytes):
                 faster, best = made, case.cost(made)
     return faster
+
+
+def _fits_surely(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
+    """Tell whether a plan fits in regions of all ``sizes``, in its own order and whichever ops meet."""
+    return all(_peak(case, made, size) is not None and _fits_by_chance(case, made, size) for size in sizes)
 
 
 def _closer(room: int, limit_bytes: int) -> int:
@@ -265,10 +268,6 @@ def _with_fillers(case: Case, made: SwapPlan, size: int, share: int) -> SwapPlan
     demand, overlaps = demand_of(case, made), case.costs.overlaps
     found = find_fillers(demand, size, case.graph, made, case.big, overlaps=overlaps, share=share)
     return replace(made, fillers=found)
-
-
-def _moved_bytes(made: SwapPlan) -> int:
-    return made.bytes_out + made.bytes_in
 
 
 def tries_for(ops: int) -> int:

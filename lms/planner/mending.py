@@ -26,7 +26,7 @@ from lms.simulate.allocation_trace import Demand
 from lms.simulate.rehearsal import Chunk, Stuck, first_stuck
 
 ANOTHER_TIME = 0.4
-"""What a byte costs whose copy only runs, or is waited for, at another time; one that is copied costs 1."""
+"""The cost of a byte whose copy runs or ends at another time. A byte that is copied once more costs 1."""
 STRETCHES = 2
 """The cheapest stretches of chunks of which the one is taken that has compute wait the least."""
 

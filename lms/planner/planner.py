@@ -108,7 +108,7 @@ class Case:
 
     def cost(self, made: SwapPlan) -> Cost:
         """Return what a step with a plan costs."""
-        return round(self.makespan_s(made), 9), made.bytes_out + made.bytes_in
+        return round(self.makespan_s(made), 9), made.bytes_moved
 
     def makespan_s(self, made: SwapPlan) -> float:
         """Return the seconds that a step takes with a plan."""

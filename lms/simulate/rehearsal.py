@@ -77,7 +77,7 @@ def steps_to_run(demand: Demand, steps: int) -> int:
 def first_stuck(demand: Demand, size: int, *, pooled: bool) -> "Stuck | None":
     """Return the first buffer of :data:`STEPS` steps that finds no chunk, or ``None`` where each does.
 
-    The arguments are those of :func:`peak_in_pieces`; a demand with fillers is none that this can tell of.
+    The arguments are those of :func:`peak_in_pieces`, for a demand without fillers.
     """
     key = size, STEPS, pooled
     if demand.peaks.get(key) is not None:

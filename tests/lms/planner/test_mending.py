@@ -18,7 +18,7 @@ from lms.planner.planner import Case, Cost, Way, plan_trips
 from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
-from lms.simulate.rehearsal import Rehearsal, peak_in_pieces
+from lms.simulate.rehearsal import Rehearsal, Stuck, peak_in_pieces
 
 MIB = 1 << 20
 COSTS = Costs(out_bytes_per_s=1e9, in_bytes_per_s=1e9)
@@ -230,6 +230,10 @@ def test_a_chunk_that_was_handed_on_twice_is_its_last_taker_s() -> None:
     tape = demand_of(case, made).tape
     taken = [(tape.tensors[register], one) for register, handed in tape.handed.items() for _, one in handed]
     assert taken == [(kept, middle), (kept, last)]
+    way = Way(case.given, tuple(trips), 100 * MIB, made)
+    at_loss = Stuck(next(one for one, owner in tape.tensors.items() if owner == loss), 256, [])
+    neighbours = mending._Neighbours(case, way, made, {}, at_loss)
+    assert [neighbours._tensor_of(register) for register in tape.handed] == [middle, last]
 
 
 def test_a_step_gets_a_bounded_number_of_mends(monkeypatch: pytest.MonkeyPatch) -> None:
