@@ -20,7 +20,9 @@ class Profile:
 
 @contextmanager
 def profile() -> Iterator[Profile]:
-    """Measure the ops of the training steps that run in the ``with`` block, on the CPU device.
+    """Measure the ops of the training steps that run in the ``with`` block.
+
+    On the CPU device it takes the time of each call of a kernel, on a GPU that of the kernels themselves.
 
     Plans that are made from then on use the measured times in place of estimated ones, for the same step with
     the same batch on the same machine: in this process, and in later ones. A step that was planned before
@@ -35,14 +37,14 @@ def profile() -> Iterator[Profile]:
         What was measured, once the block is left.
 
     Raises:
-        LMSError: If LMS is not on, another profiler is at work, no training step ran, the device is a GPU, or
-            the times cannot be kept.
+        LMSError: If LMS is not on, another profiler is at work, no training step ran, the profiler
+            may not trace the GPU, or the times cannot be kept.
     """
     installation = importlib.import_module("lms.engine.installation")
     engine = installation.engine()
     measuring = importlib.import_module("lms.engine.measuring")
-    measuring.require_cpu(engine)
     made = Profile()
-    with importlib.import_module("lms.profiling.op_trace").tracing() as trace:
+    device_type = engine.resources.devices[0].type
+    with importlib.import_module("lms.profiling.op_trace").tracing(device_type) as trace:
         yield made
     made.steps = measuring.keep(engine, trace.data)

@@ -62,8 +62,8 @@ def costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
 @lru_cache
 def _costs_of_device(device: Device, bandwidth_gb_s: float | None) -> Costs:
     capability = device.capability and device.capability[0]
-    costs = costs_of(device.type, capability, _model_name(device), platform.machine())
-    costs = replace(costs, threads=executor_threads(device.type))
+    costs = costs_of(device.type, capability, model_name(device), platform.machine())
+    costs = replace(costs, threads=executor_threads(device.type), maps_pages=device.maps_pages)
     is_here = device.type == "CPU" or device.number < len(tf.config.list_logical_devices("GPU"))
     if bandwidth_gb_s:
         return costs.with_link(bandwidth_gb_s * 1e9)
@@ -121,7 +121,7 @@ def _least_seconds(work: Callable[[], object]) -> float:
     return least
 
 
-def _model_name(device: Device) -> str:
+def model_name(device: Device) -> str:
     """Return the driver's name of the first visible GPU; empty for other devices."""
     gpus = tf.config.get_visible_devices("GPU") if device.type == "GPU" else ()
     if not gpus:  # a step can also be planned for a GPU that is not here

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lms.device.device import Device
+from lms.device.link_speed import model_name
 from lms.errors import LMSError
-from lms.ir.graph import Graph
 from lms.planner.segments import SEGMENT
-from lms.profiling.op_trace import op_seconds
+from lms.profiling.op_trace import calls_of, cpu_seconds, gpu_seconds, kernels_of
 from lms.profiling.store import Profiles, profile_folder
 
 if TYPE_CHECKING:
@@ -24,21 +24,23 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def profiles_of(device: Device, environ: Mapping[str, str], warn: Callable[[str], None]) -> Profiles:
-    """Return the profiles of this machine's CPU device; none of a GPU, which is not measured."""
-    folder = profile_folder(environ) if device.type == "CPU" else None
+    """Return the profiles of this machine's device."""
+    machine = _host() if device.type == "CPU" else _gpu(device)
+    return Profiles(profile_folder(environ), (device.name, *machine, f"TensorFlow {tf.__version__}"), warn)
+
+
+def _host() -> tuple[str, ...]:
+    """Return what the times of the CPU device depend on."""
     intra = tf.config.threading.get_intra_op_parallelism_threads()
     inter = tf.config.threading.get_inter_op_parallelism_threads()
-    return Profiles(
-        folder,
-        (
-            device.name,
-            _processor(),
-            f"{len(os.sched_getaffinity(0))} CPUs",
-            f"{intra} and {inter} threads",
-            f"TensorFlow {tf.__version__}",
-        ),
-        warn,
-    )
+    cpus = len(os.sched_getaffinity(0))
+    return _processor(), f"{cpus} CPUs", f"{intra} and {inter} threads"
+
+
+def _gpu(device: Device) -> tuple[str, ...]:
+    """Return what the times of a GPU depend on."""
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    return model_name(device), f"capability {device.capability}", f"TF32 {tf32}"
 
 
 def _processor() -> str:
@@ -51,27 +53,14 @@ def _processor() -> str:
     return next(named, platform.machine())
 
 
-def require_cpu(engine: "Engine") -> None:
-    """Check that the engine's device can be profiled.
-
-    Raises:
-        LMSError: If it is a GPU.
-    """
-    name = engine.resources.devices[0].name
-    if engine.resources.devices[0].type != "CPU":
-        raise LMSError(
-            f"lms.profile() measures the CPU device, and steps run on {name} here; hide the GPUs to measure "
-            "(CUDA_VISIBLE_DEVICES=-1), or leave the profile out: plans then use estimates"
-        )
-
-
 def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
     """Keep the times of all planned steps that a trace holds; return a line for each.
 
     Raises:
         LMSError: If the trace holds none, or the times cannot be kept.
     """
-    measured = op_seconds(trace)
+    on_gpu = engine.resources.devices[0].type == "GPU"
+    events = kernels_of(trace) if on_gpu else calls_of(trace)
     engine.report()  # has steps read that fit
     kept: dict[str, str] = {}
     for planned in engine.books.collector.planned.values():
@@ -80,8 +69,9 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
                 f"{planned.name} runs in segments that XLA compiles, whose ops have no times; "
                 "measure it with xla='off'"
             )
-        found = _of_step(planned.unedited, measured)
-        if found:
+        ops = [op.name for op in planned.unedited.ops]
+        found = (gpu_seconds if on_gpu else cpu_seconds)(events, frozenset(ops))
+        if len(found) >= LEAST_SHARE * len(ops):
             path = engine.resources.profiles().keep(planned.unedited, found)
             total_s = sum(found.values())
             kept[planned.name] = f"{len(found):,} ops measured, {1000 * total_s:,.1f} ms a step, in {path}"
@@ -91,9 +81,3 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
             "such as three steps of fit()"
         )
     return kept
-
-
-def _of_step(graph: Graph, measured: Mapping[str, float]) -> dict[str, float]:
-    """Return the times of a step's ops; empty where too few of them ran."""
-    found = {op.name: measured[op.name] for op in graph.ops if op.name in measured}
-    return found if len(found) >= LEAST_SHARE * len(graph.ops) else {}

@@ -32,6 +32,15 @@ def make_step():
     return step
 
 
+def keras_steps(count):
+    tf.keras.utils.set_random_seed(0)
+    layers = [tf.keras.layers.Dense(SIZE, activation="relu") for _ in range(LAYERS)]
+    model = tf.keras.Sequential([tf.keras.Input((SIZE,)), *layers])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(count * BATCH, SIZE)).astype("float32")
+    model.fit(x, x, batch_size=BATCH, verbose=0)
+
+
 def steps(step, count):
     x = tf.constant(np.random.default_rng(0).normal(size=(BATCH, SIZE)).astype("float32"))
     return [float(step(x)).hex() for _ in range(count)]
@@ -57,6 +66,11 @@ def main() -> None:
     found = {"cache": os.environ["LMS_CACHE"]}
     if sys.argv[1] == "plain":
         found["losses"] = steps(make_step(), 4)
+    elif sys.argv[1] == "keras":
+        lms.enable(policy="all", min_tensor_bytes=4096, budget_bytes=2**40)
+        with lms.profile() as measured:
+            keras_steps(3)
+        found["text"] = str(measured)
     elif sys.argv[1] == "refused":
         for name, work in (("off", lambda: None), ("nothing", lambda: lms.enable(min_tensor_bytes=4096))):
             work()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,104 @@ def test_where_profiles_lie() -> None:
     assert profile_folder({"HOME": "/h"}) == Path("/h/.cache/lmsrun/profiles")
 
 
+HOST_PLANE, GPU_PLANE, MAIN_THREAD, COMPUTE, COPIES, BY_OP = 5, 7, 1, 14, 15, 0xFFFF_FFF0
+NS = 1000
+"""Picoseconds."""
+
+
+def trace_of(
+    calls: Mapping[str, Sequence[int]], kernels: Mapping[str, Sequence[tuple[int, int, int]]]
+) -> bytes:
+    """Build a trace: for each op when it is called, and line, begin and length of its kernels."""
+    made: Any = pytest.importorskip("tensorflow.tsl.profiler.protobuf.trace_events_pb2").Trace()
+    made.devices[HOST_PLANE].name = "/host:CPU"
+    made.devices[HOST_PLANE].resources[MAIN_THREAD].name = "tf_main"
+    made.devices[GPU_PLANE].name = "/device:GPU:0"
+    for line, name in ((COMPUTE, "Stream #14(Compute)"), (COPIES, "Stream #15"), (BY_OP, "TensorFlow Ops")):
+        made.devices[GPU_PLANE].resources[line].name = name
+    for name, begins in calls.items():
+        for begin in begins:
+            event = made.trace_events.add(
+                device_id=HOST_PLANE, resource_id=MAIN_THREAD, timestamp_ps=begin * NS
+            )
+            event.duration_ps = 3 * NS
+            event.args["long_name"] = f"{name}:Op"
+    for name, launched in kernels.items():
+        for line, begin, length in launched:
+            event = made.trace_events.add(device_id=GPU_PLANE, resource_id=line, timestamp_ps=begin * NS)
+            event.name, event.duration_ps = "void kernel<float>(int)", length * NS
+            event.args["tf_op"] = f"{name}:Op"
+    return bytes(made.SerializeToString())
+
+
+@pytest.mark.tensorflow
+def test_a_gpu_s_times_are_those_of_its_kernels() -> None:
+    op_trace = pytest.importorskip("lms.profiling.op_trace")
+    steps = (0, 10_000, 20_000)
+    data = trace_of(
+        {"conv": steps, "reshape": steps, "late": steps[1:]},
+        {
+            # the first run tries algorithms, the second and the third launch two kernels and a copy
+            "conv": [
+                *((COMPUTE, 50 + 700 * number, 600) for number in range(5)),
+                *((COMPUTE, step + 50, 100) for step in steps[1:]),
+                *((COMPUTE, step + 160, 20) for step in steps[1:]),
+                *((COPIES, step + 170, 5) for step in steps[1:]),
+                *((BY_OP, step + 50, 130) for step in steps),
+            ],
+            **{name: [(COMPUTE, step + 300, 8) for step in steps] for name in ("relu", "bias")},
+            "late": [(COMPUTE, 20_900, 7)],
+            "elsewhere": [(COMPUTE, 30_000, 9)],
+        },
+    )
+    kernels, calls = op_trace.kernels_of(data), op_trace.calls_of(data)
+    names = ("conv", "relu", "bias", "reshape", "late")
+    wanted = {"conv": 125e-9, "relu": 8e-9, "bias": 8e-9, "reshape": 0.0, "late": 0.0}
+    assert op_trace.gpu_seconds(kernels, names) == wanted
+    assert op_trace.cpu_seconds(calls, names) == {"conv": 3e-9, "reshape": 3e-9, "late": 3e-9}
+    assert op_trace.gpu_seconds(kernels, ("another",)) == op_trace.cpu_seconds(calls, ("another",)) == {}
+
+
+@pytest.mark.tensorflow
+def test_a_trace_without_a_gpu_s_kernels_is_refused() -> None:
+    op_trace = pytest.importorskip("lms.profiling.op_trace")
+    for kernels in ({}, {"conv": [(BY_OP, 50, 130)]}):
+        with pytest.raises(ProfileError, match="no kernel of the GPU"):
+            op_trace.kernels_of(trace_of({"conv": (0,)}, kernels))
+
+
+@pytest.mark.tensorflow
+def test_a_step_that_another_function_calls_is_found() -> None:
+    """Keras has ``fit`` call the step, and TensorFlow puts it into its caller: its ops' names get longer."""
+    op_trace = pytest.importorskip("lms.profiling.op_trace")
+    calls = op_trace.calls_of(
+        trace_of({"call/a/relu": (0, 9), "call/relu": (1, 8), "call_1/relu": (2,), "relu/x": (3,)}, {})
+    )
+    assert [*op_trace.cpu_seconds(calls, ("a/relu", "relu"))] == ["a/relu", "relu"]
+    assert [*op_trace.cpu_seconds(calls, ("relu",))] == ["relu"]
+
+
+CONV, RELU = "functional_1/conv2d_1/convolution", "functional_1/re_lu_1_2/Relu"
+MEAN = "functional_1/batch_normalization_1/moments/mean"
+
+
+@pytest.mark.tensorflow
+def test_a_trace_of_an_h100_is_read() -> None:
+    """It has some ops of two steps of ``tiny`` (``bench/models.py``) with 256 images, TensorFlow 2.21."""
+    op_trace = pytest.importorskip("lms.profiling.op_trace")
+    data = (Path(__file__).parent / "h100_trace.pb").read_bytes()
+    kernels = op_trace.kernels_of(data)
+    assert f"StatefulPartitionedCall/{CONV}/lms/0/swap_in_0" in kernels
+    assert len(kernels[f"StatefulPartitionedCall/{CONV}"]) == 10
+    found = op_trace.gpu_seconds(kernels, (CONV, RELU, MEAN, "functional_1/reshape"))
+    assert found == {
+        CONV: pytest.approx(65.9e-6, rel=1e-2),
+        RELU: pytest.approx(4.16e-6, rel=1e-2),
+        MEAN: pytest.approx(139e-6, rel=1e-2),
+        "functional_1/reshape": 0.0,
+    }
+
+
 @pytest.mark.tensorflow
 def test_a_profile_serves_later_processes_and_changes_no_bit(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
@@ -129,6 +228,13 @@ def test_a_profile_serves_later_processes_and_changes_no_bit(tmp_path: Path) -> 
     spoilt = run_job("profile_job.py", "run", "all", **cache)
     assert spoilt["losses"] == plain["losses"] and spoilt["measured_ops"] == [0]
     assert len(spoilt["warnings"]) == 1 and "is not used" in spoilt["warnings"][0]
+
+
+@pytest.mark.tensorflow
+def test_steps_of_fit_are_profiled(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    found = run_job("profile_job.py", "keras", LMS_CACHE=str(tmp_path))
+    assert "ops measured" in found["text"] and len(found["files"]) == 1
 
 
 @pytest.mark.tensorflow
