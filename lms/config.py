@@ -47,6 +47,8 @@ SECOND_RULES = (
 """The fields that are rules of one of IBM's generations; policy ``threshold`` alone goes by them."""
 PLUGIN_VARIABLE = "LMS_PLUGIN"
 """Which form of the plug-in is loaded: ``prebuilt``, ``compiled`` or ``ctypes``; for tests."""
+ALLOCATOR, ASYNC_ALLOCATOR = "TF_GPU_ALLOCATOR", "cuda_malloc_async"
+"""With this value the driver of a GPU of NVIDIA puts each buffer together from free pages."""
 CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
 REPORT_VARIABLE = "LMS_REPORT_DIR"

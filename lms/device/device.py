@@ -11,6 +11,7 @@ from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 from tensorflow.python.util import _pywrap_util_port
 
+from lms.config import ALLOCATOR, ASYNC_ALLOCATOR
 from lms.device.host_memory import is_host_input, is_host_output
 from lms.device.kernels import PERSISTENT, Gpu, Kernels, OneDnnCpu, PlainCpu
 
@@ -52,6 +53,11 @@ class Device:
     def number(self) -> int:
         """The device's number among those of its type."""
         return int(self.name.rpartition(":")[2])
+
+    @property
+    def maps_pages(self) -> bool:
+        """Whether the device's allocator puts buffers together from free pages, wherever these lie."""
+        return self.capability is not None and os.environ.get(ALLOCATOR) == ASYNC_ALLOCATOR
 
     def holds(self, name: str) -> bool:
         """Tell whether what runs on the device called ``name`` takes the memory of this device."""

@@ -271,7 +271,7 @@ class Forecaster:
             made = decide(graph, config, device_type, room, costs)
         seconds, fits = made.case.makespan_s(made.plan), made.peak_bytes <= room
         if costs.threads > 1 and fits:
-            found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, room))
+            found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, (room,)))
             if None in found:
                 return _Run(room + 1, seconds, False, made.peak_bytes)
             return _Run(max(peak or 0 for peak in found), seconds, True, made.peak_bytes)

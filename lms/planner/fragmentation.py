@@ -6,7 +6,7 @@ from itertools import product
 from math import inf
 from operator import attrgetter
 
-from lms.config import LMSConfig
+from lms.config import ALLOCATOR, ASYNC_ALLOCATOR, LMSConfig
 from lms.ir.swap_plan import SwapPlan
 from lms.planner.mending import demand_of, mend
 from lms.planner.planner import Case, Cost, budget_ways, least_plans, plan_budget, plan_case
@@ -47,7 +47,9 @@ LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 
 
-def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+def plan_in_pieces(
+    case: Case, config: LMSConfig, limit_bytes: int | None, *, thorough: bool = True
+) -> SwapPlan:
     """Make a plan whose bytes fit, and whose buffers fit despite fragmentation, step after step.
 
     Fragmented memory can need half as much again as its bytes say. A plan that would fail for that reason is
@@ -62,8 +64,10 @@ def plan_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> Sw
         case: The step, made ready for planning.
         config: Policy and parameters, with the ``min_tensor_bytes`` that the case was made with.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+        thorough: Whether to look for faster plans than the first one that fits. That takes most of the time,
+            and is not worth it for a step of which other choices are planned, too.
     """
-    made = _plan_alone(case, config, limit_bytes)
+    made = _plan_alone(case, config, limit_bytes, thorough)
     if limit_bytes is None or made.is_empty or made.fillers or not case.makes_batches:
         return made
     batches = _most_batches(case, limit_bytes)
@@ -78,36 +82,38 @@ def _most_batches(case: Case, limit_bytes: int) -> int:
     return batches if batches >= LEAST_BATCHES else 0
 
 
-def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
+def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> SwapPlan:
     """Make the plan of a step beside which no batch is made."""
     if config.policy == "all":
         return _least_stored(case, config, limit_bytes, _least_in_pieces(case, config, limit_bytes))
     first = plan_case(case, config, limit_bytes)
-    if limit_bytes is None or first.policy not in ("auto", "budget"):
+    if limit_bytes is None or case.costs.maps_pages or first.policy not in ("auto", "budget"):
         return first
     room = int(limit_bytes * (1 - config.margin))
     if _fits(case, first, room, limit_bytes):
         return first
     found, tries = _for_less(case, first, room, limit_bytes)
-    if (made := _faster(case, tries, found, room, limit_bytes) or found) is not None:
-        return _told(made, first)
+    if thorough or found is None:
+        found = _faster(case, tries, found, room, limit_bytes) or found
+    if found is not None:
+        return _told(case, found, first)
     closer = _closer(room, limit_bytes)
     for made in tries:
         longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
-        if None not in longer and _fits_by_chance(case, made, limit_bytes):
-            return _told(made, first)
+        if None not in longer and _fits_by_chance(case, made, (limit_bytes,)):
+            return _told(case, made, first)
     for made in tries:
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
-            return _told(filled, first)
+            return _told(case, filled, first)
     for made in sorted(least_plans(case, first.budget_bytes), key=attrgetter("bytes_moved")):
         if all(_peak(case, made, size) is not None for size in (room, limit_bytes)):
-            return _told(made, first)
+            return _told(case, made, first)
         if (filled := _filled(case, made, (room, limit_bytes))) is not None:
-            return _told(filled, first)
+            return _told(case, filled, first)
     # The simulation cannot tell plans apart that lack a few percent: what policy all trains, this does.
     least = _least_in_pieces(case, replace(config, policy="all"), limit_bytes)
     helps = case.streams or least.peak_bytes < case.peak_before_bytes
-    return _told(least, first) if helps else first
+    return _told(case, least, first) if helps else first
 
 
 def _least_in_pieces(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPlan:
@@ -158,7 +164,7 @@ def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
     """
     if _peak(case, made, room) is None or (peak := _peak(case, made, limit_bytes)) is None:
         return False
-    return peak <= room or _fits_by_chance(case, made, limit_bytes)
+    return peak <= room or _fits_by_chance(case, made, (limit_bytes,))
 
 
 def _for_less(
@@ -206,7 +212,6 @@ def _faster(
     Returns:
         The best plan that costs less than ``found``, or ``None`` where there is none.
     """
-    faster: SwapPlan | None = None
     best: Cost = (inf, 0) if found is None else case.cost(found)
     budgets = [made.budget_bytes for made in tries if made.budget_bytes is not None]
     mends = MENDED_OPS // max(1, len(case.graph.ops))
@@ -215,23 +220,24 @@ def _faster(
     least = min(case.cost(way.plan) for way in budget_ways(case, budgets[0]))
     if all(ours <= worth * theirs for ours, worth, theirs in zip(best, WORTH, least, strict=True)):
         return None
+    mended: list[SwapPlan] = []
     for budget in budgets:
         for way in budget_ways(case, budget):
             if mends < MENDS or not way.plan.feasible or case.cost(way.plan) >= best:
                 continue
             made, done = mend(case, way, (room, limit_bytes), MENDS, best)
             mends -= done
-            if made is None or made.peak_bytes > budgets[0]:
-                continue
-            sure = _fits_surely(case, made, (room, limit_bytes))
-            if sure and _leaves_room(case, made, room, limit_bytes):
-                faster, best = made, case.cost(made)
-    return faster
+            if made is not None and made.peak_bytes <= budgets[0] and case.cost(made) < best:
+                mended.append(made)
+    for made in sorted(mended, key=case.cost):
+        if _leaves_room(case, made, room, limit_bytes) and _fits_surely(case, made, (room, limit_bytes)):
+            return made
+    return None
 
 
 def _fits_surely(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
     """Tell whether a plan fits in regions of all ``sizes``, in its own order and whichever ops meet."""
-    return all(_peak(case, made, size) is not None and _fits_by_chance(case, made, size) for size in sizes)
+    return all(_peak(case, made, size) is not None for size in sizes) and _fits_by_chance(case, made, sizes)
 
 
 def _closer(room: int, limit_bytes: int) -> int:
@@ -275,7 +281,7 @@ def tries_for(ops: int) -> int:
     return min(TRIES, max(1, MOST_OPS // max(1, ops)))
 
 
-def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
+def _told(case: Case, made: SwapPlan, first: SwapPlan) -> SwapPlan:
     if made is first:
         return made
     wanted, planned = first.peak_bytes / 2**20, made.peak_bytes / 2**20
@@ -283,6 +289,8 @@ def _told(made: SwapPlan, first: SwapPlan) -> SwapPlan:
     if made.peak_bytes >= first.peak_bytes:
         return told
     note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
+    if case.costs.overlaps:
+        note += f"; {ALLOCATOR}={ASYNC_ALLOCATOR} avoids that"
     if made.fillers:
         return replace(told, notes=(*made.notes[-1:], note))
     # Drop the notes of a try that missed its own, tighter budget.
@@ -316,18 +324,23 @@ def _room(case: Case, made: SwapPlan, room: int) -> int:
 
 
 def _peak(case: Case, made: SwapPlan, limit_bytes: int, steps: int = STEPS) -> int | None:
+    if case.costs.maps_pages:
+        return made.peak_bytes if made.peak_bytes <= limit_bytes else None
     return peak_in_pieces(demand_of(case, made), limit_bytes, steps, pooled=not made.is_empty)
 
 
-def _fits_by_chance(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
-    """Tell whether a plan fits whatever runs side by side; on one thread without copies that is no chance."""
+def _fits_by_chance(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
+    """Tell whether a plan fits in regions of all ``sizes`` whatever runs side by side.
+
+    On one thread without copies that is no chance.
+    """
     one_by_one = case.costs.threads == 1 and not (case.costs.overlaps and made.swaps)
-    return one_by_one or None not in peaks_by_chance(case.buffers, made, case.costs, limit_bytes)
+    return one_by_one or None not in peaks_by_chance(case.buffers, made, case.costs, sizes)
 
 
 def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, tuple[int, ...]]:
     """Return the bytes of the room for the planned step's small buffers, and of each batch that has room."""
-    if limit_bytes is None or made.is_empty:
+    if limit_bytes is None or made.is_empty or case.costs.maps_pages:
         return 0, ()
     demand = demand_of(case, made)
     return small_pool_bytes(demand, limit_bytes), demand.room_for_batches

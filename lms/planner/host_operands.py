@@ -106,6 +106,8 @@ def plan_swaps(
     limit_bytes: int | None,
     costs: Costs,
     peak_before_bytes: int | None = None,
+    *,
+    thorough: bool = True,
 ) -> Decision:
     """Plan a step; ops that only move data read from the host where it does not fit otherwise.
 
@@ -118,11 +120,12 @@ def plan_swaps(
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
         costs: The device and its link.
         peak_before_bytes: What the unedited step needs, where ``graph`` is not that step.
+        thorough: As for :func:`lms.planner.fragmentation.plan_in_pieces`.
     """
     case = Case.of(graph, config, costs)
     if peak_before_bytes is not None:
         case = replace(case, peak_before_bytes=peak_before_bytes)
-    found = _decide(case, config, limit_bytes)
+    found = _decide(case, config, limit_bytes, thorough)
     if not _wants_less(found, config, limit_bytes):
         return found
     movers = narrow_movers(found.case)
@@ -132,7 +135,7 @@ def plan_swaps(
     if not relocation.reads:
         return found
     case = replace(Case.of(relocation.graph, config, costs), peak_before_bytes=found.case.peak_before_bytes)
-    other = _decide(case, config, limit_bytes)
+    other = _decide(case, config, limit_bytes, thorough)
     made = _told(other.plan, relocation)
     more_lacks = costs.host_lacks(made.bytes_out) > costs.host_lacks(found.plan.bytes_out)
     if more_lacks or needed(other, limit_bytes) >= needed(found, limit_bytes):
@@ -140,8 +143,16 @@ def plan_swaps(
     return replace(other, plan=made, relocation=relocation)
 
 
-def _decide(case: Case, config: LMSConfig, limit_bytes: int | None) -> Decision:
-    made = plan_in_pieces(case, config, limit_bytes)
+def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Decision:
+    """Look for faster plans of a step than the one that was planned without being thorough."""
+    made = plan_in_pieces(found.case, config, limit_bytes)
+    told = made if found.relocation is None else _told(made, found.relocation)
+    plan = replace(told, recomputed=found.plan.recomputed)
+    return replace(found, plan=plan, peak_bytes=predicted_peak(found.case, plan, limit_bytes))
+
+
+def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
+    made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
     return Decision(case, made, predicted_peak(case, made, limit_bytes))
 
 

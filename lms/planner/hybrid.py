@@ -29,7 +29,7 @@ from lms.ir.graph import Graph
 from lms.ir.swap_plan import Recomputed, Sent, SwapPlan
 from lms.planner.blocks import Blocks
 from lms.planner.choices import Choice, Choices
-from lms.planner.host_operands import Decision, plan_swaps, read_from_host
+from lms.planner.host_operands import Decision, plan_swaps, read_from_host, refined
 from lms.planner.planner import Case, plan_case, usable_bytes
 from lms.planner.policy_budget import NO_STALL
 from lms.planner.recomputation import Recomputation, recompute
@@ -93,33 +93,68 @@ def decide(
         costs: The device and its link; the default is a common one of its type.
     """
     costs = costs or costs_of(device_type)
-    swapped = plan_swaps(graph, config, device_type, limit_bytes, costs)
-    if config.recompute == "off" or config.policy == "threshold":
+    alone = config.recompute == "off" or config.policy == "threshold"
+    swapped = plan_swaps(graph, config, device_type, limit_bytes, costs, thorough=alone)
+    if alone:
         return swapped
+    hoped_s = 0.0
     if config.policy == "all":
         needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
     else:
-        needs_none = (swapped.plan.is_empty and swapped.plan.feasible) or (
-            _is_good(swapped, limit_bytes, _least_s(swapped.case, config))
-        )
-    if needs_none or _is_hopeless(swapped, config, limit_bytes):
+        swapped, hoped_s, needs_none = _with_hope(swapped, config, limit_bytes)
+    if needs_none:
         return swapped
-    best = swapped
-    before = swapped.case.peak_before_bytes
+    if _is_hopeless(swapped, config, limit_bytes):
+        return refined(swapped, config, limit_bytes)
+    best, before = swapped, swapped.case.peak_before_bytes
+    first = [(swapped, hoped_s)]
     for share in BUDGETS:
         search = _Search(swapped, _tighter(config, limit_bytes, share), device_type, limit_bytes, costs)
-        trials = search.finalists()
+        trials, made = search.finalists(), first
         for trial in trials:
             *missing, makespan_s = _score(best, limit_bytes)
             if best is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
                 continue  # in pieces a choice takes no less
-            made = plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before)
-            best = min(best, made, key=lambda one: _score(one, limit_bytes))
+            found = plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before)
+            made = [*made, (found, trial.makespan_s)]
+            best = min(best, found, key=lambda one: _score(one, limit_bytes))
+        if config.policy == "all":
+            break
+        best, first = _refined_best(best, made, config, limit_bytes), []
         *missing, makespan_s = _score(best, limit_bytes)
         hoped_s = trials[0].makespan_s if trials else makespan_s
-        if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * hoped_s):
+        if not (any(missing) or makespan_s > IN_PIECES * hoped_s):
             break
     return best
+
+
+def _refined_best(
+    best: Decision, made: Sequence[tuple[Decision, float]], config: LMSConfig, limit_bytes: int | None
+) -> Decision:
+    """Look for faster plans of decisions, each with the least time that it may hope for; return the best."""
+    for found, hoped_s in sorted(made, key=lambda one: _score(one[0], limit_bytes)):
+        *missing, makespan_s = _score(best, limit_bytes)
+        if any(missing) or hoped_s < makespan_s:
+            best = min(best, refined(found, config, limit_bytes), key=lambda one: _score(one, limit_bytes))
+    return best
+
+
+def _with_hope(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> tuple[Decision, float, bool]:
+    """Look for a faster plan of swaps alone where nothing but free memory in pieces makes it slow.
+
+    Returns:
+        The plan, its time if its buffers could lie anywhere, and whether nothing needs to be recomputed.
+    """
+    if swapped.plan.is_empty and swapped.plan.feasible:
+        return swapped, 0.0, True
+    least_s = _least_s(swapped.case, config)
+    if _is_good(swapped, limit_bytes, least_s):
+        return swapped, 0.0, True
+    whole = plan_case(swapped.case, config, limit_bytes)
+    hoped_s = swapped.case.makespan_s(whole) if whole.feasible else 0.0
+    if hoped_s <= NO_STALL * least_s:
+        swapped = refined(swapped, config, limit_bytes)
+    return swapped, hoped_s, _is_good(swapped, limit_bytes, least_s)
 
 
 def _is_hopeless(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
@@ -145,7 +180,7 @@ def plan_recomputed(
     costs: Costs,
     peak_before_bytes: int,
 ) -> Decision:
-    """Plan the swaps of a step in which ops are repeated.
+    """Plan the swaps of a step in which ops are repeated, without looking for the fastest plan.
 
     Args:
         made: The graph with the repeated ops.
@@ -155,7 +190,9 @@ def plan_recomputed(
         costs: The device and its link.
         peak_before_bytes: What the unedited step needs.
     """
-    decided = plan_swaps(made.graph, config, device_type, limit_bytes, costs, peak_before_bytes)
+    decided = plan_swaps(
+        made.graph, config, device_type, limit_bytes, costs, peak_before_bytes, thorough=False
+    )
     seconds, graph = costs.op_seconds(made.graph), made.graph
     first = {old: tensor for tensor, old in reversed([*enumerate(made.tensors)])}
     dropped = [first[root] for root in made.dropped]

@@ -41,6 +41,8 @@ class Costs:
     """Whether input pipelines make their batches in the device's memory, as on a CPU device."""
     fills: bool = True
     """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
+    maps_pages: bool = False
+    """Whether the allocator puts a buffer together from free pages, so that free memory lies in no pieces."""
     host_room_bytes: int | None = None
     """Bytes that the host holds of a step's swapped tensors at once; ``None`` where no limit is known."""
     profile_s: Mapping[str, float] = field(default_factory=dict)

@@ -37,21 +37,24 @@ MOST_OPS = 60_000
 """The ops that all runs together may simulate."""
 
 
-def peaks_by_chance(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> Iterator[int | None]:
-    """Yield the peak of each run as the allocator counts it; ``None`` where a buffer finds no chunk.
+def peaks_by_chance(
+    buffers: Buffers, plan: SwapPlan, costs: Costs, rooms: Sequence[int]
+) -> Iterator[int | None]:
+    """Yield each run's peak in each room, as the allocator counts it; ``None`` where a buffer finds no chunk.
 
     Args:
         buffers: The step's.
         plan: For that step; an empty one leaves the ops in no order.
         costs: The device and its link.
-        room: Bytes that the device has for the step's own tensors.
+        rooms: Bytes that the device has for the step's own tensors. A run is the same in each.
     """
     seconds = costs.op_seconds(buffers.graph)
     runs = min(RUNS, max(1, MOST_OPS // max(1, len(seconds))))
     for seed in range(runs):
         chance = Random(seed)  # noqa: S311 - the same in each process
-        run = Execution(buffers, plan, costs, seconds, chance)
-        yield peak_in_pieces(run.demand(costs.resident_bytes), room, GROWN_STEPS, pooled=not plan.is_empty)
+        demand = Execution(buffers, plan, costs, seconds, chance).demand(costs.resident_bytes)
+        for room in rooms:
+            yield peak_in_pieces(demand, room, GROWN_STEPS, pooled=not plan.is_empty)
 
 
 class Execution:

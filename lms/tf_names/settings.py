@@ -4,10 +4,8 @@ import os
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from lms.config import ALLOCATOR, ASYNC_ALLOCATOR
 from lms.errors import LMSError
-
-ALLOCATOR = "TF_GPU_ALLOCATOR"
-ASYNC_ALLOCATOR = "cuda_malloc_async"
 
 
 def set_lms_enabled(enabled: bool) -> None:

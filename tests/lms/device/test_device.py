@@ -30,6 +30,19 @@ def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> No
     )
 
 
+def test_the_driver_s_pool_of_a_gpu_maps_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow")
+    from lms.device.device import Device
+    from lms.device.link_speed import costs_of_device
+
+    gpu, other, cpu = Device("GPU:7", 1 << 34, (9, 0)), Device("GPU:7", 1 << 34), Device("CPU:0", 1 << 34)
+    for chosen, maps in (("cuda_malloc_async", True), ("bfc", False)):
+        monkeypatch.setenv("TF_GPU_ALLOCATOR", chosen)
+        costs_of_device.__globals__["_costs_of_device"].cache_clear()
+        assert (gpu.maps_pages, other.maps_pages, cpu.maps_pages) == (maps, False, False)
+        assert costs_of_device(gpu, 12.0).maps_pages == maps
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "memory"),
     [

@@ -1,5 +1,6 @@
 """Plans whose bytes fit and whose buffers do not: neighbours make room."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from unittest.mock import patch
@@ -12,9 +13,9 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation, mending
-from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak, rooms_of
 from lms.planner.mending import demand_of, mend
-from lms.planner.planner import Case, Cost, Way, plan_trips
+from lms.planner.planner import Case, Cost, Way, plan_case, plan_trips
 from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
@@ -132,19 +133,35 @@ def test_mends_lose_no_fit_and_no_budget_and_are_the_same_each_time(
         assert made.feasible or not without.feasible
 
 
+def test_a_step_of_which_other_choices_are_planned_is_not_mended() -> None:
+    case = Case.of(with_two_gaps(), CONFIG, COSTS)
+    quick = plan_in_pieces(case, CONFIG, SIZE, thorough=False)
+    assert fits(case, quick, SIZE) and quick.bytes_out > plan_in_pieces(case, CONFIG, SIZE).bytes_out
+
+
+def test_free_pages_lie_in_no_pieces() -> None:
+    """An allocator that puts a buffer together from free pages needs no other plan than the bytes say."""
+    in_pieces = Case.of(with_two_gaps(), CONFIG, COSTS)
+    case = Case.of(with_two_gaps(), CONFIG, replace(COSTS, maps_pages=True))
+    made = plan_in_pieces(case, CONFIG, SIZE)
+    assert made == plan_case(case, CONFIG, SIZE) and not fits(in_pieces, made, SIZE)
+    assert predicted_peak(case, made, SIZE) == made.peak_bytes <= SIZE
+    assert rooms_of(case, made, SIZE) == (0, ())
+
+
 def test_a_mended_plan_fits_whichever_ops_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a plan for less memory is taken, which needs no mend."""
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
     mended = plan_in_pieces(case, CONFIG, SIZE)
     asked = []
 
-    def by_chance(case: Case, made: SwapPlan, size: int) -> bool:
-        asked.append((made.swaps, size))
+    def by_chance(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
+        asked.append((made.swaps, *sizes))
         return made.swaps != mended.swaps
 
     monkeypatch.setattr(fragmentation, "_fits_by_chance", by_chance)
     again = plan_in_pieces(Case.of(with_two_gaps(), CONFIG, COSTS), CONFIG, SIZE)
-    assert (mended.swaps, SIZE) in asked
+    assert (mended.swaps, SIZE, SIZE) in asked
     assert again.swaps != mended.swaps and fits(case, again, SIZE)
 
 

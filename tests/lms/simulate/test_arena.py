@@ -1,6 +1,6 @@
 """The simulated allocator, and plans that are made for its pieces."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -614,7 +614,7 @@ def test_a_plan_for_a_gpu_that_uses_the_margin_must_fit_as_ops_are_launched(
     graph, limit_bytes, config = layers(16, 1 << 20), 14 << 20, LMSConfig(margin=0.4)
     simulated: list[SwapPlan] = []
 
-    def none_fits(_buffers: Buffers, made: SwapPlan, _costs: Costs, _room: int) -> Iterator[None]:
+    def none_fits(_buffers: Buffers, made: SwapPlan, _costs: Costs, _rooms: Sequence[int]) -> Iterator[None]:
         simulated.append(made)
         yield None
 

@@ -45,7 +45,7 @@ def peaks(
     graph: Graph, threads: int, made: SwapPlan | None = None, room: int = ROOM, costs: Costs = COSTS
 ) -> tuple[int | None, ...]:
     costs = replace(costs, threads=threads)
-    return tuple(peaks_by_chance(Buffers.of(graph), made or unplanned(graph), costs, room))
+    return tuple(peaks_by_chance(Buffers.of(graph), made or unplanned(graph), costs, (room,)))
 
 
 def run(graph: Graph, made: SwapPlan, threads: int, costs: Costs = COSTS, seed: int = 0) -> Execution:
