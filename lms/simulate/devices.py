@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from lms.simulate.cost_model import Costs
 
-REACHED = 0.5
-"""The share of the arithmetic that real kernels reach; of memory and link it is :data:`STREAMED`."""
-STREAMED = 0.75
+REACHED = 0.47
+"""The share of the arithmetic that products of matrices reach. Those of other kernels are in
+:mod:`lms.simulate.cost_model`."""
+STREAMED, COPIED = 0.9, 0.75
+"""The share of the memory's rate that plain kernels reach, and of the link's that copies do."""
 USABLE = 0.94
 """The share of a GPU's memory that TensorFlow takes; the driver and its libraries keep the rest."""
 
@@ -47,8 +49,9 @@ class Gpu:
         return Costs(
             self.tflops * 1e12 * REACHED,
             self.memory_gb_s * 1e9 * STREAMED,
-            out_bytes_per_s=out * 1e9 * STREAMED,
-            in_bytes_per_s=self.link_gb_s * 1e9 * STREAMED,
+            out_bytes_per_s=out * 1e9 * COPIED,
+            in_bytes_per_s=self.link_gb_s * 1e9 * COPIED,
+            reaches=True,
         )
 
     @property
@@ -66,7 +69,7 @@ GPUS = {
         Gpu("A100-80", 80, 156, 312, 2039, 32, 8),
         Gpu("H100", 80, 494, 989, 3350, 64, 9),
         Gpu("H200", 141, 494, 989, 4800, 64, 9),
-        Gpu("GH200", 96, 494, 989, 4000, 415 / STREAMED, 9, 170 / STREAMED),
+        Gpu("GH200", 96, 494, 989, 4000, 415 / COPIED, 9, 170 / COPIED),
         Gpu("RTX4090", 24, 82.6, 165, 1008, 32, 8),
         Gpu("L4", 24, 60, 121, 300, 32, 8),
     )

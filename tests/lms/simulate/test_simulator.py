@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from lms.config import LMSConfig
@@ -78,6 +80,28 @@ def test_costs_come_from_a_roofline_or_a_profile():
     seconds = Costs(profile_s={"known": 7.0}).op_seconds(build.build())
     assert seconds == pytest.approx((0, 0.002, 0, 1.0, 5e-6, 7.0))
     assert costs_of("CPU").flops_per_s < costs_of("GPU").flops_per_s
+
+
+def test_kernels_of_a_gpu_reach_different_shares_of_its_rates() -> None:
+    """Each op here would take a second at the full rates; seen on an H100."""
+    build, large = GraphBuilder(), 5 * 10**8
+    (x,) = build.add("x", "Placeholder", outputs=[large])
+    (channels,) = build.add("channels", "Placeholder", outputs=[256])
+    (one,) = build.add("one", "Placeholder", outputs=[4])
+    (y,) = build.add("scaled", "Mul", inputs=[x, one], outputs=[large])
+    build.add("relu", "Relu", inputs=[y], outputs=[large])
+    build.add("repeats", "Mul", inputs=[y, channels], outputs=[large])
+    build.add("to few", "Sum", inputs=[x, x], outputs=[256])
+    build.add("to many", "Sum", inputs=[x], outputs=[large])
+    build.add("conv", "Conv2D", inputs=[channels], outputs=[4], flops=1e9)
+    build.add("conv3d", "Conv3DBackpropFilterV2", inputs=[channels], outputs=[4], flops=1e9)
+    graph = build.build()
+    costs = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, reaches=True)
+    seconds = dict(zip([op.name for op in graph.ops], costs.op_seconds(graph), strict=True))
+    wanted = {"scaled": 1, "relu": 1, "repeats": 1 / 0.55, "to few": 1 / 0.3, "to many": 1 / 0.8, "conv": 2}
+    assert {name: seconds[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+    assert seconds["conv3d"] == 5.0
+    assert replace(costs, reaches=False).op_seconds(graph)[3:] == pytest.approx((1.0,) * 7, rel=1e-5)
 
 
 def test_a_kernel_writes_over_a_copy_that_came_back_where_it_reads_it_last() -> None:
