@@ -43,6 +43,8 @@ class Device:
     """What TensorFlow may allocate there; ``None`` when it has no limit of its own or none is known."""
     capability: tuple[int, int] | None = None
     """Compute capability of a GPU of NVIDIA, such as (9, 0); ``None`` for other devices."""
+    maps_pages: bool = False
+    """Whether its allocator puts buffers together from free pages, wherever these lie."""
 
     @property
     def type(self) -> str:
@@ -53,11 +55,6 @@ class Device:
     def number(self) -> int:
         """The device's number among those of its type."""
         return int(self.name.rpartition(":")[2])
-
-    @property
-    def maps_pages(self) -> bool:
-        """Whether the device's allocator puts buffers together from free pages, wherever these lie."""
-        return self.capability is not None and os.environ.get(ALLOCATOR) == ASYNC_ALLOCATOR
 
     def holds(self, name: str) -> bool:
         """Tell whether what runs on the device called ``name`` takes the memory of this device."""
@@ -99,9 +96,11 @@ def read_devices(environ: Mapping[str, str]) -> tuple[Device, ...]:
         limits = gpu_limits()
         seen = tf.config.get_visible_devices("GPU")
         physical = [*seen, *(seen[-1:] * len(gpus))]  # several logical devices on one GPU
+        capabilities = [_capability(physical[number]) for number in range(len(gpus))]
+        from_driver = environ.get(ALLOCATOR) == ASYNC_ALLOCATOR
         return tuple(
-            Device(f"GPU:{number}", limits.get(number), _capability(physical[number]))
-            for number in range(len(gpus))
+            Device(f"GPU:{number}", limits.get(number), known, from_driver and known is not None)
+            for number, known in enumerate(capabilities)
         )
     return (read_cpu(environ),)
 

@@ -147,8 +147,9 @@ class Books:
         self._tell_of_plan(name, made, before, has_unknown=bool(step.unknown))
         limit = work.limit_bytes
         if limit is not None and made.feasible and not made.is_empty and decided.peak_bytes > limit:
+            why = "" if decided.case.costs.maps_pages else "free memory lies in pieces, so "
             self.warn(
-                f"{name} may run out of memory: free memory lies in pieces, so its buffers need "
+                f"{name} may run out of memory: {why}its buffers need "
                 f"{decided.peak_bytes / 2**20:.1f} MiB where {limit / 2**20:.1f} MiB are left, and no plan "
                 "was found that needs less; a smaller batch would help"
             )

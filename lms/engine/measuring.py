@@ -14,12 +14,11 @@ from lms.errors import LMSError
 from lms.planner.segments import SEGMENT
 from lms.profiling.op_trace import calls_of, cpu_seconds, gpu_seconds, kernels_of
 from lms.profiling.store import Profiles, profile_folder
+from lms.reader.survey import BODY_ATTRS
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
 
-LEAST_SHARE = 0.2
-"""The share of a step's ops that must have run in the profile for it to be of that step."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -69,9 +68,10 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
                 f"{planned.name} runs in segments that XLA compiles, whose ops have no times; "
                 "measure it with xla='off'"
             )
-        ops = [op.name for op in planned.unedited.ops]
-        found = (gpu_seconds if on_gpu else cpu_seconds)(events, frozenset(ops))
-        if len(found) >= LEAST_SHARE * len(ops):
+        # A GPU's kernels are named by the ops of a loop's body: the time of the loop stays an estimate.
+        ops = [op for op in planned.unedited.ops if not (on_gpu and op.type in BODY_ATTRS)]
+        found = (gpu_seconds if on_gpu else cpu_seconds)(events, frozenset(op.name for op in ops))
+        if found:
             path = engine.resources.profiles().keep(planned.unedited, found)
             total_s = sum(found.values())
             kept[planned.name] = f"{len(found):,} ops measured, {1000 * total_s:,.1f} ms a step, in {path}"

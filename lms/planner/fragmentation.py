@@ -43,6 +43,8 @@ ready beside it, and one, so that a chunk is free while another is taken."""
 BATCH_SHARE = 10
 """Batches, and one more to keep them apart, take at most this part of the region: by default, what the margin
 leaves."""
+TELLING = 1.1
+"""How many times what a plan takes its bytes must be for a note to name an allocator without pieces."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 
@@ -87,9 +89,14 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
     if config.policy == "all":
         return _least_stored(case, config, limit_bytes, _least_in_pieces(case, config, limit_bytes))
     first = plan_case(case, config, limit_bytes)
-    if limit_bytes is None or case.costs.maps_pages or first.policy not in ("auto", "budget"):
+    if limit_bytes is None or first.policy not in ("auto", "budget"):
         return first
     room = int(limit_bytes * (1 - config.margin))
+    if case.costs.maps_pages:
+        if first.peak_bytes <= limit_bytes:
+            return first
+        made = replace(plan_budget(case, room), budget_bytes=first.budget_bytes)
+        return min(first, made, key=attrgetter("peak_bytes"))
     if _fits(case, first, room, limit_bytes):
         return first
     found, tries = _for_less(case, first, room, limit_bytes)
@@ -289,8 +296,8 @@ def _told(case: Case, made: SwapPlan, first: SwapPlan) -> SwapPlan:
     if made.peak_bytes >= first.peak_bytes:
         return told
     note = f"its tensors may take {planned:.1f} MiB, not {wanted:.1f} MiB, because free memory lies in pieces"
-    if case.costs.overlaps:
-        note += f"; {ALLOCATOR}={ASYNC_ALLOCATOR} avoids that"
+    if case.costs.overlaps and TELLING * planned < wanted:
+        note += f"; on GPUs of NVIDIA {ALLOCATOR}={ASYNC_ALLOCATOR} avoids that"
     if made.fillers:
         return replace(told, notes=(*made.notes[-1:], note))
     # Drop the notes of a try that missed its own, tighter budget.

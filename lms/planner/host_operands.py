@@ -144,7 +144,12 @@ def plan_swaps(
 
 
 def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Decision:
-    """Look for faster plans of a step than the one that was planned without being thorough."""
+    """Look for faster plans of a step than the one that was planned without being thorough.
+
+    Where nothing fits, and where free memory lies in no pieces, there are none.
+    """
+    if config.policy == "all" or not found.plan.feasible or found.case.costs.maps_pages:
+        return found
     made = plan_in_pieces(found.case, config, limit_bytes)
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)

@@ -51,8 +51,11 @@ OF_BLOCKS = 2
 """The choices of runs of blocks that are planned."""
 NEAR = 1.03
 """The best choices of two kinds are both improved if the second takes at most so many times as long."""
-FINALISTS = 2
-"""The choices that are planned in full, with the fragmentation of free memory."""
+FINALISTS, MOST_FINALISTS = 2, 5
+"""The choices that are planned in full, with the fragmentation of free memory, and how many are where these
+take much longer for that: which buffers happen to fit differs even between choices much alike."""
+REFINED = 2
+"""The best of these plans, which are looked at for faster ones."""
 HOPELESS = 0.5
 """Where a step may use less than this share of what its largest op needs, no choices are looked for."""
 VARIED_OPS = 12_000
@@ -97,64 +100,71 @@ def decide(
     swapped = plan_swaps(graph, config, device_type, limit_bytes, costs, thorough=alone)
     if alone:
         return swapped
-    hoped_s = 0.0
     if config.policy == "all":
         needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
     else:
-        swapped, hoped_s, needs_none = _with_hope(swapped, config, limit_bytes)
-    if needs_none:
+        swapped, needs_none = _with_hope(swapped, config, limit_bytes)
+    if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
-    if _is_hopeless(swapped, config, limit_bytes):
-        return refined(swapped, config, limit_bytes)
-    best, before = swapped, swapped.case.peak_before_bytes
-    first = [(swapped, hoped_s)]
+    best, before, others = swapped, swapped.case.peak_before_bytes, list[_Trial]()
+
+    def improved(trials: Sequence[_Trial]) -> Decision:
+        """Plan choices in full; return the best decision, those of before among them."""
+        top, made = best, [swapped] if best is swapped else []
+        for trial in trials:
+            *missing, makespan_s = _score(top, limit_bytes)
+            if top is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
+                continue  # in pieces a choice takes no less
+            made.append(plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before))
+            top = min(top, made[-1], key=lambda one: _score(one, limit_bytes))
+        return top if config.policy == "all" else _refined_best(top, made, config, limit_bytes)
+
     for share in BUDGETS:
         search = _Search(swapped, _tighter(config, limit_bytes, share), device_type, limit_bytes, costs)
-        trials, made = search.finalists(), first
-        for trial in trials:
-            *missing, makespan_s = _score(best, limit_bytes)
-            if best is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
-                continue  # in pieces a choice takes no less
-            found = plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before)
-            made = [*made, (found, trial.makespan_s)]
-            best = min(best, found, key=lambda one: _score(one, limit_bytes))
-        if config.policy == "all":
-            break
-        best, first = _refined_best(best, made, config, limit_bytes), []
+        trials = search.finalists()
+        best, others = improved(trials[:FINALISTS]), [*others, *trials[FINALISTS:]]
         *missing, makespan_s = _score(best, limit_bytes)
         hoped_s = trials[0].makespan_s if trials else makespan_s
-        if not (any(missing) or makespan_s > IN_PIECES * hoped_s):
-            break
-    return best
+        if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * hoped_s):
+            return best
+    return improved(others)
 
 
 def _refined_best(
-    best: Decision, made: Sequence[tuple[Decision, float]], config: LMSConfig, limit_bytes: int | None
+    best: Decision, made: Sequence[Decision], config: LMSConfig, limit_bytes: int | None
 ) -> Decision:
-    """Look for faster plans of decisions, each with the least time that it may hope for; return the best."""
-    for found, hoped_s in sorted(made, key=lambda one: _score(one[0], limit_bytes)):
+    """Look for faster plans of those decisions that may have one; return the best."""
+
+    def rank(one: Decision) -> Score:
+        return (*_score(one, limit_bytes), one.plan.bytes_moved)
+
+    for found in sorted(made, key=rank)[:REFINED]:
         *missing, makespan_s = _score(best, limit_bytes)
-        if any(missing) or hoped_s < makespan_s:
-            best = min(best, refined(found, config, limit_bytes), key=lambda one: _score(one, limit_bytes))
+        if found is best or any(missing) or _hoped_s(found.case, config, limit_bytes) < makespan_s:
+            best = min(best, refined(found, config, limit_bytes), key=rank)
     return best
 
 
-def _with_hope(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> tuple[Decision, float, bool]:
+def _hoped_s(case: Case, config: LMSConfig, limit_bytes: int | None) -> float:
+    """Return the time of a step if its buffers could lie anywhere."""
+    return case.makespan_s(plan_case(case, config, limit_bytes))
+
+
+def _with_hope(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> tuple[Decision, bool]:
     """Look for a faster plan of swaps alone where nothing but free memory in pieces makes it slow.
 
     Returns:
-        The plan, its time if its buffers could lie anywhere, and whether nothing needs to be recomputed.
+        The plan, and whether it is so good that nothing needs to be recomputed.
     """
     if swapped.plan.is_empty and swapped.plan.feasible:
-        return swapped, 0.0, True
+        return swapped, True
     least_s = _least_s(swapped.case, config)
-    if _is_good(swapped, limit_bytes, least_s):
-        return swapped, 0.0, True
-    whole = plan_case(swapped.case, config, limit_bytes)
-    hoped_s = swapped.case.makespan_s(whole) if whole.feasible else 0.0
-    if hoped_s <= NO_STALL * least_s:
-        swapped = refined(swapped, config, limit_bytes)
-    return swapped, hoped_s, _is_good(swapped, limit_bytes, least_s)
+    if (
+        _is_good(swapped, limit_bytes, least_s)
+        or _hoped_s(swapped.case, config, limit_bytes) <= NO_STALL * least_s
+    ):
+        swapped = _refined_best(swapped, [swapped], config, limit_bytes)
+    return swapped, _is_good(swapped, limit_bytes, least_s)
 
 
 def _is_hopeless(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
@@ -293,7 +303,7 @@ class _Search:
                 self._replace_swaps(self._spare(start))
             self._vary(self._best())
         tried = (trial for trial in self._trials.values() if trial.choice.dropped)
-        return sorted(tried, key=_by_score)[:FINALISTS]
+        return sorted(tried, key=_by_score)[:MOST_FINALISTS]
 
     def _best(self) -> _Trial:
         return min(self._trials.values(), key=_by_score)

@@ -34,6 +34,8 @@ STREAM = "Stream"
 MORE_BITS, PAYLOAD = 0x80, 0x7F
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 """Kinds of fields."""
+LEAST_SHARE = 0.2
+"""The share of a step's ops that must have run in the profile for it to be of that step."""
 PS_PER_S = 1e12
 
 
@@ -95,14 +97,14 @@ def kernels_of(data: bytes) -> Events:
             found[name] = launched
     if not found:
         raise ProfileError(
-            "TensorFlow's profiler saw no kernel of the GPU; needed CUPTI with the right to trace: try as "
-            "root, or with the driver's option NVreg_RestrictProfilingToAdminUsers=0"
+            "TensorFlow's profiler saw no kernel of the GPU; needed a step in the with block, and CUPTI with "
+            "the right to trace: try as root, or the driver's option NVreg_RestrictProfilingToAdminUsers=0"
         )
     return found
 
 
 def cpu_seconds(calls: Events, names: Collection[str]) -> dict[str, float]:
-    """Return the seconds that the CPU takes for each op of a step, by its name, as far as there are calls.
+    """Return the seconds that the CPU takes for each op of a step, by its name; empty if few of them ran.
 
     Of several runs the lower median counts. The first one, in which kernels prepare themselves, hardly does.
 
@@ -111,11 +113,13 @@ def cpu_seconds(calls: Events, names: Collection[str]) -> dict[str, float]:
         names: Of the ops of the step.
     """
     found = _of_step(calls, names)
+    if len(found) < LEAST_SHARE * len(names):
+        return {}
     return {name: _lower_median([event.duration_ps for event in events]) for name, events in found.items()}
 
 
 def gpu_seconds(kernels: Events, names: Collection[str]) -> dict[str, float]:
-    """Return the seconds that a GPU takes for each op of a step, by its name; empty if none of them ran.
+    """Return the seconds that a GPU takes for each op of a step, by its name; empty if few of them ran.
 
     A run of an op launches any number of kernels and copies, most often one. So the runs are as many as most
     ops have events. The runs of an op are told apart by the pauses between them: a step lies
@@ -127,8 +131,8 @@ def gpu_seconds(kernels: Events, names: Collection[str]) -> dict[str, float]:
         names: Of the ops of the step.
     """
     found = _of_step(kernels, names)
-    if not found:
-        return {}
+    if len(found) < LEAST_SHARE * len(names):
+        return {}  # another step has a few ops of the same names
     runs = mode(len(events) for events in found.values())
     return {name: _lower_median(_runs(found.get(name, ()), runs)) for name in names}
 
@@ -137,7 +141,8 @@ def _of_step(events: Events, names: Collection[str]) -> Events:
     """Return the events of a step's ops by their names.
 
     A step that another function calls may run as a part of it: then the names of its ops begin with that of
-    the call, ``StatefulPartitionedCall/``. Of several calls that with the most ops counts.
+    the call, ``StatefulPartitionedCall/``. Of several calls that with the most ops counts, and of these that
+    with the shortest name.
     """
     by_call: dict[str, Events] = {}
     for name, found in events.items():
@@ -145,13 +150,13 @@ def _of_step(events: Events, names: Collection[str]) -> Events:
         for skipped in range(len(parts)):
             if (own := "/".join(parts[skipped:])) in names:
                 by_call.setdefault("/".join(parts[:skipped]), {})[own] = found
-    return max(by_call.values(), key=len, default={})
+    return by_call[max(by_call, key=lambda call: (len(by_call[call]), -len(call)))] if by_call else {}
 
 
 def _runs(events: Sequence[Event], count: int) -> list[int]:
     """Return the picoseconds of each of ``count`` runs, whose events lie apart; 0 for missing ones."""
     found = sorted(events, key=lambda event: event.begin_ps)
-    pauses = [after.begin_ps - before.begin_ps for before, after in pairwise(found)]
+    pauses = [after.begin_ps - before.begin_ps - before.duration_ps for before, after in pairwise(found)]
     cuts = sorted(sorted(range(len(pauses)), key=pauses.__getitem__, reverse=True)[: count - 1])
     edges = [0, *(cut + 1 for cut in cuts), len(found)]
     runs = [sum(event.duration_ps for event in found[first:last]) for first, last in pairwise(edges)]

@@ -31,16 +31,21 @@ def test_the_limit_of_a_gpu_is_asked_with_this_process_own_configuration() -> No
 
 
 def test_the_driver_s_pool_of_a_gpu_maps_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorflow")
-    from lms.device.device import Device
+    tf = pytest.importorskip("tensorflow")
+    from lms.device import device
     from lms.device.link_speed import costs_of_device
 
-    gpu, other, cpu = Device("GPU:7", 1 << 34, (9, 0)), Device("GPU:7", 1 << 34), Device("CPU:0", 1 << 34)
-    for chosen, maps in (("cuda_malloc_async", True), ("bfc", False)):
-        monkeypatch.setenv("TF_GPU_ALLOCATOR", chosen)
-        costs_of_device.__globals__["_costs_of_device"].cache_clear()
-        assert (gpu.maps_pages, other.maps_pages, cpu.maps_pages) == (maps, False, False)
-        assert costs_of_device(gpu, 12.0).maps_pages == maps
+    known = iter([(9, 0), None, (9, 0)])
+    with monkeypatch.context() as patched:
+        patched.setattr(tf.config, "list_logical_devices", lambda _kind: ["one", "other"])
+        patched.setattr(tf.config, "get_visible_devices", lambda _kind: ["one", "other"])
+        patched.setattr(device, "gpu_limits", lambda: {0: 1 << 34, 1: 1 << 34})
+        patched.setattr(device, "_capability", lambda _gpu: next(known, None))
+        gpu, other = device.read_devices({"TF_GPU_ALLOCATOR": "cuda_malloc_async"})
+        plain, _ = device.read_devices({})
+    assert gpu.maps_pages and not other.maps_pages, "only NVIDIA's driver does"
+    assert plain.capability == (9, 0) and not plain.maps_pages
+    assert costs_of_device(gpu, 12.0).maps_pages and not costs_of_device(plain, 12.0).maps_pages
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from lms.simulate.cost_model import Costs
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))  # last: it has an lms.py, too
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "report"))
+
 from lms_models import unet3d  # noqa: E402
+from report_steps import net  # noqa: E402
 
 PCIE_4 = Costs(flops_per_s=9e12, device_bytes_per_s=6e11, out_bytes_per_s=24e9, in_bytes_per_s=24e9)
 """A V100 behind such a link."""
@@ -61,3 +65,22 @@ def test_what_ops_read_on_the_host_counts_as_held_there(share: int) -> None:
     moved = decide(graph, config, "GPU", None, PCIE_4).plan.bytes_out
     held = decide(graph, config, "GPU", None, replace(PCIE_4, host_room_bytes=moved // share)).plan
     assert 0 < held.bytes_out <= moved // share
+
+
+@pytest.mark.parametrize(("lacks", "least"), [(False, 1), (True, 2 * hybrid.FINALISTS + 1)])
+def test_more_choices_are_planned_where_none_of_the_first_fits(
+    monkeypatch: pytest.MonkeyPatch, lacks: bool, least: int
+) -> None:
+    graph = net(24)
+    limit_bytes = Case.of(graph, LMSConfig(), PCIE_4).peak_before_bytes // 3
+    planned, real = [], hybrid.plan_recomputed
+
+    def counted(*arguments: Any) -> hybrid.Decision:
+        planned.append(real(*arguments))
+        return replace(planned[-1], peak_bytes=limit_bytes + 1) if lacks else planned[-1]
+
+    monkeypatch.setattr(hybrid, "plan_recomputed", counted)
+    monkeypatch.setattr(hybrid, "refined", lambda found, *_: found)
+    found = decide(graph, LMSConfig(margin=0.0), "GPU", limit_bytes, PCIE_4)
+    assert least <= len(planned) <= (2 * hybrid.MOST_FINALISTS if lacks else 2 * hybrid.FINALISTS)
+    assert (found.recomputation is None) == lacks

@@ -147,6 +147,10 @@ def test_free_pages_lie_in_no_pieces() -> None:
     assert made == plan_case(case, CONFIG, SIZE) and not fits(in_pieces, made, SIZE)
     assert predicted_peak(case, made, SIZE) == made.peak_bytes <= SIZE
     assert rooms_of(case, made, SIZE) == (0, ())
+    spacious = replace(CONFIG, policy="budget", budget_bytes=2 * SIZE)
+    assert plan_in_pieces(case, spacious, SIZE).peak_bytes <= SIZE, (
+        "the device has no more, whatever the budget"
+    )
 
 
 def test_a_mended_plan_fits_whichever_ops_meet(monkeypatch: pytest.MonkeyPatch) -> None:

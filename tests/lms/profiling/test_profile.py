@@ -153,7 +153,7 @@ def test_a_gpu_s_times_are_those_of_its_kernels() -> None:
         {
             # the first run tries algorithms, the second and the third launch two kernels and a copy
             "conv": [
-                *((COMPUTE, 50 + 700 * number, 600) for number in range(5)),
+                *((COMPUTE, 50 + 1600 * number, 1500) for number in range(5)),
                 *((COMPUTE, step + 50, 100) for step in steps[1:]),
                 *((COMPUTE, step + 160, 20) for step in steps[1:]),
                 *((COPIES, step + 170, 5) for step in steps[1:]),
@@ -169,6 +169,10 @@ def test_a_gpu_s_times_are_those_of_its_kernels() -> None:
     wanted = {"conv": 125e-9, "relu": 8e-9, "bias": 8e-9, "reshape": 0.0, "late": 0.0}
     assert op_trace.gpu_seconds(kernels, names) == wanted
     assert op_trace.cpu_seconds(calls, names) == {"conv": 3e-9, "reshape": 3e-9, "late": 3e-9}
+    other_step = ("relu", *(f"op_{number}" for number in range(9)))
+    assert (
+        op_trace.gpu_seconds(kernels, other_step) == op_trace.cpu_seconds(calls, ("conv", *other_step)) == {}
+    )
     assert op_trace.gpu_seconds(kernels, ("another",)) == op_trace.cpu_seconds(calls, ("another",)) == {}
 
 
