@@ -8,9 +8,9 @@
     python bench/gpu_lms.py --device cpu --quick        # the same without a GPU
 
 For each model: the largest batch (or picture) without LMS; there and at twice that, at the multiple that IBM
-published, and compiled by XLA, the time of a unit relative to no LMS, what the timed simulator says of it,
-the peak against the plan, the bytes that a step moves, as planned and as TensorFlow's profiler saw them, and
-how much of the copying was hidden behind compute.
+published, with an allocator that maps pages, and compiled by XLA, the time of a unit relative to no LMS, what
+the timed simulator says of it, the peak against the plan, the bytes that a step moves, as planned and as
+TensorFlow's profiler saw them, and how much of the copying was hidden behind compute.
 
 Each case is a process of its own; what it found is written at once, and no case begins after ``--minutes``: a
 later call goes on from there. The first cases of all models come before the second of any. Nobody else may
@@ -321,16 +321,18 @@ class Bench:
         yield self.name, "none", base
         amount = self.model.amount(most)
         twice, goal = self._units(2 * amount), self._units((self.model.target or 0.0) * amount)
-        for name, policy, units, compiled in (
-            ("auto", "auto", twice, False),
-            ("all", "all", twice, False),
-            ("auto", "auto", goal if goal > twice else 0, False),
-            ("XLA", "off", most, True),
-            ("auto, XLA", "auto", twice, True),
+        on_gpu = self.setting.device == GPU
+        for name, policy, units, more in (
+            ("auto", "auto", twice, {}),
+            ("auto, pages", "auto", twice if on_gpu else 0, {"maps_pages": True}),
+            ("all", "all", twice, {}),
+            ("auto", "auto", goal if goal > twice else 0, {}),
+            ("XLA", "off", most, {"compiled": True}),
+            ("auto, XLA", "auto", twice, {"compiled": True}),
         ):
             if units:
                 try:
-                    found = self._timed(policy, units, compiled)
+                    found = self._timed(policy, units, **more)
                 except CaseError as error:
                     yield self.name, name, {"error": str(error)}
                     continue
@@ -338,7 +340,7 @@ class Bench:
                     one = (each["step_s"] / each["amount"] for each in (found, base))
                     found["time_ratio"] = next(one) / next(one)
                     found["multiple"] = found["amount"] / amount
-                    if not compiled:
+                    if not more.get("compiled"):
                         found["hidden_by_time"] = hidden_by_time(found, base, self.kept.document["copies"])
                 yield self.name, name, found
 
@@ -353,9 +355,9 @@ class Bench:
             **more,
         )
 
-    def _timed(self, policy: str, units: int, compiled: bool = False) -> Found | None:
+    def _timed(self, policy: str, units: int, **more: Any) -> Found | None:
         """Take some steps, the last ones under the profiler."""
-        case = self._case(policy, units, steps=STEPS, trace_steps=TRACED_STEPS, compiled=compiled)
+        case = self._case(policy, units, steps=STEPS, trace_steps=TRACED_STEPS, **more)
         found = self.kept.run(case)
         if found is None:
             return None

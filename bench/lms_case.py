@@ -55,6 +55,8 @@ class Case:
     """Another way to save memory: ``RematScope`` or ``Grappler``."""
     compiled: bool = False
     """Whether XLA compiles the step (``jit_compile``); with LMS, in segments between its swaps."""
+    maps_pages: bool = False
+    """Whether the driver puts the GPU's buffers together from free pages (``cuda_malloc_async``)."""
     deterministic: bool = False
     """Whether TensorFlow runs only ops that give the same bits each time."""
 

@@ -70,6 +70,8 @@ class Runner:
         if case.device == CPU:
             environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(case.limit_mb)}
             environ["CUDA_VISIBLE_DEVICES"] = ""
+        elif case.maps_pages:
+            environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
         return environ
 
     def argv(self, case: Case) -> list[str]:

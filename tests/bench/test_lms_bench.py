@@ -272,6 +272,7 @@ def test_the_table_of_a_gpu(bench_path: None, at_once: int) -> None:
     assert ways == [
         ("none", most),
         ("auto", 2 * most),
+        ("auto, pages", 2 * most),
         ("all", 2 * most),
         ("auto", int(4.9 * most)),
         ("XLA", most),
@@ -301,6 +302,19 @@ def test_the_table_of_a_gpu(bench_path: None, at_once: int) -> None:
         "50%",  # 0.4 s of copies a unit, of which 0.2 s show
     ]
     assert "1.00" in first and "0.50" in xla and "0.60" in compiled
+
+
+def test_a_case_with_an_allocator_that_maps_pages_asks_for_it(bench_path: None) -> None:
+    from lms_case import Case
+    from lms_children import Runner
+
+    for device, maps, wanted in (
+        ("GPU:0", True, "cuda_malloc_async"),
+        ("GPU:0", False, ""),
+        ("CPU:0", True, ""),
+    ):
+        environ = Runner().environ(Case("full", "resnet50", device=device, maps_pages=maps))
+        assert environ.get("TF_GPU_ALLOCATOR", "") == wanted
 
 
 def test_a_case_that_has_run_does_not_run_again(bench_path: None, tmp_path: Path) -> None:
@@ -382,6 +396,7 @@ def test_a_case_that_fails_is_kept_and_the_others_run(bench_path: None, tmp_path
         ("resnet152", "none", fault),
         ("resnet50", "none", None),
         ("resnet50", "auto", None),
+        ("resnet50", "auto, pages", None),
         ("resnet50", "all", None),
         ("resnet50", "auto", None),
         ("resnet50", "XLA", fault),
