@@ -44,6 +44,7 @@ def profile() -> Iterator[Profile]:
     engine = installation.engine()
     measuring = importlib.import_module("lms.engine.measuring")
     made = Profile()
+    engine.steps.functions_run.clear()
     device_type = engine.resources.devices[0].type
     with importlib.import_module("lms.profiling.op_trace").tracing(device_type) as trace:
         yield made

@@ -164,6 +164,7 @@ class Books:
             work.device.type,
             shapes_of(step, work.outputs),
             work.streamed.nbytes,
+            work.task.function,
         )
         return stats, planned
 

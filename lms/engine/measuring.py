@@ -63,6 +63,8 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
     engine.report()  # has steps read that fit
     kept: dict[str, str] = {}
     for planned in engine.books.collector.planned.values():
+        if planned.function and planned.function not in engine.steps.functions_run:
+            continue  # another step has ops of the same names
         if any(op.type == SEGMENT for op in planned.graph.ops):
             raise LMSError(
                 f"{planned.name} runs in segments that XLA compiles, whose ops have no times; "

@@ -104,6 +104,8 @@ class Steps:
         self.history = History(lambda: self._counters()[1])
         self._functions = CompiledFunctions()
         self._fresh = _Fresh()
+        self.functions_run: set[str] = set()
+        """Names of the functions of TensorFlow's runtime that ran; who wants to know empties it before."""
         self._noted_elsewhere: list[BaseException] = []
 
     def install(self) -> None:
@@ -247,6 +249,7 @@ class Steps:
     def ran(self, runtime: RuntimeCall) -> None:
         """Raise the errors that were noted while a function of the runtime ran."""
         self._fresh.whole = []
+        self.functions_run.add(runtime.copy or runtime.name)
         self._raise_what_was_noted()
 
     def ran_whole(self, call: Call, runtime: RuntimeCall) -> None:

@@ -26,7 +26,7 @@ GPUS_VARIABLE = "LMSRUN_FIT_GPUS"
 UNKNOWN = (
     "that GPU's own kernels, fusions and layouts: those here are of the machine that traced the step",
     "scratch memory of cuDNN, CUDA's context beyond 6% of the memory, and exchanges between ranks",
-    "measured times: these are by data sheets (half of the arithmetic, 75% of memory and link)",
+    "measured times: those of an H100, H200 and GH200 go by an H100's kernels, others by data sheets",
 )
 """What a forecast does not know."""
 FIXED_BATCH = (

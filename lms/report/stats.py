@@ -288,6 +288,8 @@ class Planned:
     """By name the type and shape of the larger tensors, where they are known."""
     host_bytes: int = 0
     """Of variables whose values lie in host memory between steps, in both graphs."""
+    function: str = ""
+    """The function of TensorFlow's runtime that is called; empty where no call is known."""
 
     def before(self) -> Timeline:
         """Return the memory of the unedited step."""
@@ -336,6 +338,7 @@ class Collector:
         self.plans += 1
         self.graphs.append(stats)
         self._forget(stats)
+        self._planned.pop(_key(stats), None)
         self._postponed.append((stats, describe))
 
     @property

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 from lms.simulate.cost_model import Costs
 
-REACHED = 0.47
-"""The share of the arithmetic that products of matrices reach. Those of other kernels are in
-:mod:`lms.simulate.cost_model`."""
-STREAMED, COPIED = 0.9, 0.75
-"""The share of the memory's rate that plain kernels reach, and of the link's that copies do."""
+REACHED, STREAMED = 0.5, 0.75
+"""The shares of the arithmetic and of the memory's rate that are assumed of all kernels."""
+MEASURED_REACHED, MEASURED_STREAMED, MEASURED = 0.47, 0.9, 9
+"""What products of matrices, and plain kernels, reached on an H100, and the least compute capability for
+which these are taken; :mod:`lms.simulate.cost_model` has the shares of other kernels."""
+COPIED = 0.75
+"""The share of the link's rate that copies reach."""
 USABLE = 0.94
 """The share of a GPU's memory that TensorFlow takes; the driver and its libraries keep the rest."""
 
@@ -47,17 +49,25 @@ class Gpu:
         """The times of ops and copies."""
         out = self.link_gb_s if self.back_gb_s is None else self.back_gb_s
         return Costs(
-            self.tflops * 1e12 * REACHED,
-            self.memory_gb_s * 1e9 * STREAMED,
+            self._flops_per_s(self.tflops),
+            self.memory_gb_s * 1e9 * (MEASURED_STREAMED if self.is_measured else STREAMED),
             out_bytes_per_s=out * 1e9 * COPIED,
             in_bytes_per_s=self.link_gb_s * 1e9 * COPIED,
-            reaches=True,
+            reaches=self.is_measured,
         )
 
     @property
     def half_costs(self) -> Costs:
         """The same for arithmetic in half precision."""
-        return replace(self.costs, flops_per_s=self.half_tflops * 1e12 * REACHED)
+        return replace(self.costs, flops_per_s=self._flops_per_s(self.half_tflops))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether kernels were measured on a GPU of this generation."""
+        return self.capability >= MEASURED
+
+    def _flops_per_s(self, tflops: float) -> float:
+        return tflops * 1e12 * (MEASURED_REACHED if self.is_measured else REACHED)
 
 
 GPUS = {

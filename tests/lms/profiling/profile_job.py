@@ -71,6 +71,16 @@ def main() -> None:
         with lms.profile() as measured:
             keras_steps(3)
         found["text"] = str(measured)
+    elif sys.argv[1] == "cross":
+        lms.enable(policy="all", min_tensor_bytes=4096, budget_bytes=2**40)
+        one, other = make_step(), make_step()
+        steps(one, 2)
+        found["texts"] = []
+        for step in (one, other, one):
+            try:
+                found["texts"].append(profiled(step)[1])
+            except lms.LMSError as error:
+                found["texts"].append(str(error))
     elif sys.argv[1] == "refused":
         for name, work in (("off", lambda: None), ("nothing", lambda: lms.enable(min_tensor_bytes=4096))):
             work()
