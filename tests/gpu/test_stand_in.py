@@ -55,6 +55,11 @@ def test_a_step_trains_within_a_limit_as_planned() -> None:
     assert abs(narrow["peak"] - narrow["planned"]) < 0.03 * narrow["planned"]
 
 
+def test_a_gpu_that_the_profiler_does_not_see_is_said() -> None:
+    """A real GPU whose driver lets nobody trace looks the same."""
+    assert "saw no kernel of the GPU" in found("profiled")
+
+
 def test_repeated_ops_change_no_bit_where_tensorflow_has_turned_the_layout() -> None:
     """TensorFlow shares transposes between a convolution and its gradient, under the name of the gradient."""
     repeated = found("narrow", "22", "only")
