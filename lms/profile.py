@@ -43,6 +43,7 @@ def profile() -> Iterator[Profile]:
     installation = importlib.import_module("lms.engine.installation")
     engine = installation.engine()
     measuring = importlib.import_module("lms.engine.measuring")
+    engine.resources.profiles().prepare()  # what cannot be kept need not be measured
     made = Profile()
     engine.steps.functions_run.clear()
     device_type = engine.resources.devices[0].type

@@ -85,21 +85,36 @@ class Profiles:
             self._warn(f"the profile {path} is not used, times are estimated: {error}")
             return {}
 
+    def prepare(self) -> Path:
+        """Make the folder, if there is none; return it.
+
+        Raises:
+            ProfileError: If no profile could be kept there.
+        """
+        if self.folder is None:
+            raise ProfileError("the user has no home directory for profiles; set LMS_CACHE")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise self._unwritable(error.strerror or str(error)) from error
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise self._unwritable("no right to write there")
+        return self.folder
+
+    def _unwritable(self, why: str) -> ProfileError:
+        return ProfileError(f"cannot keep the profile in {self.folder}: {why}; set LMS_CACHE")
+
     def keep(self, graph: Graph, seconds: Mapping[str, float]) -> Path:
         """Write the seconds of a graph's ops, in place of earlier ones; return the file.
 
         Raises:
             ProfileError: If there is no folder for it, or it cannot be written.
         """
-        if self.folder is None:
-            raise ProfileError("the user has no home directory for profiles; set LMS_CACHE")
-        path = self.folder / f"{signature(graph, self._machine)}.json"
+        path = self.prepare() / f"{signature(graph, self._machine)}.json"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_profile(path, seconds)
         except OSError as error:
-            why = error.strerror or error
-            raise ProfileError(f"cannot keep the profile in {self.folder}: {why}; set LMS_CACHE") from error
+            raise self._unwritable(error.strerror or str(error)) from error
         self.kept += 1
         return path
 

@@ -82,11 +82,21 @@ def main() -> None:
             except lms.LMSError as error:
                 found["texts"].append(str(error))
     elif sys.argv[1] == "refused":
-        for name, work in (("off", lambda: None), ("nothing", lambda: lms.enable(min_tensor_bytes=4096))):
+
+        def on():
+            lms.enable(min_tensor_bytes=4096)
+
+        def unwritable():
+            lms.disable()
+            os.environ["LMS_CACHE"] = "/proc/1/nowhere"
+            on()
+
+        found["began"] = []
+        for name, work in (("off", lambda: None), ("nothing", on), ("unwritable", unwritable)):
             work()
             try:
                 with lms.profile():
-                    pass
+                    found["began"].append(name)
             except lms.LMSError as error:
                 found[name] = str(error)
     else:

@@ -104,8 +104,11 @@ def test_a_profile_that_cannot_be_kept_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ProfileError, match="LMS_CACHE"):
         profiles(tmp_path / "file")[0].keep(small(), {"relu": 1.0})
-    with pytest.raises(ProfileError, match="LMS_CACHE"):
-        profiles(None)[0].keep(small(), {"relu": 1.0})
+    for path in (None, tmp_path / "file", Path("/proc/1/nowhere")):
+        with pytest.raises(ProfileError, match="LMS_CACHE"):
+            profiles(path)[0].keep(small(), {"relu": 1.0})
+        with pytest.raises(ProfileError, match="LMS_CACHE"):
+            profiles(path)[0].prepare()
 
 
 def test_where_profiles_lie() -> None:
@@ -256,3 +259,4 @@ def test_what_cannot_be_profiled_is_said(tmp_path: Path) -> None:
     found = run_job("profile_job.py", "refused", LMS_CACHE=str(tmp_path))
     assert "lms.enable()" in found["off"]
     assert "no training step ran" in found["nothing"]
+    assert "set LMS_CACHE" in found["unwritable"] and found["began"] == ["nothing"]
