@@ -87,8 +87,8 @@ class TracedStep:
                 Work(
                     one.flops + (two.flops - one.flops) * more,
                     scale * (one.touched + (two.touched - one.touched) * more),
-                    one.flops_reach,
-                    one.bytes_reach,
+                    one.flops_share,
+                    one.bytes_share,
                 )
             )
             for one, two in kinds

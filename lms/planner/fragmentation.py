@@ -44,7 +44,7 @@ BATCH_SHARE = 10
 """Batches, and one more to keep them apart, take at most this part of the region: by default, what the margin
 leaves."""
 TELLING = 1.1
-"""How many times what a plan takes its bytes must be for a note to name an allocator without pieces."""
+"""A note names an allocator without pieces where a plan may take less than its bytes over this."""
 LARGER = 1.04
 """The factor by which a region is enlarged until a plan that did not fit in it does."""
 

@@ -103,7 +103,7 @@ def decide(
     if config.policy == "all":
         needs_none = config.recompute == "auto" and _fits(swapped, limit_bytes)
     else:
-        swapped, needs_none = _with_hope(swapped, config, limit_bytes)
+        swapped, needs_none = _refined_swaps(swapped, config, limit_bytes)
     if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
     best, before, others = swapped, swapped.case.peak_before_bytes, list[_Trial]()
@@ -124,8 +124,8 @@ def decide(
         trials = search.finalists()
         best, others = improved(trials[:FINALISTS]), [*others, *trials[FINALISTS:]]
         *missing, makespan_s = _score(best, limit_bytes)
-        hoped_s = trials[0].makespan_s if trials else makespan_s
-        if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * hoped_s):
+        least_s = trials[0].makespan_s if trials else makespan_s
+        if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * least_s):
             return best
     return improved(others)
 
@@ -140,17 +140,17 @@ def _refined_best(
 
     for found in sorted(made, key=rank)[:REFINED]:
         *missing, makespan_s = _score(best, limit_bytes)
-        if found is best or any(missing) or _hoped_s(found.case, config, limit_bytes) < makespan_s:
+        if found is best or any(missing) or _unbroken_s(found.case, config, limit_bytes) < makespan_s:
             best = min(best, refined(found, config, limit_bytes), key=rank)
     return best
 
 
-def _hoped_s(case: Case, config: LMSConfig, limit_bytes: int | None) -> float:
-    """Return the time of a step if its buffers could lie anywhere."""
+def _unbroken_s(case: Case, config: LMSConfig, limit_bytes: int | None) -> float:
+    """Return the time of a step where no free memory lies in pieces."""
     return case.makespan_s(plan_case(case, config, limit_bytes))
 
 
-def _with_hope(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> tuple[Decision, bool]:
+def _refined_swaps(swapped: Decision, config: LMSConfig, limit_bytes: int | None) -> tuple[Decision, bool]:
     """Look for a faster plan of swaps alone where nothing but free memory in pieces makes it slow.
 
     Returns:
@@ -161,7 +161,7 @@ def _with_hope(swapped: Decision, config: LMSConfig, limit_bytes: int | None) ->
     least_s = _least_s(swapped.case, config)
     if (
         _is_good(swapped, limit_bytes, least_s)
-        or _hoped_s(swapped.case, config, limit_bytes) <= NO_STALL * least_s
+        or _unbroken_s(swapped.case, config, limit_bytes) <= NO_STALL * least_s
     ):
         swapped = _refined_best(swapped, [swapped], config, limit_bytes)
     return swapped, _is_good(swapped, limit_bytes, least_s)

@@ -30,7 +30,7 @@ KEY, VALUE = 1, 2
 HOST_OP, GPU_OP = b"long_name", b"tf_op"
 """The argument of an event that holds the node's name and its kernel's type: on the CPU, on a GPU."""
 STREAM = "Stream"
-"""How the name of a GPU's stream begins; other lines of a GPU repeat its kernels, put together by ops."""
+"""Begins the name of a GPU's stream. Other lines of a GPU repeat its kernels, grouped by ops."""
 MORE_BITS, PAYLOAD = 0x80, 0x7F
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 """Kinds of fields."""

@@ -11,10 +11,10 @@ from lms.ir.op_traits import AGAIN, ALIAS_TYPES, OUTSIDE_TYPES, STREAM_TYPES
 FLOPS_PER_BYTE = {"Conv": 60.0, "MatMul": 60.0, "Einsum": 60.0}
 """Arithmetic guessed per byte touched, by a part of the op type, where an op does not state its own."""
 
-FLOPS_REACH = {"Conv3D": 0.2, "Conv2D": 0.5, "DepthwiseConv2d": 0.5}
+FLOPS_SHARES = {"Conv3D": 0.2, "Conv2D": 0.5, "DepthwiseConv2d": 0.5}
 """The share of a GPU's arithmetic that cuDNN's kernels reach of what products of matrices do, by the
 beginning of the op type."""
-BYTES_REACH = {
+BYTES_SHARES = {
     "Tile": 0.4,
     "Softmax": 0.33,
     "LogSoftmax": 0.33,
@@ -28,8 +28,8 @@ BYTES_REACH = {
 """The share of a GPU's bytes a second that TensorFlow's kernels reach of what plain ones do, by op type."""
 BINARY = frozenset("Mul AddV2 Add Sub SquaredDifference RealDiv DivNoNan Maximum Minimum SelectV2".split())
 REDUCTIONS = frozenset("Sum Mean Max Min Prod".split())
-REPEATS, FEW_REACH, MANY_REACH = 0.55, 0.3, 0.8
-"""The same for ops that repeat a smaller operand, for reductions to few numbers, and for those to many."""
+BROADCAST_SHARE, FEW_SHARE, MANY_SHARE = 0.55, 0.3, 0.8
+"""The same for ops that broadcast a smaller operand, for reductions to few numbers, and for those to many."""
 FEW_BYTES, NUMBER_BYTES = 1 << 18, 8
 """The most bytes of few numbers, and of a single one."""
 
@@ -63,8 +63,8 @@ class Costs:
     """Whether input pipelines make their batches in the device's memory, as on a CPU device."""
     fills: bool = True
     """Whether plans may have fillers (:mod:`lms.simulate.fillers`)."""
-    reaches: bool = False
-    """Whether kernels reach the shares of these rates that were seen on an H100 (:func:`work_of`)."""
+    has_shares: bool = False
+    """Whether kernels reach but the shares of these rates that were seen on an H100 (:func:`work_of`)."""
     maps_pages: bool = False
     """Whether the allocator puts a buffer together from free pages, so that free memory lies in no pieces."""
     host_room_bytes: int | None = None
@@ -98,15 +98,15 @@ class Costs:
         if work is None:
             return 0.0
         flops_s, bytes_s = work.flops / self.flops_per_s, work.touched / self.device_bytes_per_s
-        if self.reaches:
-            flops_s, bytes_s = flops_s / work.flops_reach, bytes_s / work.bytes_reach
+        if self.has_shares:
+            flops_s, bytes_s = flops_s / work.flops_share, bytes_s / work.bytes_share
         return max(self.launch_s, flops_s, bytes_s)
 
     def _one(self, graph: Graph, op: int) -> float:
         measured = (
             self.profile_s.get(graph.ops[op].name.removesuffix(f"/{AGAIN}")) if self.profile_s else None
         )
-        return self.seconds_of(work_of(graph, op, reach=self.reaches)) if measured is None else measured
+        return self.seconds_of(work_of(graph, op)) if measured is None else measured
 
 
 class Work(NamedTuple):
@@ -115,48 +115,39 @@ class Work(NamedTuple):
     flops: float
     touched: float
     """Bytes that it reads and writes."""
-    flops_reach: float = 1.0
-    bytes_reach: float = 1.0
+    flops_share: float = 1.0
+    bytes_share: float = 1.0
     """The shares of a GPU's rates that its kernel reaches."""
 
 
-def work_of(graph: Graph, op: int, *, reach: bool = True) -> Work | None:
+def work_of(graph: Graph, op: int) -> Work | None:
     """Return the work of an op; ``None`` where the device has none of it.
 
     The shares that kernels reach are those of 6,000 kernels of a ResNet-50, a 3D U-Net and a GPT-2 on an H100
     (``docs/measurements.md``).
-
-    Args:
-        graph: The step.
-        op: Its number.
-        reach: Whether to tell which shares of a GPU's rates the kernel reaches.
     """
     node = graph.ops[op]
     if node.type in ALIAS_TYPES or node.type in OUTSIDE_TYPES or node.type in STREAM_TYPES:
         return None
     touched = float(sum([graph.tensors[tensor].nbytes or 0 for tensor in (*node.inputs, *node.outputs)]))
     flops = touched * _flops_per_byte(node.type) if node.flops is None else node.flops
-    return (
-        Work(flops, touched, _flops_reach(node.type), _bytes_reach(graph, op))
-        if reach
-        else Work(flops, touched)
-    )
+    return Work(flops, touched, _flops_share(node.type), _bytes_share(graph, op))
 
 
 @cache
-def _flops_reach(op_type: str) -> float:
-    return next((share for begin, share in FLOPS_REACH.items() if op_type.startswith(begin)), 1.0)
+def _flops_share(op_type: str) -> float:
+    return next((share for begin, share in FLOPS_SHARES.items() if op_type.startswith(begin)), 1.0)
 
 
-def _bytes_reach(graph: Graph, op: int) -> float:
+def _bytes_share(graph: Graph, op: int) -> float:
     node = graph.ops[op]
     if node.type not in BINARY and node.type not in REDUCTIONS:
-        return BYTES_REACH.get(node.type, 1.0)
+        return BYTES_SHARES.get(node.type, 1.0)
     made = max((graph.tensors[tensor].nbytes or 0 for tensor in node.outputs), default=0)
     if node.type in REDUCTIONS:
-        return FEW_REACH if made <= FEW_BYTES else MANY_REACH
+        return FEW_SHARE if made <= FEW_BYTES else MANY_SHARE
     read = (graph.tensors[tensor].nbytes or 0 for tensor in node.inputs)
-    return REPEATS if any(NUMBER_BYTES < nbytes < made for nbytes in read) else 1.0
+    return BROADCAST_SHARE if any(NUMBER_BYTES < nbytes < made for nbytes in read) else 1.0
 
 
 @cache
@@ -168,7 +159,7 @@ V100 = Costs()
 GENERATIONS = {
     7: V100,
     8: Costs(flops_per_s=6e13, device_bytes_per_s=1.1e12, out_bytes_per_s=24e9, in_bytes_per_s=24e9),
-    9: Costs(2.3e14, 3e12, out_bytes_per_s=55e9, in_bytes_per_s=55e9, reaches=True),
+    9: Costs(2.3e14, 3e12, out_bytes_per_s=55e9, in_bytes_per_s=55e9, has_shares=True),
 }
 """By the major compute capability of NVIDIA's GPUs, each with the PCIe generation that it came with: V100,
 A100 (156 TFLOP/s in TF32, 2 TB/s), H100 (495 TFLOP/s in TF32, 3.35 TB/s). Of the first two a good half or

@@ -14,9 +14,9 @@ from lms.simulate.cost_model import Costs
 
 REACHED, STREAMED = 0.5, 0.75
 """The shares of the arithmetic and of the memory's rate that are assumed of all kernels."""
-MEASURED_REACHED, MEASURED_STREAMED, MEASURED = 0.47, 0.9, 9
-"""What products of matrices, and plain kernels, reached on an H100, and the least compute capability for
-which these are taken; :mod:`lms.simulate.cost_model` has the shares of other kernels."""
+H100_REACHED, H100_STREAMED, HOPPER = 0.47, 0.9, 9
+"""What products of matrices, and plain kernels, reached on an H100, and the compute capability from
+which on these are taken; :mod:`lms.simulate.cost_model` has the shares of other kernels."""
 COPIED = 0.75
 """The share of the link's rate that copies reach."""
 USABLE = 0.94
@@ -50,10 +50,10 @@ class Gpu:
         out = self.link_gb_s if self.back_gb_s is None else self.back_gb_s
         return Costs(
             self._flops_per_s(self.tflops),
-            self.memory_gb_s * 1e9 * (MEASURED_STREAMED if self.is_measured else STREAMED),
+            self.memory_gb_s * 1e9 * (H100_STREAMED if self.is_measured else STREAMED),
             out_bytes_per_s=out * 1e9 * COPIED,
             in_bytes_per_s=self.link_gb_s * 1e9 * COPIED,
-            reaches=self.is_measured,
+            has_shares=self.is_measured,
         )
 
     @property
@@ -64,10 +64,10 @@ class Gpu:
     @property
     def is_measured(self) -> bool:
         """Whether kernels were measured on a GPU of this generation."""
-        return self.capability >= MEASURED
+        return self.capability >= HOPPER
 
     def _flops_per_s(self, tflops: float) -> float:
-        return tflops * 1e12 * (MEASURED_REACHED if self.is_measured else REACHED)
+        return tflops * 1e12 * (H100_REACHED if self.is_measured else REACHED)
 
 
 GPUS = {

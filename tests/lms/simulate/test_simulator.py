@@ -96,12 +96,12 @@ def test_kernels_of_a_gpu_reach_different_shares_of_its_rates() -> None:
     build.add("conv", "Conv2D", inputs=[channels], outputs=[4], flops=1e9)
     build.add("conv3d", "Conv3DBackpropFilterV2", inputs=[channels], outputs=[4], flops=1e9)
     graph = build.build()
-    costs = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, reaches=True)
+    costs = Costs(flops_per_s=1e9, device_bytes_per_s=1e9, has_shares=True)
     seconds = dict(zip([op.name for op in graph.ops], costs.op_seconds(graph), strict=True))
     wanted = {"scaled": 1, "relu": 1, "repeats": 1 / 0.55, "to few": 1 / 0.3, "to many": 1 / 0.8, "conv": 2}
     assert {name: seconds[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
     assert seconds["conv3d"] == 5.0
-    assert replace(costs, reaches=False).op_seconds(graph)[3:] == pytest.approx((1.0,) * 7, rel=1e-5)
+    assert replace(costs, has_shares=False).op_seconds(graph)[3:] == pytest.approx((1.0,) * 7, rel=1e-5)
 
 
 def test_a_kernel_writes_over_a_copy_that_came_back_where_it_reads_it_last() -> None:
