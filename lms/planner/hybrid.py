@@ -138,7 +138,9 @@ def _refined_best(
     def rank(one: Decision) -> Score:
         return (*_score(one, limit_bytes), one.plan.bytes_moved)
 
-    for found in sorted(made, key=rank)[:REFINED]:
+    for place, found in enumerate(sorted(made, key=rank)):
+        if place >= REFINED and found.recomputation is not None:
+            continue  # swaps alone always take part
         *missing, makespan_s = _score(best, limit_bytes)
         if found is best or any(missing) or _unbroken_s(found.case, config, limit_bytes) < makespan_s:
             best = min(best, refined(found, config, limit_bytes), key=rank)

@@ -84,3 +84,19 @@ def test_more_choices_are_planned_where_none_of_the_first_fits(
     found = decide(graph, LMSConfig(margin=0.0), "GPU", limit_bytes, PCIE_4)
     assert least <= len(planned) <= (2 * hybrid.MOST_FINALISTS if lacks else 2 * hybrid.FINALISTS)
     assert (found.recomputation is None) == lacks
+
+
+def test_a_faster_plan_of_swaps_alone_is_always_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a plan that recomputes could be slower than the best of swaps alone."""
+    graph, looked = net(24), []
+    limit_bytes = Case.of(graph, LMSConfig(), PCIE_4).peak_before_bytes // 3
+
+    def refined(found: hybrid.Decision, *_: Any) -> hybrid.Decision:
+        looked.append(found.recomputation)
+        return found
+
+    monkeypatch.setattr(hybrid, "refined", refined)
+    monkeypatch.setattr(hybrid, "REFINED", 0)
+    monkeypatch.setattr(hybrid, "_unbroken_s", lambda *_: 0.0)
+    decide(graph, LMSConfig(margin=0.0), "GPU", limit_bytes, PCIE_4)
+    assert looked and set(looked) == {None}
