@@ -79,6 +79,8 @@ class Op(NamedTuple):
     """The types of the ops that TensorFlow has merged into this one."""
     assigns_in_place: bool = False
     """Whether an assignment may copy the value into the memory that its variable has."""
+    elsewhere: bool = False
+    """Whether another device runs it: the host or, of several GPUs, one that another plan is for."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class GraphBuilder:
         conditional: bool = False,
         parts: Sequence[str] = (),
         assigns_in_place: bool = False,
+        elsewhere: bool = False,
     ) -> tuple[int, ...]:
         """Append one op; its id is the number of ops before the call.
 
@@ -203,6 +206,7 @@ class GraphBuilder:
             conditional: Whether a condition may leave the op out.
             parts: The types of the ops that were merged into this one.
             assigns_in_place: Whether an assignment may copy the value into the memory that its variable has.
+            elsewhere: Whether another device runs the op.
 
         Returns:
             The ids of the outputs.
@@ -241,6 +245,7 @@ class GraphBuilder:
                 conditional,
                 tuple(parts),
                 assigns_in_place,
+                elsewhere,
             )
         )
         return made

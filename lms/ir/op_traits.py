@@ -117,6 +117,11 @@ they run belongs to the communication library, and waiting for them would serial
 communication."""
 
 
+HOLDS_OPERANDS = "Horovod"
+"""The beginning of the types of collectives whose operands and results lie side by side until all is done
+(``HorovodAllreduceOp::ComputeAsync`` in ``mpi_ops.cc``); those of TensorFlow work in place."""
+
+
 def is_collective(op_type: str) -> bool:
     """Tell whether ops of this type communicate with other ranks."""
     return op_type.startswith(COLLECTIVE_PREFIXES)

@@ -46,7 +46,7 @@ def demand_of(case: Case, made: SwapPlan) -> Demand:
     """Return what the steps of a plan allocate."""
     return Demand.of(
         case.buffers,
-        executor_order(case.graph) if made.is_empty else made.order,
+        executor_order(case.graph, ahead=case.costs.overlaps) if made.is_empty else made.order,
         made.swaps,
         case.costs.resident_bytes,
         made.fillers,

@@ -20,6 +20,7 @@ from lms.schedule.op_order import (
     frugal_order,
     level_edges,
     topological_levels,
+    waits_for_device,
 )
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
@@ -49,7 +50,7 @@ class Case:
     """Ops that wait for other ranks, and what depends on them."""
     rejected: tuple[Rejected, ...]
     given: Schedule
-    """In the order of the graph."""
+    """In the order of the graph, but for what waits for other ranks, which comes last."""
     frugal: Schedule
     """In the order that keeps memory low."""
     peak_before_bytes: int
@@ -65,7 +66,8 @@ class Case:
         verdict = judge(buffers, config.min_tensor_bytes, floating, big, early)
         if config.recompute == "only":
             verdict = verdict.without_candidates(ONLY_RECOMPUTED, buffers)
-        given_order = sorted(range(len(graph.ops)), key=lambda op: op not in early)
+        waits = waits_for_device(graph, copies=False)
+        given_order = sorted(range(len(graph.ops)), key=lambda op: (op not in early, waits[op]))
         orders = (given_order, frugal_order(buffers, big, floating))
         given, frugal = (
             Schedule.of(
@@ -73,7 +75,8 @@ class Case:
             )
             for order in orders
         )
-        before = buffers.timeline(closest(graph, executor_order(graph)), ()).peak_bytes
+        unedited = closest(graph, executor_order(graph, ahead=costs.overlaps))
+        before = buffers.timeline(unedited, ()).peak_bytes
         return cls(buffers, big, floating, verdict.rejected, given, frugal, before, costs)
 
     @property

@@ -11,6 +11,7 @@ from lms.errors import UnreadableError
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers, timeline
 from lms.ir.op_traits import (
+    HOLDS_OPERANDS,
     OUTSIDE_TYPES,
     SHAPE_READERS,
     STREAM_ENTER,
@@ -220,6 +221,7 @@ class _Reader:
             conditional=self._is_conditional(unit),
             parts=merged_types(op_type, table.nodes[unit]),
             assigns_in_place=unit in self._in_place,
+            elsewhere=not is_here,
         )
         if op_type in BODY_ATTRS:
             self._note_lists(table.bare_name(unit), read, sources)
@@ -230,11 +232,28 @@ class _Reader:
         if purpose == STREAM_ENTER:
             self._streamed[table.inputs[unit][0].node] = made[0]
             self._sources.append(None)
+        if is_here and self._place.device_type == "GPU" and op_type.startswith(HOLDS_OPERANDS):
+            self._hold_operands(unit, inputs)
         for tensor, readers in zip(made[len(sources) :], beside, strict=False):
             self._kept_for.setdefault(Source(unit, 0), []).append((tensor, readers))
         self._sources += [*sources, *([None] * len(beside))]
         if op_type in RESULTS:
             self._retained += read
+
+    def _hold_operands(self, unit: int, operands: Sequence[int]) -> None:
+        """Have what uses the results of communication keep its operands, too.
+
+        The kernel holds both until the device has come to it. Its results take memory when it is launched,
+        which is long before.
+        """
+        types, readers = self._table.types, self._table.readers[unit]
+        for index, tensor in enumerate(operands):
+            of_result = tuple(
+                Reader(types[reader], slot)
+                for reader, slot in readers
+                if self._table.inputs[reader][slot] == Source(unit, index)
+            )
+            self._kept_for.setdefault(Source(unit, index), []).append((tensor, of_result))
 
     def _purpose(self, unit: int) -> str | None:
         """Return the type of an op that streams a variable; ``None`` for other nodes."""

@@ -295,7 +295,8 @@ class Planned:
         """Return the memory of the unedited step."""
         from lms.schedule.op_order import executor_order
 
-        return timeline(Buffers.of(self.unedited), executor_order(self.unedited))
+        order = executor_order(self.unedited, ahead=self.costs.overlaps)
+        return timeline(Buffers.of(self.unedited), order)
 
     def after(self) -> Timeline:
         """Return the memory of the step as planned."""

@@ -48,7 +48,8 @@ def describe_step(planned: Planned, limit_bytes: int | None, config: LMSConfig |
     """
     tensors = _Tensors(planned)
     unedited, plan = planned.unedited, planned.plan
-    before = _side(unedited, closest(unedited, executor_order(unedited)), (), (), planned.costs, tensors)
+    order = closest(unedited, executor_order(unedited, ahead=planned.costs.overlaps))
+    before = _side(unedited, order, (), (), planned.costs, tensors)
     after = _side(planned.graph, plan.order, plan.swaps, plan.serial_edges, planned.costs, tensors)
     return {
         "name": planned.name,

@@ -14,26 +14,59 @@ from lms.ir.op_traits import is_update, may_end_step
 from lms.ir.swap_plan import SerialEdge
 
 
-def executor_order(graph: Graph, edges: Iterable[SerialEdge] = ()) -> tuple[int, ...]:
+def executor_order(graph: Graph, edges: Iterable[SerialEdge] = (), *, ahead: bool = False) -> tuple[int, ...]:
     """Return the order in which an executor with one thread runs the graph: first ready, first run.
 
-    ``edges`` are control edges beside those of the graph.
+    Args:
+        graph: The step.
+        edges: Control edges beside those of the graph.
+        ahead: Whether ops are launched long before the device runs them, as on a GPU. Then what waits for
+            the device comes behind all that does not (:func:`waits_for_device`).
     """
     waiting = [len(before) for before in graph.predecessors]
     released: dict[int, list[int]] = {}
     for edge in edges:
         waiting[edge.after] += 1
         released.setdefault(edge.before, []).append(edge.after)
-    ready = deque(op for op, count in enumerate(waiting) if count == 0)
+    rank = waits_for_device(graph) if ahead else [0] * len(graph.ops)
+    ready: dict[int, deque[int]] = {}
+
+    def enqueue(op: int) -> None:
+        ready.setdefault(rank[op], deque()).append(op)
+
+    for op, count in enumerate(waiting):
+        if count == 0:
+            enqueue(op)
     order = []
     while ready:
-        op = ready.popleft()
+        first = min(ready)
+        op = ready[first].popleft()
+        if not ready[first]:
+            del ready[first]
         order.append(op)
         for later in (*graph.successors[op], *released.get(op, ())):
             waiting[later] -= 1
             if waiting[later] == 0:
-                ready.append(later)
+                enqueue(later)
     return tuple(order)
+
+
+def waits_for_device(graph: Graph, *, copies: bool = True) -> list[int]:
+    """Count for each op how often the way to it waits until a device has run what was launched before.
+
+    What uses the result of communication waits so, and with ``copies`` what another device has made does. So
+    a step's gradients pile up on a GPU until it has run the backward pass, although only a collective, or
+    their sum with those of another GPU, stands between them and their updates.
+    """
+    tensors, ops, waits = graph.tensors, graph.ops, list[int]()
+    for op, before in zip(ops, graph.predecessors, strict=True):
+        most = max((waits[earlier] + (not ops[earlier].chainable) for earlier in before), default=0)
+        for tensor in op.inputs:
+            maker = tensors[tensor].op
+            if copies and ops[maker].elsewhere != op.elsewhere and not tensors[tensor].outside:
+                most = max(most, waits[maker] + 1)
+        waits.append(most)
+    return waits
 
 
 def floating_ops(graph: Graph) -> frozenset[int]:
@@ -86,19 +119,19 @@ def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[in
     """Schedule the ops greedily for a low peak, in O(n log n).
 
     Small ops run as soon as they can; of the big ones first those that free the most, then, where all of them
-    allocate, the earliest in the graph. Floating ops come when nothing else can run, which is the worst case
-    for what they hold.
+    allocate, the earliest in the graph. Floating ops come when nothing else can run, and communication before
+    what uses its results, which is the worst case for what they hold.
     """
     graph = buffers.graph
     release = _Release(buffers)
     waiting = [len(before) for before in graph.predecessors]
     small: list[int] = []
     costly: list[tuple[int, int]] = []
-    late: list[int] = []
+    late: list[tuple[bool, int]] = []
 
     def enqueue(op: int) -> None:
         if op in floating:
-            heappush(late, op)
+            heappush(late, (graph.ops[op].chainable, op))
         elif op in big:
             heappush(costly, (min(release.growth(op), 1), op))
         else:
@@ -110,7 +143,7 @@ def frugal_order(buffers: Buffers, big: Collection[int], floating: Collection[in
     done = [False] * len(graph.ops)
     order: list[int] = []
     while small or costly or late:
-        op = heappop(small) if small else heappop(costly)[1] if costly else heappop(late)
+        op = heappop(small) if small else heappop(costly)[1] if costly else heappop(late)[1]
         if done[op]:
             continue
         done[op] = True

@@ -6,7 +6,7 @@ import pytest
 
 from lms.config import LMSConfig
 from lms.ir.eligibility import EARLY, FLOATING
-from lms.ir.graph import GraphBuilder, Use
+from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SerialEdge, SwapIn
 from lms.planner.fragmentation import plan_in_pieces
@@ -19,6 +19,7 @@ from lms.schedule.op_order import (
     floating_ops,
     serial_edges,
     topological_levels,
+    waits_for_device,
 )
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import simulate
@@ -493,6 +494,47 @@ def test_the_executor_runs_what_is_ready_first():
     build.add("b", "Op", inputs=[a])
     build.add("c", "Op")
     assert executor_order(build.build()) == (0, 2, 1)
+
+
+def reduced(layers: int, reduce: str, *, elsewhere: bool) -> Graph:
+    """A chain of gradients on a GPU, each summed with another's and added to a variable."""
+    build = GraphBuilder()
+    (slope,) = build.add("loss", "Op", outputs=[U])
+    for number in range(layers):
+        (gradient,) = build.add(f"gradient{number}", "Op", inputs=[slope], outputs=[4 * U])
+        (slope,) = build.add(f"slope{number}", "Op", inputs=[slope], outputs=[U])
+        (total,) = build.add(
+            f"sum{number}", reduce, inputs=[gradient], outputs=[4 * U], elsewhere=elsewhere, in_place=()
+        )
+        build.add(f"update{number}", "ResourceApply", inputs=[total])
+    return build.build()
+
+
+@pytest.mark.parametrize(("reduce", "elsewhere"), [("AddN", True), ("HorovodAllreduce", False)])
+def test_gradients_pile_up_on_a_device_that_runs_behind_the_host(reduce: str, elsewhere: bool) -> None:
+    """The host has launched the whole backward pass before the device has come to the first sum."""
+    graph = reduced(8, reduce, elsewhere=elsewhere)
+    ahead, behind = (
+        Case.of(graph, config(), Costs(overlaps=overlaps)).peak_before_bytes for overlaps in (True, False)
+    )
+    assert ahead >= 8 * 4 * U > 2 * behind
+
+
+def test_waits_are_counted_where_the_device_must_have_come_to_what_is_read() -> None:
+    build = GraphBuilder()
+    (batch,) = build.add("batch", "IteratorGetNext", outputs=[U], elsewhere=True)
+    (made,) = build.add("made", "Op", inputs=[batch], outputs=[U])
+    (shape,) = build.add("shape", "Op", inputs=[made], outputs=[8], outside=True)
+    (size,) = build.add("size", "Op", inputs=[shape], outputs=[8], outside=True, elsewhere=True)
+    build.add("scaled", "Op", inputs=[made, size], outputs=[U])
+    (sent,) = build.add("sent", "Op", inputs=[made], outputs=[U], elsewhere=True)
+    (back,) = build.add("back", "Op", inputs=[sent], outputs=[U])
+    (all_ranks,) = build.add("all_ranks", "HorovodAllreduce", inputs=[back], outputs=[U])
+    build.add("update", "ResourceApply", inputs=[all_ranks])
+    graph = build.build()
+    waits = dict(zip((op.name for op in graph.ops), waits_for_device(graph), strict=True))
+    assert [waits[name] for name in ("batch", "made", "shape", "size", "scaled")] == [0, 1, 1, 1, 1]
+    assert [waits[name] for name in ("sent", "back", "all_ranks", "update")] == [2, 3, 3, 4]
 
 
 @pytest.mark.parametrize("policy", ["auto", "all", "threshold"])

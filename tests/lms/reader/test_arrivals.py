@@ -8,6 +8,7 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
 from lms.device.kernels import PlainCpu
+from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
@@ -29,16 +30,36 @@ NODES = {
 FLOATS = Output(tf.float32.as_datatype_enum, (1024,))
 
 
-def test_the_copy_of_a_tensor_of_another_device_takes_memory_until_its_last_reader_there() -> None:
+def read(
+    nodes: dict[str, tuple[str, str, tuple[str, ...]]], on: str = "GPU:0"
+) -> tuple[Graph, NodeTable, Place]:
     graph_def = graph_pb2.GraphDef()
-    for name, (op_type, device, read) in NODES.items():
-        node = graph_def.node.add(name=name, op=op_type, input=read, device=device)
+    for name, (op_type, device, inputs) in nodes.items():
+        node = graph_def.node.add(name=name, op=op_type, input=inputs, device=device)
         node.attr["T"].type = tf.float32.as_datatype_enum
         node.attr["Tshape"].type = tf.int32.as_datatype_enum
-    table, device = NodeTable.of(graph_def), Device("GPU:0", None)
+    table, where = NodeTable.of(graph_def), Device(on, None)
+    place = Place(where.holds, PlainCpu(), where.type, where.keeps_on_host, where.reads_on_host)
+    return read_step(table, [[FLOATS] for _ in table.nodes], place).graph, table, place
+
+
+@pytest.mark.parametrize(("device", "held"), [(GPU, True), (HOST, False)])
+def test_the_operand_of_an_allreduce_is_held_until_its_result_is_used(device: str, held: bool) -> None:
+    """On a GPU its kernel is launched long before it is done."""
+    nodes = {
+        "gradient": ("Sqrt", device, ()),
+        "reduced": ("HorovodAllreduce", device, ("gradient",)),
+        "scaled": ("Neg", device, ("reduced",)),
+    }
+    graph, *_ = read(nodes, device.rpartition("device:")[2])
+    users = Buffers.of(graph).users[graph.ops[0].outputs[0]]
+    assert [graph.ops[op].name for op in users] == ["reduced", "scaled"][: 1 + held]
+
+
+def test_the_copy_of_a_tensor_of_another_device_takes_memory_until_its_last_reader_there() -> None:
+    graph, table, place = read(NODES)
     outputs = [[FLOATS] for _ in table.nodes]
-    place = Place(device.holds, PlainCpu(), "GPU", device.keeps_on_host, device.reads_on_host)
-    graph = read_step(table, outputs, place).graph
+    assert [op.name for op in graph.ops if op.elsewhere] == ["images", "made", "shape", "constant"]
     buffers = Buffers.of(graph)
     made = {graph.ops[graph.tensors[root].op].name: root for root in buffers.owners}
     assert sorted(made) == ["first", "images", "made", "second"], "not what lies or is read on the host"
