@@ -7,8 +7,9 @@ A variable streams whose value can lie in host memory between steps, and come to
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_update
+from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_collective, is_update
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.op_facts import size_of
@@ -74,17 +75,18 @@ class Finder:
         self.stay: Counter[str] = Counter()
         self.updates = frozenset(node for node, op_type in enumerate(table.types) if is_update(op_type))
         self.phase = self._update_phase()
-        """The nodes that lead to nothing but updates, and these."""
+        """The nodes that lead to nothing but updates, behind the backward pass and all communication, and
+        these."""
 
     def _update_phase(self) -> frozenset[int]:
         table = self._table
         phase = set(self.updates)
         for node in reversed(table.order):
             readers = [reader for reader, _ in table.readers[node]]
-            fixed = table.types[node] in HANDLES or table.names[node] in self._fetches
-            if readers and not fixed and phase.issuperset(readers):
-                if not is_backward(table.names[node], table.types[node]):
-                    phase.add(node)
+            op_type, name = table.types[node], table.names[node]
+            fixed = op_type in HANDLES or name in self._fetches or is_collective(op_type)
+            if readers and not fixed and phase.issuperset(readers) and not is_backward(name, op_type):
+                phase.add(node)
         return frozenset(phase)
 
     def variables(self) -> Iterator[Variable]:
@@ -177,12 +179,18 @@ class Finder:
         return sorted(large or small, key=self._place.__getitem__)
 
     def anchor(self, variables: Iterable[Variable]) -> int | None:
-        """Return a node that is run in any case and waits for what the step ends with."""
+        """Return a node that is run in any case and can wait for what the step ends with.
+
+        That is a result, or of what a session fetches a node that waits for the updates. In a function that
+        returns nothing all effects are run: one that nothing waits for, as Keras's optimizers count steps.
+        """
         table = self._table
         for node, op_type in enumerate(table.types):
             if op_type in RESULTS:
                 return node
         behind = {update for one in variables for update in one.updates}
+        if not self._fetches:
+            return next(filter(self._is_small_end, reversed(table.order)), None)
         return next(
             (
                 node
@@ -191,6 +199,20 @@ class Finder:
             ),
             None,
         )
+
+    def _is_small_end(self, node: int) -> bool:
+        """Tell whether a node changes a variable too small to stream, and nothing waits for that."""
+        table = self._table
+        is_end = not table.readers[node] and node not in self._waited_for and table.frame[node] == ROOT
+        if node not in self.updates or not is_end:
+            return False
+        value = self._known.get(table.names[table.inputs[node][0].node])
+        nbytes = None if value is None else size_of(value)
+        return nbytes is not None and nbytes < self._min_bytes
+
+    @cached_property
+    def _waited_for(self) -> frozenset[int]:
+        return frozenset(node for controls in self._table.controls for node in controls)
 
 
 def bytes_by_kind(variables: Iterable[Variable]) -> dict[bool, int]:

@@ -149,7 +149,8 @@ class _Floats:
         self._graph, self._floating = graph, floating
         self._left: list[int] = []
         self._has_come = False
-        self._users: deque[int] = deque(maxlen=2)
+        self._used: deque[int] = deque(maxlen=2)
+        """Ops that run once the latest two have been used."""
 
     def has(self, op: int) -> bool:
         """Tell whether what comes or leaves is one of them."""
@@ -160,8 +161,8 @@ class _Floats:
     def waits(self, op: int) -> list[int]:
         """Return what one of them waits for; they are passed in their order.
 
-        What comes waits for its gradient and for what has left before, or where it does not leave again, for
-        a user of the second before.
+        What comes waits for its gradient, for what has left before, and until the second before it has been
+        used: so one copy runs beside the use of another, and not all of them at once.
         """
         graph = self._graph
         if graph.ops[op].type == STREAM_LEAVE:
@@ -169,13 +170,14 @@ class _Floats:
             self._has_come = False
             return []
         self._has_come = True
-        user = graph.successors[op][0]
-        if graph.ops[user].type == STREAM_ENTER:
-            gates = (one for one in graph.predecessors[user] if one != op)
-            return [*(one for one in gates if graph.ops[one].type not in OUTSIDE_TYPES), *self._left]
-        first = [self._users[0]] if len(self._users) > 1 else []
-        self._users.append(user)
-        return first
+        used = graph.successors[op][0]
+        waits = [self._used[0]] if len(self._used) > 1 else []
+        if graph.ops[used].type == STREAM_ENTER:
+            gates = (one for one in graph.predecessors[used] if one != op)
+            waits += [*(one for one in gates if graph.ops[one].type not in OUTSIDE_TYPES), *self._left]
+            used = next(one for one in graph.successors[used] if graph.ops[one].type == STREAM_LAST)
+        self._used.append(used)
+        return waits
 
 
 def _bytes_of(buffers: Buffers) -> dict[int, int]:
@@ -218,7 +220,24 @@ def spread(
     walk = _Walk(buffers, order, chain, floating, swaps, budget_bytes, costs, seconds, streamed)
     for place in range(len(order)):
         walk.pass_op(place)
-    return walk.placed()
+    return _copied_ahead(buffers, walk.placed(), floating)
+
+
+def _copied_ahead(buffers: Buffers, order: Sequence[int], floating: Set[int]) -> tuple[int, ...]:
+    """Return ``order`` with each variable that ops in no chain use coming as early as its waits let it.
+
+    Nothing else holds it there, so it takes its memory from then on.
+    """
+    graph, nbytes = buffers.graph, _bytes_of(buffers)
+    floats, place = _Floats(graph, floating), positions(order)
+    behind: dict[int, list[int]] = {}
+    for op in order:
+        if op in nbytes and floats.has(op):
+            waits = floats.waits(op)
+            if waits and nbytes[op] > 0:
+                behind.setdefault(max(waits, key=place.__getitem__), []).append(op)
+    moved = {op for ops in behind.values() for op in ops}
+    return tuple(one for op in order if op not in moved for one in (op, *behind.get(op, ())))
 
 
 class _Walk:

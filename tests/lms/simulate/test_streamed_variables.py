@@ -118,6 +118,17 @@ def test_no_legal_run_needs_more_than_is_planned(
         assert buffers.timeline(order, ()).peak_bytes <= made.peak_bytes
 
 
+@pytest.mark.parametrize("room", [1.0, 1.5, 3.0])
+def test_variables_that_wait_for_other_ranks_come_one_behind_the_other(room: float) -> None:
+    """Else all of them came at once, as soon as the gradients are there."""
+    graph = step([16 * KIB] * 8, collective=True)
+    made = planned(graph, int(room * least_peak(graph)))
+    buffers, chance = Buffers.of(graph), Random(0)  # noqa: S311
+    for _ in range(20):
+        order = any_order(graph, made.serial_edges, chance)
+        assert buffers.timeline(order, ()).peak_bytes <= made.peak_bytes + 16 * KIB
+
+
 @settings(deadline=None)
 @given(SIZES, st.floats(1.0, 3.0))
 def test_a_plan_keeps_to_its_budget_and_is_the_same_each_time(sizes: list[int], room: float) -> None:

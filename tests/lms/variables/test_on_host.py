@@ -181,3 +181,42 @@ print(found.weights_bytes >> 20, found.state_bytes >> 20)
 def test_an_embedding_is_a_weight_and_no_state() -> None:
     """Rows of it are read where it lies: ``optimizer_state="host"`` moved it, too."""
     require_lines(GATHERED, "1 1")
+
+
+NOTHING = """
+import numpy as np, tensorflow as tf
+import lms
+keras = tf.keras
+
+def train():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(128, activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((128,)), *layers, keras.layers.Dense(10)])
+    optimizer, mean = keras.optimizers.Adam(0.01), keras.metrics.Mean()
+    optimizer.build(model.trainable_variables)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(rows, labels):
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(rows, training=True))
+        slopes = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(slopes, model.trainable_variables))
+        mean.update_state(value)
+
+    random = np.random.RandomState(0)
+    for _ in range(4):
+        step(tf.constant(random.rand(32, 128).astype("f")), tf.constant(random.randint(0, 10, 32)))
+    kept = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return [np.asarray(one).tobytes() for one in (*model.variables, *kept, mean.result())]
+
+plain = train()
+lms.enable(policy="auto", budget_bytes=1 << 40, optimizer_state="host", variables="host")
+moved, report = train(), lms.report()
+print(plain == moved, report.graphs[-1].streamed.weights, report.graphs[-1].streamed.state, report.warnings)
+"""
+
+
+def test_variables_move_for_a_step_that_returns_nothing() -> None:
+    """As that of TensorFlow's own tutorial does, which keeps the loss in a metric."""
+    require_lines(NOTHING, "True 3 6 ()")

@@ -1,0 +1,42 @@
+"""Gradients that meet those of another GPU: they pile up until the device has run the backward pass."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in
+
+pytestmark = pytest.mark.tensorflow
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = str(Path(__file__).with_name("piled_job.py"))
+MIB = 1 << 20
+AMPLE = 1000
+
+
+@cache
+def trained(way: str, mib: int, policy: str) -> Any:
+    """What the job tells; of two ranks the one that tells it last."""
+    ranks = [str(ROOT / "lmsrun/__main__.py"), "run", "-np", "2", "--oversubscribe", "--no-lms"]
+    before = [*ranks, "--no-tag-output"] if way == "ranks" else []
+    devices = {"SIMGPU_DEVICES": "1" if way == "ranks" else "2"}
+    return stand_in.run([*before, JOB, way, str(mib), policy], devices).found
+
+
+@pytest.mark.parametrize(("way", "mib"), [("mirrored", 20), ("ranks", 18)])
+def test_a_step_is_planned_for_the_gradients_that_pile_up(way: str, mib: int) -> None:
+    without, ample, narrow = (
+        trained(way, AMPLE, "off"),
+        trained(way, AMPLE, "auto"),
+        trained(way, mib, "auto"),
+    )
+    assert without["peak"] > 1.2 * mib * MIB, "it does not fit"
+    assert not ample["edited"] and ample["planned"] == pytest.approx(without["peak"], rel=0.1)
+    assert narrow["edited"] and narrow["retries"] == 0
+    assert narrow["peak"] <= mib * MIB and narrow["planned"] == pytest.approx(narrow["peak"], rel=0.12)
+    assert {one["bits"] for one in (ample, narrow)} == {without["bits"]}
+
+
+def test_variables_on_the_host_come_one_behind_the_other_for_gradients_of_other_ranks() -> None:
+    assert trained("ranks", 18, "auto")["on_host"] > 5
