@@ -176,7 +176,7 @@ def _is_below(found: Sequence[tuple[float, float]], base: float, slope: float) -
 def plain_way(step: TracedStep) -> Way:
     """Return the step as it runs without a plan."""
     case = Case.of(step.graph, LEAST, Costs())
-    return Way(Variant(step, step.batch, case), executor_order(case.graph))
+    return Way(Variant(step, step.batch, case), executor_order(case.graph, ahead=case.costs.overlaps))
 
 
 def swapping_ways(variant: Variant) -> Iterator[Way]:

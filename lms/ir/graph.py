@@ -81,6 +81,8 @@ class Op(NamedTuple):
     """Whether an assignment may copy the value into the memory that its variable has."""
     elsewhere: bool = False
     """Whether another device runs it: the host or, of several GPUs, one that another plan is for."""
+    holds_operands: bool = False
+    """Whether its operands and results lie side by side until it is done, which is when a result is used."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class GraphBuilder:
         parts: Sequence[str] = (),
         assigns_in_place: bool = False,
         elsewhere: bool = False,
+        holds_operands: bool = False,
     ) -> tuple[int, ...]:
         """Append one op; its id is the number of ops before the call.
 
@@ -207,6 +210,7 @@ class GraphBuilder:
             parts: The types of the ops that were merged into this one.
             assigns_in_place: Whether an assignment may copy the value into the memory that its variable has.
             elsewhere: Whether another device runs the op.
+            holds_operands: Whether operands stay until the results are used.
 
         Returns:
             The ids of the outputs.
@@ -246,6 +250,7 @@ class GraphBuilder:
                 tuple(parts),
                 assigns_in_place,
                 elsewhere,
+                holds_operands,
             )
         )
         return made

@@ -48,7 +48,8 @@ class Buffers:
     nbytes: tuple[int, ...]
     """Rounded size; 0 for aliases, for tensors outside the step's memory and where the size is unknown."""
     users: tuple[tuple[int, ...], ...]
-    """For a root the ops that read it or an alias of it, ascending; passing an alias on is not reading."""
+    """For a root the ops that read it or an alias of it, ascending; passing an alias on is not reading. What
+    communication holds on a GPU is used by all that use its result."""
     kept: tuple[bool, ...]
     """Whether the buffer is alive at the end of the step."""
 
@@ -67,6 +68,11 @@ class Buffers:
                 readers = users[roots[tensor]]
                 if tensor not in passed_on and (not readers or readers[-1] != op.id):
                     readers.append(op.id)
+        for op in graph.ops:
+            if op.holds_operands:
+                for operand, result in zip(op.inputs, op.outputs, strict=False):
+                    held = users[roots[operand]]
+                    held[:] = sorted({*held, *users[roots[result]]})
         kept = [False] * len(tensors)
         for tensor in graph.kept:
             kept[roots[tensor]] = True

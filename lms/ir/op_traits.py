@@ -118,8 +118,9 @@ communication."""
 
 
 HOLDS_OPERANDS = "Horovod"
-"""The beginning of the types of collectives whose operands and results lie side by side until all is done
-(``HorovodAllreduceOp::ComputeAsync`` in ``mpi_ops.cc``); those of TensorFlow work in place."""
+"""The beginning of the types of collectives that allocate their results when they are launched, and hold
+their operands until all is done (``HorovodAllreduceOp::ComputeAsync`` in ``mpi_ops.cc``). On a GPU that is
+long before. TensorFlow's own work in place."""
 
 
 def is_collective(op_type: str) -> bool:

@@ -222,6 +222,9 @@ class _Reader:
             parts=merged_types(op_type, table.nodes[unit]),
             assigns_in_place=unit in self._in_place,
             elsewhere=not is_here,
+            holds_operands=is_here
+            and self._place.device_type == "GPU"
+            and op_type.startswith(HOLDS_OPERANDS),
         )
         if op_type in BODY_ATTRS:
             self._note_lists(table.bare_name(unit), read, sources)
@@ -232,28 +235,11 @@ class _Reader:
         if purpose == STREAM_ENTER:
             self._streamed[table.inputs[unit][0].node] = made[0]
             self._sources.append(None)
-        if is_here and self._place.device_type == "GPU" and op_type.startswith(HOLDS_OPERANDS):
-            self._hold_operands(unit, inputs)
         for tensor, readers in zip(made[len(sources) :], beside, strict=False):
             self._kept_for.setdefault(Source(unit, 0), []).append((tensor, readers))
         self._sources += [*sources, *([None] * len(beside))]
         if op_type in RESULTS:
             self._retained += read
-
-    def _hold_operands(self, unit: int, operands: Sequence[int]) -> None:
-        """Have what uses the results of communication keep its operands, too.
-
-        The kernel holds both until the device has come to it. Its results take memory when it is launched,
-        which is long before.
-        """
-        types, readers = self._table.types, self._table.readers[unit]
-        for index, tensor in enumerate(operands):
-            of_result = tuple(
-                Reader(types[reader], slot)
-                for reader, slot in readers
-                if self._table.inputs[reader][slot] == Source(unit, index)
-            )
-            self._kept_for.setdefault(Source(unit, index), []).append((tensor, of_result))
 
     def _purpose(self, unit: int) -> str | None:
         """Return the type of an op that streams a variable; ``None`` for other nodes."""
@@ -329,6 +315,7 @@ class _Reader:
             forbidden=reasons,
             workspace_bytes=0 if away else self._body_peak(frame),
             chainable=bool(turning and exits),
+            elsewhere=away,
             conditional=not self._conditions.loop_runs_with_step(unit),
         )
         self._note_unknown(sources, sizes, [away] * len(sizes))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_collective, is_update
+from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_collective, is_update, may_end_step
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.op_facts import size_of
@@ -68,15 +68,18 @@ class Finder:
         holds: Callable[[str], bool],
         min_bytes: int,
         fetches: Collection[str],
+        *,
+        anchored: bool = True,
     ) -> None:
         self._table, self._outputs, self._known = table, outputs, known
+        self._anchored = anchored
         self._holds, self._min_bytes, self._fetches = holds, min_bytes, fetches
         self._place = {node: place for place, node in enumerate(table.order)}
         self.stay: Counter[str] = Counter()
         self.updates = frozenset(node for node, op_type in enumerate(table.types) if is_update(op_type))
         self.phase = self._update_phase()
-        """The nodes that lead to nothing but updates, behind the backward pass and all communication, and
-        these."""
+        """The updates, and what leads to nothing else; of that neither the backward pass nor communication,
+        nor what these need."""
 
     def _update_phase(self) -> frozenset[int]:
         table = self._table
@@ -132,16 +135,18 @@ class Finder:
             made.gates = self._gates(made)
             if not made.gates:
                 return UNGATED
-            if self.anchor([made]) is None:
+            if self._anchored and self.anchor([made]) is None:
                 return UNANCHORED
         return made
 
     def _is_behind(self, read: int, updates: Collection[int]) -> bool:
-        """Tell whether a read waits for an update of its variable."""
-        if not updates:
+        """Tell whether a node waits for an update of a variable that it reads."""
+        first = min((self._place[update] for update in updates), default=None)
+        if first is None or self._place[read] < first:
             return False
-        table, first = self._table, min(self._place[update] for update in updates)
-        open_nodes, seen = [*table.controls[read]], set(table.controls[read])
+        table = self._table
+        open_nodes = [*table.controls[read], *(source.node for source in table.inputs[read])]
+        seen = set(open_nodes)
         while open_nodes:
             node = open_nodes.pop()
             if node in updates:
@@ -155,7 +160,8 @@ class Finder:
     def _gates(self, variable: Variable) -> list[int]:
         """Return the nodes whose results an update waits for: its gradient.
 
-        What waits for another variable's update, to read that one then, waits for its gradient.
+        What waits for another variable's update, to read that one then, waits for its gradient. What waits
+        for an update of the variable itself, as the average of all ranks' values does, is passed over.
         """
         table = self._table
         open_nodes, seen = [*variable.updates], set(variable.updates)
@@ -167,7 +173,7 @@ class Finder:
                 if source.node in seen:
                     continue
                 seen.add(source.node)
-                if source.node in self.phase:
+                if source.node in self.phase or self._is_behind(source.node, variable.updates):
                     open_nodes.append(source.node)
                 elif table.types[source.node] not in OUTSIDE_TYPES and table.frame[source.node] == ROOT:
                     nbytes = size_of(self._outputs[source.node][source.index]) or 0
@@ -185,12 +191,9 @@ class Finder:
         returns nothing all effects are run: one that nothing waits for, as Keras's optimizers count steps.
         """
         table = self._table
-        for node, op_type in enumerate(table.types):
-            if op_type in RESULTS:
-                return node
+        if not self._fetches or self._result is not None:
+            return self._result if self._result is not None else self._small_end
         behind = {update for one in variables for update in one.updates}
-        if not self._fetches:
-            return next(filter(self._is_small_end, reversed(table.order)), None)
         return next(
             (
                 node
@@ -200,19 +203,32 @@ class Finder:
             None,
         )
 
-    def _is_small_end(self, node: int) -> bool:
-        """Tell whether a node changes a variable too small to stream, and nothing waits for that."""
-        table = self._table
-        is_end = not table.readers[node] and node not in self._waited_for and table.frame[node] == ROOT
-        if node not in self.updates or not is_end:
-            return False
-        value = self._known.get(table.names[table.inputs[node][0].node])
-        nbytes = None if value is None else size_of(value)
-        return nbytes is not None and nbytes < self._min_bytes
+    @cached_property
+    def _result(self) -> int | None:
+        return next((node for node, op_type in enumerate(self._table.types) if op_type in RESULTS), None)
 
     @cached_property
-    def _waited_for(self) -> frozenset[int]:
-        return frozenset(node for controls in self._table.controls for node in controls)
+    def _small_end(self) -> int | None:
+        """A node that changes a variable too small to stream, and for which nothing waits.
+
+        In a step that takes its batch itself it waits for that: one that does not is run when no batch is
+        left, too.
+        """
+        table = self._table
+        waited_for = {node for controls in table.controls for node in controls}
+        behind_batch: set[int] = set()
+        for node in table.order:
+            before = (*(source.node for source in table.inputs[node]), *table.controls[node])
+            if may_end_step(table.types[node]) or not behind_batch.isdisjoint(before):
+                behind_batch.add(node)
+        for node in reversed(table.order):
+            is_end = not table.readers[node] and node not in waited_for and table.frame[node] == ROOT
+            if is_end and node in self.updates and (not behind_batch or node in behind_batch):
+                value = self._known.get(table.names[table.inputs[node][0].node])
+                nbytes = None if value is None else size_of(value)
+                if nbytes is not None and nbytes < self._min_bytes:
+                    return node
+        return None
 
 
 def bytes_by_kind(variables: Iterable[Variable]) -> dict[bool, int]:
@@ -232,7 +248,7 @@ def find_variables(
 ) -> Iterator[tuple[int, bool]]:
     """Yield the bytes of each variable of a graph, and whether only updates read it."""
     names = {one.partition(":")[0] for one in fetches}
-    found = Finder(table, outputs, known, holds, 1, names)
+    found = Finder(table, outputs, known, holds, 1, names, anchored=False)
     seen = set()
     for one in found.variables():
         seen.add(table.names[one.handle])

@@ -52,11 +52,12 @@ def executor_order(graph: Graph, edges: Iterable[SerialEdge] = (), *, ahead: boo
 
 
 def waits_for_device(graph: Graph, *, copies: bool = True) -> list[int]:
-    """Count for each op how often the way to it waits until a device has run what was launched before.
+    """Count for each op the waits for a device on the way to it that has most of them.
 
-    What uses the result of communication waits so, and with ``copies`` what another device has made does. So
-    a step's gradients pile up on a GPU until it has run the backward pass, although only a collective, or
-    their sum with those of another GPU, stands between them and their updates.
+    An op waits for the result of communication, and with ``copies`` for what another device has made. Such
+    waits end when the device has run what was launched before. So a step's gradients pile up on a GPU until
+    it has run the backward pass, although only a collective, or their sum with those of another GPU, stands
+    between them and their updates. What may not be chained counts as communication.
     """
     tensors, ops, waits = graph.tensors, graph.ops, list[int]()
     for op, before in zip(ops, graph.predecessors, strict=True):

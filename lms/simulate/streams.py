@@ -31,6 +31,8 @@ from lms.simulate.cost_model import Costs
 from lms.simulate.range_max import MemoryProfile
 from lms.simulate.step_time import Clock, StreamedCopies
 
+SPREADS = 2
+"""How often variables are spread: again with less room where those that no chain holds take more."""
 ARRIVING = frozenset({STREAM_IN, STREAM_ENTER})
 LEAVING = frozenset({STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
 
@@ -66,12 +68,13 @@ def closest(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     sources = _ancestors(graph, [op for op in late if types[op] == STREAM_IN])
     others = [op for op in order if op not in late and op not in open_before and op not in sources]
     for op in (*(op for op in order if op in sources), *others, *sorted(late)):
-        needed, open_ops = {op} - done, [op]
+        needed, open_ops, seen = {op} - done, [op], {op}
         while open_ops:
             for other in graph.predecessors[open_ops.pop()]:
-                if other in late and other not in done and other not in needed:
-                    needed.add(other)
+                if (other in late or other in open_before) and not (other in done or other in seen):
+                    seen.add(other)
                     open_ops.append(other)
+        needed |= seen & late
         for one in sorted(needed):  # an op's number is above those of its inputs
             put(one)
     return tuple(placed)
@@ -101,7 +104,7 @@ def stream_edges(
     that these use wait for their gradients and for each other.
     """
     graph, nbytes = buffers.graph, _bytes_of(buffers)
-    floats = _Floats(graph, floating)
+    floats = _Floats(graph, floating, positions(order))
     step: int | None = None
     gap: list[int] = []
     for op in order:
@@ -145,8 +148,8 @@ def uncovered(gap: Sequence[int], nbytes: Mapping[int, int]) -> list[int]:
 class _Floats:
     """The variables that ops in no chain use: when these run is decided elsewhere."""
 
-    def __init__(self, graph: Graph, floating: Set[int]) -> None:
-        self._graph, self._floating = graph, floating
+    def __init__(self, graph: Graph, floating: Set[int], place: Sequence[int]) -> None:
+        self._graph, self._floating, self._place = graph, floating, place
         self._left: list[int] = []
         self._has_come = False
         self._used: deque[int] = deque(maxlen=2)
@@ -162,7 +165,8 @@ class _Floats:
         """Return what one of them waits for; they are passed in their order.
 
         What comes waits for its gradient, for what has left before, and until the second before it has been
-        used: so one copy runs beside the use of another, and not all of them at once.
+        used: so one copy runs beside the use of another, and not all of them at once. It does not wait for
+        one that is used together with it.
         """
         graph = self._graph
         if graph.ops[op].type == STREAM_LEAVE:
@@ -171,7 +175,7 @@ class _Floats:
             return []
         self._has_come = True
         used = graph.successors[op][0]
-        waits = [self._used[0]] if len(self._used) > 1 else []
+        waits = [one for one in (*self._used,)[:-1] if self._place[one] < self._place[op]]
         if graph.ops[used].type == STREAM_ENTER:
             gates = (one for one in graph.predecessors[used] if one != op)
             waits += [*(one for one in gates if graph.ops[one].type not in OUTSIDE_TYPES), *self._left]
@@ -214,28 +218,41 @@ def spread(
         costs: The device and its link.
         seconds: The ops' own times by id.
     """
-    streamed = StreamedCopies.of(buffers.graph)
-    if streamed is None:
-        return tuple(order)
-    walk = _Walk(buffers, order, chain, floating, swaps, budget_bytes, costs, seconds, streamed)
-    for place in range(len(order)):
-        walk.pass_op(place)
-    return _copied_ahead(buffers, walk.placed(), floating)
+    allowed = budget_bytes
+    for _ in range(SPREADS):
+        streamed = StreamedCopies.of(buffers.graph)
+        if streamed is None:
+            return tuple(order)
+        walk = _Walk(buffers, order, chain, floating, swaps, allowed, costs, seconds, streamed)
+        for place in range(len(order)):
+            walk.pass_op(place)
+        spread_out = _copied_ahead(buffers, walk.placed(), floating)
+        excess = buffers.timeline(spread_out, tuple(swaps)).peak_bytes - budget_bytes
+        if excess <= 0:
+            return spread_out
+        allowed -= excess
+    return _copied_ahead(buffers, order, floating)
 
 
 def _copied_ahead(buffers: Buffers, order: Sequence[int], floating: Set[int]) -> tuple[int, ...]:
     """Return ``order`` with each variable that ops in no chain use coming as early as its waits let it.
 
-    Nothing else holds it there, so it takes its memory from then on.
+    Nothing else holds it there, so it takes its memory from then on. What comes keeps its order.
     """
-    graph, nbytes = buffers.graph, _bytes_of(buffers)
-    floats, place = _Floats(graph, floating), positions(order)
+    graph, nbytes, place = buffers.graph, _bytes_of(buffers), positions(order)
+    floats = _Floats(graph, floating, place)
     behind: dict[int, list[int]] = {}
+    latest: int | None = None
     for op in order:
         if op in nbytes and floats.has(op):
             waits = floats.waits(op)
-            if waits and nbytes[op] > 0:
-                behind.setdefault(max(waits, key=place.__getitem__), []).append(op)
+            if nbytes[op] < 0:
+                continue
+            if latest is None and not waits:
+                latest = op
+                continue
+            latest = max([*waits, *(() if latest is None else (latest,))], key=place.__getitem__)
+            behind.setdefault(latest, []).append(op)
     moved = {op for ops in behind.values() for op in ops}
     return tuple(one for op in order if op not in moved for one in (op, *behind.get(op, ())))
 
@@ -261,7 +278,7 @@ class _Walk:
         self._clock = Clock(self._place, swaps, costs, streamed)
         self._memory = MemoryProfile(buffers.timeline(tuple(order), tuple(swaps)).allocated)
         """At the points of the order, with what was brought early and without what leaves later."""
-        self._nbytes, self._floats = _bytes_of(buffers), _Floats(buffers.graph, floating)
+        self._nbytes, self._floats = _bytes_of(buffers), _Floats(buffers.graph, floating, self._place)
         self._planned_s: list[float] = []
         """When each op of the order would start if none waited for a copy."""
         self._wanted_s: dict[int, float] = {}
