@@ -10,13 +10,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context, execute
+from tensorflow.python.eager import context
 
 from lms.device.device import Device, executor_threads
 from lms.simulate.cost_model import Costs, costs_of
 from lms.transports.base import HOST_DEVICE
 from lms.transports.device import TO_DEVICE, TO_HOST, DeviceTransport
+from lms.variables.unoptimized import unoptimized
 
 PROBE_BYTES = 64 << 20
 """One copy of this size takes a millisecond on PCIe 5, and leaves its latency far behind."""
@@ -206,19 +206,15 @@ def copies_by_swaps(device: Device, nbytes: int) -> Copies:
     place = f"/device:{device.name}"
     with tf.device(place):
         made = tf.zeros((nbytes,), tf.uint8)
-    config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    attrs = ("executor_type", "", "config_proto", config.SerializeToString())
     functions: dict[tuple[int, int], Any] = {}
 
     def take(outs: int, backs: int) -> float:
         if (outs, backs) not in functions:
-            copy = tf.function(partial(_copied, place, outs, backs), autograph=False)
-            functions[outs, backs] = copy.get_concrete_function(tf.TensorSpec((nbytes,), tf.uint8))
-        name = functions[outs, backs].name
+            spec = tf.TensorSpec((nbytes,), tf.uint8)
+            functions[outs, backs] = unoptimized(partial(_copied, place, outs, backs), spec)
         tf.test.experimental.sync_devices()
         began = time.perf_counter()
-        execute.execute(name, 1, [made], attrs, context.context())
+        functions[outs, backs](made)
         tf.test.experimental.sync_devices()
         return time.perf_counter() - began
 

@@ -91,6 +91,12 @@ LATER_STEP = (
 )
 
 
+NO_ROOM = (
+    "The step is not tried again: the device has no room to give its variables their values back. "
+    "Start again with a smaller batch, or from the last checkpoint."
+)
+
+
 class Rescue:
     """Keeps what is needed to retry a first step; each kind of plan is tried at most once in a process."""
 
@@ -169,13 +175,11 @@ class Rescue:
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
         if attempt is None or self.refusal or not self._left:
             return False
-        for handle, value in attempt.values.values():
-            with tf.device("CPU:0"):
-                before = tf.constant(value, value_type(handle))
-            if self._host.holds(handle):
-                self._host.put(handle, before)
-            else:
-                tf.raw_ops.AssignVariableOp(resource=handle, value=before)
+        try:
+            self._give_back(attempt)
+        except tf.errors.OpError:
+            self.refusal = NO_ROOM
+            return False
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
@@ -188,6 +192,16 @@ class Rescue:
             f"with {_difference(before, self.config)}{again}"
         )
         return True
+
+    def _give_back(self, attempt: _Attempt) -> None:
+        """Give the variables of a failed step the values that it began with."""
+        for handle, value in attempt.values.values():
+            with tf.device("CPU:0"):
+                before = tf.constant(value, value_type(handle))
+            if self._host.holds(handle):
+                self._host.put(handle, before)
+            else:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=before)
 
     def succeeded(self, call: Call) -> None:
         """Note that a call has run to its end; if it was planned, a later failure is not of a first step."""

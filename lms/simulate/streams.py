@@ -68,14 +68,13 @@ def closest(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     sources = _ancestors(graph, [op for op in late if types[op] == STREAM_IN])
     others = [op for op in order if op not in late and op not in open_before and op not in sources]
     for op in (*(op for op in order if op in sources), *others, *sorted(late)):
-        needed, open_ops, seen = {op} - done, [op], {op}
+        open_ops, seen = [op], {op}
         while open_ops:
             for other in graph.predecessors[open_ops.pop()]:
                 if (other in late or other in open_before) and not (other in done or other in seen):
                     seen.add(other)
                     open_ops.append(other)
-        needed |= seen & late
-        for one in sorted(needed):  # an op's number is above those of its inputs
+        for one in sorted((seen & (late | {op})) - done):  # an op's number is above those of its inputs
             put(one)
     return tuple(placed)
 

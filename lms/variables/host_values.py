@@ -4,8 +4,9 @@ Whoever reads such a variable between steps (a checkpoint, ``save``, ``get_weigh
 reads host memory; nothing else of the variable differs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +15,12 @@ import tensorflow as tf
 from lms.errors import BuildError, PlaceError, StoreError
 from lms.native.build import HOST_VALUES
 from lms.native.library import load_library
-from lms.transports.base import Transport
+from lms.transports.base import HOST_DEVICE, Transport
 from lms.transports.device import POOL, DeviceTransport
 from lms.transports.host import HostTransport
 from lms.variables.handles import value_type
 from lms.variables.memory import address_of
+from lms.variables.unoptimized import unoptimized
 
 ASSIGN, READ = "AssignVariableOp", "ReadVariableOp"
 
@@ -120,6 +122,7 @@ class PinnedValues:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._ops = load_ops(HOST_VALUES, environ)
+        self._moves: dict[tuple[Any, str], Callable[..., Any]] = {}
 
     def takes(self, handle: Any) -> bool:
         """Tell whether a variable is a GPU's."""
@@ -137,10 +140,22 @@ class PinnedValues:
 
     def send(self, handle: Any) -> bool:
         """Move a variable's value to pinned memory; whether it lay there is not told."""
-        with tf.device(handle.device), _explained():
-            value = self._ops.lms_get_host_value(resource=handle, dtype=value_type(handle))
-            self._ops.lms_set_host_value(resource=handle, value=value)
+        # Eager execution would bring the value back to the device between the two ops, which may be full.
+        kind = value_type(handle), handle.device
+        if kind not in self._moves:
+            spec = tf.TensorSpec((), tf.resource)
+            self._moves[kind] = unoptimized(partial(self._moved, *kind), spec)
+        with _explained():
+            self._moves[kind](handle)
         return True
+
+    def _moved(self, dtype: Any, device: str, handle: tf.Tensor) -> tf.Tensor:
+        """Build what moves a variable's value to pinned memory."""
+        with tf.device(device):
+            value = self._ops.lms_get_host_value(resource=handle, dtype=dtype)
+            moved = self._ops.lms_set_host_value(resource=handle, value=value)
+        with tf.device(HOST_DEVICE), tf.control_dependencies([moved]):
+            return tf.constant(0)
 
     def fetch(self, handle: Any) -> None:
         """Move a variable's value to the device's memory."""

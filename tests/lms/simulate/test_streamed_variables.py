@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
-from lms.ir.liveness import Buffers
+from lms.ir.liveness import Buffers, positions
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT
 from lms.ir.swap_plan import SerialEdge, SwapPlan
 from lms.planner import hybrid
@@ -186,6 +186,10 @@ def test_what_an_op_updates_together_never_waits_for_each_other(
     layers: int, variables: int, synced: bool, room: float, seed: int
 ) -> None:
     graph = fused(layers, variables, 8 * KIB, synced=synced, chance=Random(seed))  # noqa: S311
+    nearest = closest(graph, range(len(graph.ops)))
+    assert sorted(nearest) == [*range(len(graph.ops))]
+    place = positions(nearest)
+    assert all(place[one] < place[op.id] for op in graph.ops for one in graph.predecessors[op.id])
     least = least_peak(graph)
     made = planned(graph, int(room * least))
     require_forward(graph, made)
