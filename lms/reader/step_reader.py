@@ -198,7 +198,7 @@ class _Reader:
         held = self._streamed_by(slots) if self._streamed else []
         counted = not away and is_counted(op_type)
         aliases = self._aliases(op_type, facts)
-        purpose = self._purpose(unit)
+        purpose = self._purpose(unit) if is_here else None
         if held and op_type == "ReadVariableOp":
             aliases, outside, reasons = (len(inputs),), [False], [STREAMED]
         elif purpose == STREAM_ENTER:

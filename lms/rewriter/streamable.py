@@ -110,11 +110,11 @@ class Finder:
         value = self._known.get(table.names[handle]) or next((self._outputs[read][0] for read in reads), None)
         if value is None or not (reads or updates):
             return None  # no variable, an iterator for example
+        if not all(self._holds(table.nodes[user].device) for user in users):
+            return None
         others = {table.types[user] for user in users if user not in reads and user not in updates}
         if others - READ_IN_PLACE or any(table.frame[user] != ROOT for user in users):
             return IN_LOOP
-        if not all(self._holds(table.nodes[user].device) for user in users):
-            return None
         nbytes = size_of(value)
         if nbytes is None:
             return OPEN

@@ -1,10 +1,10 @@
 """Trains on two stand-in GPUs, whose gradients meet behind the backward pass; prints what it found as JSON.
 
-    python piled_job.py mirrored|ranks MIB POLICY
+    python piled_job.py mirrored|ranks MIB POLICY [adam]
 
 ``mirrored`` trains on both devices of a process, ``ranks`` is one of two Horovod ranks. Each device has so
 many MiB; with the policy ``off`` there is no Large Model Support. Variables lie on the host if there is no
-room for their gradients otherwise.
+room for their gradients otherwise; the state of Adam does in any case.
 """
 
 import hashlib
@@ -18,13 +18,15 @@ import tensorflow as tf
 import lms
 
 way, mib, policy = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+name = sys.argv[4] if len(sys.argv) > 4 else "sgd"
 keras, memory = tf.keras, tf.config.experimental
 WIDTH, LAYERS, BATCH, STEPS = 512, 10, 32, 4
 
 for gpu in tf.config.list_physical_devices("GPU"):
     tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(mib)])
 if policy != "off":
-    lms.enable(enabled=True, policy=policy, min_tensor_bytes=4096)
+    state = "host" if name == "adam" else "auto"
+    lms.enable(enabled=True, policy=policy, min_tensor_bytes=4096, optimizer_state=state)
 keras.utils.set_random_seed(1)
 rows = np.random.default_rng(0).random((BATCH, WIDTH), dtype="f")
 labels = np.arange(BATCH) % 10
@@ -44,7 +46,7 @@ def mirrored() -> Any:
     reduction = tf.distribute.ReductionToOneDevice()
     with tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"], cross_device_ops=reduction).scope():
         model = network()
-        model.compile("sgd", loss, jit_compile=False)
+        model.compile(name, loss, jit_compile=False)
     memory.reset_memory_stats("GPU:0")
     model.fit(tf.data.Dataset.from_tensors((rows, labels)).repeat(STEPS), verbose=0)
     return model
@@ -57,7 +59,7 @@ def ranks() -> Any:
     hvd.init()
     with tf.device("GPU:0"):
         model = network()
-        optimizer = keras.optimizers.SGD(0.01)
+        optimizer = keras.optimizers.get(name)
         optimizer.build(model.trainable_variables)
         memory.reset_memory_stats("GPU:0")
 
@@ -80,6 +82,7 @@ if policy != "off":
     first = lms.report().graphs[0]
     found |= {"planned": lms.report().planned_peak_bytes, "retries": lms.report().retries}
     found |= {"before": first.peak_before_bytes, "edited": first.edited}
-    found |= {"on_host": first.streamed.weights}
+    found |= {"on_host": first.streamed.weights, "warnings": lms.report().warnings}
+    found |= {"state": [one.streamed.state for one in lms.report().graphs]}
 bits = hashlib.sha256(b"".join(np.asarray(one).tobytes() for one in trained.get_weights())).hexdigest()
 print(json.dumps(found | {"bits": bits[:16]}), flush=True)

@@ -16,12 +16,12 @@ AMPLE = 1000
 
 
 @cache
-def trained(way: str, mib: int, policy: str) -> Any:
+def trained(way: str, mib: int, policy: str, *optimizer: str) -> Any:
     """What the job tells; of two ranks the one that tells it last."""
     ranks = [str(ROOT / "lmsrun/__main__.py"), "run", "-np", "2", "--oversubscribe", "--no-lms"]
     before = [*ranks, "--no-tag-output"] if way == "ranks" else []
     devices = {"SIMGPU_DEVICES": "1" if way == "ranks" else "2"}
-    return stand_in.run([*before, JOB, way, str(mib), policy], devices).found
+    return stand_in.run([*before, JOB, way, str(mib), policy, *optimizer], devices).found
 
 
 @pytest.mark.parametrize(("way", "mib"), [("mirrored", 20), ("ranks", 18)])
@@ -40,3 +40,11 @@ def test_a_step_is_planned_for_the_gradients_that_pile_up(way: str, mib: int) ->
 
 def test_variables_on_the_host_come_one_behind_the_other_for_gradients_of_other_ranks() -> None:
     assert trained("ranks", 18, "auto")["on_host"] > 5
+
+
+def test_the_state_of_an_optimizer_lies_on_the_host_beside_several_gpus_of_a_process() -> None:
+    without, moved = trained("mirrored", AMPLE, "off", "adam"), trained("mirrored", 42, "auto", "adam")
+    assert moved["bits"] == without["bits"] and moved["warnings"] == []
+    assert moved["state"] and min(moved["state"]) > 5
+    assert moved["peak"] < 0.85 * without["peak"]
+    assert moved["planned"] == pytest.approx(moved["peak"], rel=0.12)
