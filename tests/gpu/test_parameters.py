@@ -92,6 +92,21 @@ def test_a_variable_of_the_device_gets_no_value_in_pinned_memory() -> None:
     assert shared < 4096 and total == 1 << 18
 
 
+def test_a_value_leaves_a_device_that_has_no_room_for_a_copy_of_it() -> None:
+    script = (
+        "import json, os, tensorflow as tf\n"
+        "from lms.variables.host_values import PinnedValues\n"
+        "(gpu,) = tf.config.list_physical_devices('GPU')\n"
+        "tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(12)])\n"
+        "with tf.device('GPU:0'): variable = tf.Variable(tf.fill((2 << 20,), 3.0))\n"
+        "PinnedValues(os.environ).send(variable.handle)\n"
+        "device = tf.config.experimental.get_memory_info('GPU:0')['current']\n"
+        "print(json.dumps([device, variable.numpy()[:4].tolist()]))"
+    )
+    device, first = stand_in.run(["-c", script], {"SIMGPU_DEVICES": "1"}).found
+    assert device < 1 << 20 and first == [3.0] * 4
+
+
 def test_other_transports_are_refused_in_one_line() -> None:
     script = (
         "import json, lms\n"
