@@ -26,12 +26,12 @@ from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
-from lms.reader.node_table import ENTERS, MARK_ATTR, ROOT, NodeTable
+from lms.reader.node_table import ENTERS, MARK_ATTR, MERGES, ROOT, SWITCHES, NodeTable
 from lms.reader.shapes import complete_shapes
 from lms.reader.step_reader import read_step
 from lms.reader.survey import constant_bytes, most_bytes
+from lms.rewriter.branches import NUMBER, hold_back
 from lms.rewriter.decision import write_decision
-from lms.rewriter.early_branches import hold_back
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
 from lms.rewriter.shape_readers import told_before
@@ -118,7 +118,8 @@ class Shaping:
 def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequence[Sequence[Output]]:
     """Extend a graph's outputs to the nodes that an edit has added.
 
-    These nodes repeat another one, tell the shape of what they read as another one did, or pass it on.
+    These nodes repeat another one, tell the shape of what they read as another one did, or pass it on. A
+    constant is what a node reads that runs whether a condition leaves others out or not.
     """
     known = [*outputs, *([()] * (len(table.nodes) - len(outputs)))]
     for node in table.order:
@@ -130,7 +131,12 @@ def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequenc
                 known[node] = [known[table.number[told[0]]][told[1]]]
                 continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
-            known[node] = read if table.types[node] == "IdentityN" else read[:1]
+            if table.types[node] in SWITCHES | MERGES:
+                known[node] = read[:1] * 2
+            elif table.types[node] == "Const":
+                known[node] = [NUMBER]
+            else:
+                known[node] = read if table.types[node] == "IdentityN" else read[:1]
     return known
 
 

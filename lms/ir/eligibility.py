@@ -85,9 +85,11 @@ def _why_not(
     if not buffers.users[root]:
         return "nobody reads it"
     touching = (tensor.op, *buffers.users[root])
+    if buffers.graph.ops[tensor.op].conditional:
+        return "made under a condition"
     if not floating.isdisjoint(touching):
-        conditional = any(buffers.graph.ops[op].conditional for op in touching)
-        return "read or made under a condition" if conditional else FLOATING
+        unordered = any(buffers.graph.ops[op].unordered for op in touching)
+        return "read or made by an op that may get no control edge" if unordered else FLOATING
     if not early.isdisjoint(touching):
         return EARLY
     if not big.issuperset(touching):

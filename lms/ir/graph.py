@@ -73,8 +73,8 @@ class Op(NamedTuple):
     chainable: bool = True
     """May get control edges that fix its place in the order (collectives may not)."""
     conditional: bool = False
-    """May be left out by a condition of compat.v1. What waits for an op that is left out is left out too, so
-    nothing may be made to wait for it."""
+    """Whether a condition may leave it out. What waits for an op that is left out is left out, too, so the
+    writer has others wait for a node that runs in any case (:mod:`lms.rewriter.branches`)."""
     parts: tuple[str, ...] = ()
     """The types of the ops that TensorFlow has merged into this one."""
     assigns_in_place: bool = False
@@ -83,6 +83,8 @@ class Op(NamedTuple):
     """Whether another device runs it: the host or, of several GPUs, one that another plan is for."""
     holds_operands: bool = False
     """Whether its operands and results lie side by side until it is done, which is when a result is used."""
+    unordered: bool = False
+    """Whether it may get no control edge, as what turns a loop or parts the branches of a condition."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class GraphBuilder:
         assigns_in_place: bool = False,
         elsewhere: bool = False,
         holds_operands: bool = False,
+        unordered: bool = False,
     ) -> tuple[int, ...]:
         """Append one op; its id is the number of ops before the call.
 
@@ -211,6 +214,7 @@ class GraphBuilder:
             assigns_in_place: Whether an assignment may copy the value into the memory that its variable has.
             elsewhere: Whether another device runs the op.
             holds_operands: Whether operands stay until the results are used.
+            unordered: Whether the op may get no control edge.
 
         Returns:
             The ids of the outputs.
@@ -251,6 +255,7 @@ class GraphBuilder:
                 assigns_in_place,
                 elsewhere,
                 holds_operands,
+                unordered,
             )
         )
         return made

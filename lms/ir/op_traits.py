@@ -101,7 +101,6 @@ CHEAP = "cheaper to make than to move"
 UNSWAPPABLE_TYPES = {
     **dict.fromkeys(("Fill", "OnesLike", "Range", "ZerosLike"), CHEAP),
     "IteratorGetNext": "input of the step",
-    "Switch": "control flow",
     "Merge": "control flow",
     "Enter": "control flow",
     "Exit": "control flow",

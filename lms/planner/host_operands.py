@@ -198,7 +198,8 @@ def narrow_movers(case: Case) -> frozenset[int]:
     sets, ops = schedule.working_sets, case.graph.ops
     needs = {op: max(sets[2 * step], sets[2 * step + 1]) for step, op in enumerate(schedule.chain)}
     others = max((need for op, need in needs.items() if ops[op].type not in MOVERS), default=0)
-    return frozenset(op for op, need in needs.items() if ops[op].type in MOVERS and need > SHARE * others)
+    movers = (op for op in needs if ops[op].type in MOVERS and not ops[op].conditional)
+    return frozenset(op for op in movers if needs[op] > SHARE * others)
 
 
 def read_from_host(graph: Graph, movers: Collection[int], min_bytes: int, *, direct: bool) -> Relocation:

@@ -58,12 +58,13 @@ class Repeats:
         self._min_bytes = max(1, min_bytes)
         self.late = backward_ops(self.graph)
         """The ops of the backward pass."""
-        self._floating = floating_ops(self.graph)
+        self._fixed = floating_ops(self.graph).union(op.id for op in self.graph.ops if op.conditional)
+        """The ops that are neither repeated nor read a copy."""
 
     @cached_property
     def redirected(self) -> frozenset[int]:
         """The ops that may read a copy: those of the backward pass that wait for another one of it."""
-        fixed = self._floating | self.graph.views | early_ops(self.graph)
+        fixed = self._fixed | self.graph.views | early_ops(self.graph)
         return frozenset(op for op in self.late - fixed if self.frontier(op) is not None)
 
     def frontier(self, op: int) -> int | None:
@@ -74,7 +75,7 @@ class Repeats:
         graph = self.graph
         makers = (graph.tensors[graph.roots[tensor]].op for tensor in graph.ops[op].inputs)
         waits = (control for control in graph.ops[op].controls if control not in graph.views)
-        found = (one for one in (*makers, *waits) if one in self.late and one not in self._floating)
+        found = (one for one in (*makers, *waits) if one in self.late and one not in self._fixed)
         return max(found, default=None)
 
     @cached_property
@@ -109,7 +110,7 @@ class Repeats:
         return tuple(op.id not in self.late and self._may_repeat(op) for op in self.graph.ops)
 
     def _may_repeat(self, op: Op) -> bool:
-        if op.type not in REPEATABLE_TYPES or op.id in self._floating:
+        if op.type not in REPEATABLE_TYPES or op.id in self._fixed:
             return False
         tensors = self.graph.tensors
         for tensor in op.outputs:

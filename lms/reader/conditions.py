@@ -31,12 +31,29 @@ class Conditions:
 
     def runs_with_step(self, node: int) -> bool:
         """Tell whether a node runs whenever the step does, and only then."""
-        fixed = self.types[node] in TURNING or self.types[node] in MERGES or self.types[node] in SWITCHES
-        return not fixed and self.loop_runs_with_step(node)
+        return self._of(node) == self.step
 
-    def loop_runs_with_step(self, node: int) -> bool:
-        """Tell whether the loop that ``node`` belongs to runs whenever the step does, and only then."""
-        return self.of_node[node] == self.step
+    def runs_with(self, node: int, other: int) -> bool:
+        """Tell whether a node runs whenever another one does."""
+        return self._of(node) <= self._of(other)
+
+    def predicate(self, node: int) -> Source | None:
+        """Return the predicate that may leave a node out of a step that runs.
+
+        It is made whenever the step runs. ``None``: there is none, or the node may run without the step.
+        """
+        mine = self._of(node)
+        made = (source for source, _ in mine - self.step if self.runs_with_step(source.node))
+        return min(made, default=None) if mine > self.step else None
+
+    def _of(self, node: int) -> Branches:
+        """Return the conditions of a node; one that was added later is the step's."""
+        return self.of_node[node] if node < len(self.of_node) else self.step
+
+    def may_be_ordered(self, node: int) -> bool:
+        """Tell whether a node may get control edges, and others can wait for it in each step."""
+        fixed = self.types[node] in TURNING or self.types[node] in MERGES or self.types[node] in SWITCHES
+        return not fixed and (self.runs_with_step(node) or self.predicate(node) is not None)
 
 
 def find_conditions(table: NodeTable, frame: int) -> Conditions:

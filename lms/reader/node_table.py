@@ -14,6 +14,8 @@ EXITS = frozenset({"Exit", "RefExit"})
 TURNS = frozenset({"NextIteration", "RefNextIteration"})
 MERGES = frozenset({"Merge", "RefMerge"})
 SWITCHES = frozenset({"Switch", "RefSwitch"})
+HANDED_ON = SWITCHES | {"Identity"}
+"""Types of the nodes through which the handle of a variable gets into the branch of a condition."""
 
 MARK_ATTR = "_lms"
 """Attribute of every node that an edit has added; its value says what the node is for."""
@@ -116,6 +118,22 @@ class NodeTable:
             for slot, source in enumerate(read):
                 readers[source.node].append((node, slot))
         return readers
+
+    def users(self, handle: int) -> set[int]:
+        """Return the nodes that use a variable through the node of its handle, also under a condition."""
+        found, open_nodes = set[int](), [handle]
+        while open_nodes:
+            for user in {reader for reader, _ in self.readers[open_nodes.pop()]} - found:
+                found.add(user)
+                if self.types[user] in HANDED_ON:
+                    open_nodes.append(user)
+        return {user for user in found if self.types[user] not in HANDED_ON}
+
+    def handle(self, node: int) -> int:
+        """Return the node from which a handle comes that ``node`` hands on, or ``node`` itself."""
+        while self.types[node] in HANDED_ON:
+            node = self.inputs[node][0].node
+        return node
 
     @cached_property
     def before(self) -> Sequence[Collection[int]]:

@@ -23,7 +23,7 @@ from lms.ir.op_traits import (
 from lms.optimizer.grappler_item import Output
 from lms.reader.arithmetic import flops_of, is_counted
 from lms.reader.conditions import ALWAYS, Conditions, find_conditions
-from lms.reader.node_table import ENTERS, EXITS, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
+from lms.reader.node_table import ENTERS, EXITS, HANDED_ON, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.op_facts import facts_of, item_bytes, merged_types, size_of
 from lms.reader.shapes import TINY
 from lms.reader.survey import BODY_ATTRS, Place, folded, in_place_assignments
@@ -61,6 +61,8 @@ class Step:
     sources: tuple[Source | None, ...]
     """The node's output behind each tensor; ``None`` for what a kernel keeps beside its outputs."""
     dtypes: Mapping[Source, int]
+    conditions: Conditions
+    """Those of the nodes of the table that was read."""
     unknown: tuple[str, ...] = ()
     """Names of the tensors whose size is not known."""
     list_loops: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ class _Reader:
             tuple(self._ends),
             tuple(self._sources),
             dtypes,
+            self._conditions,
             tuple(self._unknown),
             tuple(self._list_loops),
             varies=self._frame != ROOT or self._conditions.step != ALWAYS,
@@ -218,7 +221,8 @@ class _Reader:
             workspace_bytes=self._workspace(unit, facts),
             flops=flops_of(facts or facts_of(table, self._outputs, unit)) if counted else None,
             chainable=not (is_collective(op_type) or op_type in RESULTS),
-            conditional=self._is_conditional(unit),
+            conditional=not self._conditions.runs_with_step(unit),
+            unordered=unit in self._units.unordered or not self._conditions.may_be_ordered(unit),
             parts=merged_types(op_type, table.nodes[unit]),
             assigns_in_place=unit in self._in_place,
             elsewhere=not is_here,
@@ -248,7 +252,9 @@ class _Reader:
 
     def _streamed_by(self, slots: Sequence[tuple[int, int]]) -> list[int]:
         """Return the buffers that an op uses through the handles of variables."""
-        read = dict.fromkeys(self._table.inputs[node][slot].node for node, slot in slots)
+        table = self._table
+        made = (table.inputs[node][slot].node for node, slot in slots if table.types[node] not in HANDED_ON)
+        read = dict.fromkeys(map(table.handle, made))
         return [self._streamed[node] for node in read if node in self._streamed]
 
     def _aliases(self, op_type: str, facts: OpFacts | None) -> Sequence[int | None] | None:
@@ -316,7 +322,8 @@ class _Reader:
             workspace_bytes=0 if away else self._body_peak(frame),
             chainable=bool(turning and exits),
             elsewhere=away,
-            conditional=not self._conditions.loop_runs_with_step(unit),
+            conditional=not self._conditions.runs_with_step(unit),
+            unordered=not self._conditions.runs_with_step(unit),
         )
         self._note_unknown(sources, sizes, [away] * len(sizes))
         self._record(unit, members, slots, turning, exits[:1])
@@ -365,10 +372,6 @@ class _Reader:
         chosen = self._table.names[unit] if name in self._names else name
         self._names.add(chosen)
         return chosen
-
-    def _is_conditional(self, unit: int) -> bool:
-        """Tell whether a unit runs under other conditions than the step, or may get no control edge."""
-        return unit in self._units.unordered or not self._conditions.runs_with_step(unit)
 
     def _note_unknown(
         self, sources: Sequence[Source], sizes: Sequence[int | None], outside: Sequence[bool]

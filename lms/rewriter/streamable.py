@@ -11,7 +11,8 @@ from functools import cached_property
 
 from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_collective, is_update, may_end_step
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import ROOT, NodeTable
+from lms.reader.conditions import ALWAYS, find_conditions
+from lms.reader.node_table import ROOT, SWITCHES, NodeTable
 from lms.reader.op_facts import size_of
 from lms.reader.step_reader import RESULTS
 from lms.variables.host_values import READ
@@ -26,6 +27,7 @@ makes a copy for whoever reads or assigns all of it."""
 
 SMALL, OPEN = "smaller than min_tensor_bytes", "size is unknown"
 IN_LOOP = "used in a loop or by a function that is called"
+READ_IN_BRANCH = "a condition decides whether it is read, and not only for its update"
 SUMMED = "a term of a sum whose order hangs on free buffers"
 UNGATED = "its update waits for nothing that the step computes"
 UNANCHORED = "nothing waits for its update"
@@ -74,6 +76,7 @@ class Finder:
         self._table, self._outputs, self._known = table, outputs, known
         self._anchored = anchored
         self._holds, self._min_bytes, self._fetches = holds, min_bytes, fetches
+        self.conditions = find_conditions(table, ROOT)
         self._place = {node: place for place, node in enumerate(table.order)}
         self.stay: Counter[str] = Counter()
         self.updates = frozenset(node for node, op_type in enumerate(table.types) if is_update(op_type))
@@ -104,7 +107,7 @@ class Finder:
 
     def _variable(self, handle: int) -> Variable | str | None:
         table = self._table
-        users = sorted({user for user, _ in table.readers[handle]}, key=self._place.__getitem__)
+        users = sorted(table.users(handle), key=self._place.__getitem__)
         reads = [user for user in users if table.types[user] == READ]
         updates = [user for user in users if user in self.updates]
         value = self._known.get(table.names[handle]) or next((self._outputs[read][0] for read in reads), None)
@@ -114,6 +117,9 @@ class Finder:
             return None
         others = {table.types[user] for user in users if user not in reads and user not in updates}
         if others - READ_IN_PLACE or any(table.frame[user] != ROOT for user in users):
+            return IN_LOOP
+        left_out = {user for user in users if not self._is_always_run(user)}
+        if self.conditions.step != ALWAYS and left_out:
             return IN_LOOP
         nbytes = size_of(value)
         if nbytes is None:
@@ -131,6 +137,8 @@ class Finder:
             return SUMMED
         if any(table.frame[one] != ROOT or table.types[one] in RESULTS for one in readers):
             return IN_LOOP
+        if not left_out.isdisjoint((*early, *made.in_place)):
+            return READ_IN_BRANCH
         if updates:
             made.gates = self._gates(made)
             if not made.gates:
@@ -138,6 +146,9 @@ class Finder:
             if self._anchored and self.anchor([made]) is None:
                 return UNANCHORED
         return made
+
+    def _is_always_run(self, node: int) -> bool:
+        return self.conditions.of_node[node] == ALWAYS
 
     def _is_behind(self, read: int, updates: Collection[int]) -> bool:
         """Tell whether a node waits for an update of a variable that it reads."""
@@ -161,19 +172,26 @@ class Finder:
         """Return the nodes whose results an update waits for: its gradient.
 
         What waits for another variable's update, to read that one then, waits for its gradient. What waits
-        for an update of the variable itself, as the average of all ranks' values does, is passed over.
+        for an update of the variable itself, as the average of all ranks' values does, is passed over. An
+        update under a condition waits for that, too.
         """
         table = self._table
         open_nodes, seen = [*variable.updates], set(variable.updates)
         large: list[int] = []
         small: list[int] = []
+        predicates: set[int] = set()
         while open_nodes:
             node = open_nodes.pop()
-            for source in table.inputs[node]:
+            for slot, source in enumerate(table.inputs[node]):
+                if slot == 1 and table.types[node] in SWITCHES:
+                    predicates |= {source.node} if self._is_always_run(source.node) else set()
+                    continue
                 if source.node in seen:
                     continue
                 seen.add(source.node)
-                if source.node in self.phase or self._is_behind(source.node, variable.updates):
+                is_switch = table.types[source.node] in SWITCHES
+                is_passed = source.node in self.phase or not self._is_always_run(source.node)
+                if is_switch or is_passed or self._is_behind(source.node, variable.updates):
                     open_nodes.append(source.node)
                 elif table.types[source.node] not in OUTSIDE_TYPES and table.frame[source.node] == ROOT:
                     nbytes = size_of(self._outputs[source.node][source.index]) or 0
@@ -182,7 +200,8 @@ class Finder:
                 waits = {one for one in table.controls[node] if one in self.updates} - seen
                 seen |= waits
                 open_nodes += waits
-        return sorted(large or small, key=self._place.__getitem__)
+        gates = large or small
+        return sorted({*gates, *predicates} if gates else (), key=self._place.__getitem__)
 
     def anchor(self, variables: Iterable[Variable]) -> int | None:
         """Return a node that is run in any case and can wait for what the step ends with.

@@ -17,7 +17,9 @@ from typing import Any
 
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT, is_backward
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import MARK_ATTR, MERGES, TURNS, NodeTable
+from lms.reader.conditions import Conditions
+from lms.reader.node_table import MARK_ATTR, NodeTable
+from lms.rewriter.branches import Exits
 from lms.rewriter.streamable import SPARSE, Finder, Variable, bytes_by_kind
 from lms.rewriter.writer import MARK
 from lms.transports.base import CopyWriter
@@ -86,11 +88,12 @@ def stream_variables(
     stay = dict(found.stay.most_common())
     if not chosen:
         return Streamed(streamable=streamable, stay=stay)
-    edit = _Edit(graph_def, table, transport, values)
+    edit = _Edit(graph_def, table, found.conditions, transport, values)
     for variable in chosen:
         edit.stream(variable)
-    edit.tie(found.anchor(chosen))
-    edit.sort(found.phase)
+    anchor = found.anchor(chosen)
+    edit.tie(anchor)
+    edit.sort(found.phase, found.updates, anchor)
     weights = sum(not one.is_state for one in chosen)
     return Streamed(
         len(chosen) - weights,
@@ -121,8 +124,16 @@ def _chosen(variables: Sequence[Variable], nbytes: Mapping[bool, float], table: 
 class _Edit:
     """Adds the nodes that let variables stream, and sorts the graph's nodes."""
 
-    def __init__(self, graph_def: Any, table: NodeTable, transport: CopyWriter, values: ValueWriter) -> None:
-        self._graph_def, self._table = graph_def, table
+    def __init__(
+        self,
+        graph_def: Any,
+        table: NodeTable,
+        conditions: Conditions,
+        transport: CopyWriter,
+        values: ValueWriter,
+    ) -> None:
+        self._graph_def, self._table, self._conditions = graph_def, table, conditions
+        self._exits = Exits(table, conditions, self._add_node)
         self._transport, self._values = transport, values
         self._nodes = {node.name: node for node in table.nodes}
         self.added: dict[str, Any] = {}
@@ -140,7 +151,8 @@ class _Edit:
         self._values.write_read(self.added[value], handle, variable.value.dtype, device)
         self.outputs[value] = [variable.value]
         if not variable.early:
-            self._share(f"{base}/share_value", VALUE, handle, device, value, variable.in_place)
+            waits = [table.names[one] for one in variable.in_place]
+            self._share(f"{base}/share_value", VALUE, handle, device, value, variable.in_place, waits)
         readers = [one for read in variable.early for one in table.readers[read]]
         passes: dict[bool, list[tuple[int, int]]] = {}
         for reader, slot in readers:
@@ -164,12 +176,11 @@ class _Edit:
         users = [table.names[one] for one in whole]
         for user in users:
             self._wait(user, [enter])
+        ends = self._ends(f"{base}/passed", whole)
         last = self._add(f"{base}/last", STREAM_LAST)
         write_variable_op(self.added[last], READ, [handle], dtype, device)
-        self._wait(last, users)
-        self._share(
-            f"{base}/share_last", STREAM_LAST, handle, device, last, (*variable.updates, *variable.late)
-        )
+        self._wait(last, ends)
+        self._share(f"{base}/share_last", STREAM_LAST, handle, device, last, whole, ends)
         out = self._add(f"{base}/out", STREAM_OUT)
         self._transport.write_swap_out(self.added[out], last, dtype, device)
         self.outputs |= {last: [variable.value], out: [variable.value]}
@@ -179,14 +190,33 @@ class _Edit:
         self._values.write_assign(self.added[leave], handle, out, dtype, device)
         self._leaves.append(leave)
 
+    def _ends(self, name: str, users: Sequence[int]) -> list[str]:
+        """Return the nodes to wait for behind the users of a variable."""
+        left_out = [one for one in users if self._conditions.predicate(one) is not None]
+        always = [self._table.names[one] for one in users if one not in left_out]
+        if not left_out:
+            return always
+        self.outputs |= self._exits.write(name, left_out)
+        return [*always, name]
+
     def _share(
-        self, name: str, purpose: str, handle: str, device: str, read: str, users: Iterable[int]
+        self,
+        name: str,
+        purpose: str,
+        handle: str,
+        device: str,
+        read: str,
+        users: Iterable[int],
+        waits: Iterable[str],
     ) -> None:
-        """Have ``read`` share the variable's buffer behind ``users``, some of which would have it copied."""
+        """Have ``read`` share the variable's buffer behind ``users``, some of which would have it copied.
+
+        ``waits`` are the nodes to wait for where they are waited for.
+        """
         if any(self._table.types[user].startswith(SPARSE) for user in users):
             self._add(name, purpose)
             write_sharing(self.added[name], handle, device)
-            self._wait(name, (self._table.names[user] for user in users))
+            self._wait(name, waits)
             self._wait(read, [name])
 
     def _copy_in(self, name: str, value: str, variable: Variable, device: str) -> str:
@@ -197,11 +227,15 @@ class _Edit:
         return name
 
     def _add(self, name: str, purpose: str) -> str:
+        self._add_node(name, purpose)
+        return name
+
+    def _add_node(self, name: str, purpose: str) -> Any:
         node = self._graph_def.node.add(name=name)
         node.attr[MARK_ATTR].s = purpose.encode()
         self.added[name] = self._nodes[name] = node
         self.outputs[name] = []
-        return name
+        return node
 
     def _wait(self, name: str, waits: Iterable[str]) -> None:
         node = self._nodes[name]
@@ -213,38 +247,42 @@ class _Edit:
         if anchor is not None:
             self._wait(self._table.names[anchor], self._leaves)
 
-    def sort(self, phase: Collection[int]) -> None:
-        """Sort the nodes: what an update needs right behind its gradient."""
-        first = len(self._table.nodes)
+    def sort(self, phase: Collection[int], updates: Collection[int], anchor: int | None) -> None:
+        """Sort the nodes: what an update needs right behind its gradient, and one update after the other.
+
+        Many wait for the same where all gradients are needed for the first update, to be clipped or checked.
+        The ``anchor`` waits for all that leaves.
+        """
         edited = NodeTable.of(self._graph_def)
-        before: list[set[int]] = []
-        for node in range(len(edited.nodes)):
-            is_merge = edited.types[node] in MERGES
-            needed = {
-                one.node for one in edited.inputs[node] if not (is_merge and edited.types[one.node] in TURNS)
-            }
-            before.append(needed | {*edited.controls[node]})
         place = {node: index for index, node in enumerate(edited.order)}
         keys = [place[node] for node in range(len(edited.nodes))]
-        follows = {*phase, *range(first, len(edited.nodes))}
+        follows = {*phase, *range(len(self._table.nodes), len(edited.nodes))}
+        after: list[list[int]] = [[] for _ in keys]
         for node in edited.order:
-            if node in follows:
-                keys[node] = max((keys[one] for one in before[node]), default=keys[node])
-        waiting = [len(needed) for needed in before]
-        after: list[list[int]] = [[] for _ in before]
-        for node, needed in enumerate(before):
-            for one in needed:
+            for one in edited.before[node]:
                 after[one].append(node)
-        ready = [(keys[node], node) for node, count in enumerate(waiting) if not count]
+            if node in follows:
+                keys[node] = max((keys[one] for one in edited.before[node]), default=keys[node])
+        turns = [place[node] for node in range(len(edited.nodes))]
+        """The place of the update that each node is for: of several that follow each other, the last."""
+        leads = set[int]()
+        for node in reversed(edited.order):
+            if node in follows:
+                led = [turns[one] for one in after[node] if one in leads]
+                turns[node] = min(led, default=turns[node])
+                if node != anchor and (led or node in updates):
+                    leads.add(node)
+        waiting = [len(needed) for needed in edited.before]
+        ready = [(keys[node], turns[node], node) for node, count in enumerate(waiting) if not count]
         heapify(ready)
         nodes = []
         while ready:
-            _, node = heappop(ready)
+            *_, node = heappop(ready)
             nodes.append(edited.nodes[node])
             for following in after[node]:
                 waiting[following] -= 1
                 if not waiting[following]:
-                    heappush(ready, (keys[following], following))
+                    heappush(ready, (keys[following], turns[following], following))
         copies = type(self._graph_def)()
         copies.node.extend(nodes)
         del self._graph_def.node[:]

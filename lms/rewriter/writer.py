@@ -18,8 +18,9 @@ from lms.ir.liveness import positions
 from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT, STREAM_TYPES
 from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
-from lms.reader.node_table import MARK_ATTR, Source
+from lms.reader.node_table import MARK_ATTR, SWITCHES, Source
 from lms.reader.step_reader import Step
+from lms.rewriter.branches import Exits
 from lms.transports.base import Transport, host_beside, write_copy
 
 MARK = "lms"
@@ -88,8 +89,7 @@ def write_plan(
     for swap, number in _in_order_of_need(plan):
         editor.bring_back(swap, number, held[swap.tensor])
     for edge in plan.serial_edges:
-        for before in step.ends[edge.before]:
-            editor.order(step.table.names[before], edge.after)
+        editor.follow(edge)
     for node, slot in (sums or {}).items():
         editor.fix_sum(node, slot)
     editor.launch_copies_first(plan.serial_edges)
@@ -204,6 +204,9 @@ class _Editor:
         self._backs: dict[int, list[tuple[int, int, str, str]]] = {}
         """By op the swap-ins that begin behind it: place of the first reader, tensor, node and device."""
         self._place = positions(plan.order)
+        self._exits = Exits(step.table, step.conditions, self._add_node)
+        self._switched: dict[int, str] = {}
+        """Switches of which there is another one now, that reads what came back."""
         self._begun: dict[int, None] = {}
         """The ops behind which copies begin that read nothing of theirs."""
 
@@ -337,7 +340,19 @@ class _Editor:
             self.order(back, op)
 
     def _ends(self, op: int) -> list[str]:
-        return self._nodes(op, self._step.ends)
+        """Return the nodes to wait for where an op is waited for: they run in each step."""
+        if op in self._made_ops:
+            return [self._made_ops[op]]
+        return [self._passed(node) for node in self._step.ends[op]]
+
+    def _passed(self, node: int) -> str:
+        """Return a node that runs in each step: this one or, under a condition, one behind it."""
+        if self._step.conditions.predicate(node) is None:
+            return self._table.names[node]
+        name = f"{self._table.names[node]}/{MARK}/passed"
+        if name not in self.added:
+            self._exits.write(name, [node])
+        return name
 
     def _begin(self, op: int, device: str) -> list[str]:
         """Return the nodes behind which a copy of a device begins once ``op`` has run."""
@@ -363,10 +378,14 @@ class _Editor:
         return name
 
     def _add(self, name: str, purpose: str) -> str:
+        self._add_node(name, purpose)
+        return name
+
+    def _add_node(self, name: str, purpose: str) -> Any:
         node = self._graph_def.node.add(name=name)
         node.attr[MARK_ATTR].s = purpose.encode()
         self.added[name] = node
-        return name
+        return node
 
     def _redirect(self, use: Use, version: str) -> None:
         """Let a use read ``version`` in place of what it read."""
@@ -407,7 +426,10 @@ class _Editor:
         for key, value in alias.attr.items():
             if not key.startswith("_"):
                 node.attr[key].CopyFrom(value)
-        if waits:  # what reads the alias waits for what it waits for
+        if alias.op in SWITCHES:
+            self._switched[source.node] = shown
+            node.input.extend(text for text in alias.input if text[0] == "^")
+        elif waits:  # what reads the alias waits for what it waits for
             node.input.append(f"^{alias.name}")
         return reference(copy, source.index)
 
@@ -428,9 +450,9 @@ class _Editor:
         holder.input.extend([*held, f"^{node.name}"])
         ops, members = self._step.graph.ops, self._step.members
         readers = {self._op_of[node] for node, _ in self._table.readers[number] if node in self._op_of}
-        free = [op for op in readers if not ops[op].conditional or len(members[op]) == 1]
+        free = [op for op in readers if not ops[op].unordered or len(members[op]) == 1]
         if free:  # who waits for it keeps it from being taken for an op without use
-            self.order(holder.name, min(free, key=lambda op: (ops[op].conditional, op)))
+            self.order(holder.name, min(free, key=lambda op: (ops[op].unordered, op)))
 
     # --- order -----------------------------------------------------------------------------------------
 
@@ -460,10 +482,10 @@ class _Editor:
                     self.order(gate, one)
 
     def _is_kernel_of(self, device: str, op: int) -> bool:
-        """Tell whether an op is one of a device that always runs, and no copy."""
+        """Tell whether an op is one of a device that may wait, and no copy."""
         found = self._step.graph.ops[op]
         is_copy = found.type in STREAM_TYPES or op in self._made_ops
-        return not is_copy and not found.conditional and self._device(op) == device
+        return not is_copy and not found.unordered and self._device(op) == device
 
     # --- fillers ---------------------------------------------------------------------------------------
 
@@ -495,10 +517,21 @@ class _Editor:
         for name in self._nodes(op, self._step.starts):
             texts += [*self._node(name).input, *self._waits.get(name, ())]
         names = dict.fromkeys(text.removeprefix("^").partition(":")[0] for text in texts)
-        return [name for name in names if name not in own]
+        number = self._table.number
+        return [self._passed(number[name]) if name in number else name for name in names if name not in own]
 
     def _node(self, name: str) -> Any:
         return self.added[name] if name in self.added else self._table.nodes[self._table.number[name]]
+
+    def follow(self, edge: SerialEdge) -> None:
+        """Let an op wait for another one; both may be left out by a condition."""
+        step = self._step
+        starts = step.starts[edge.after]  # none: a copy that a relocation has added
+        for node in step.ends[edge.before]:
+            is_beside = starts and all(step.conditions.runs_with(node, start) for start in starts)
+            self.order(self._table.names[node] if is_beside else self._passed(node), edge.after)
+        if edge.before in self._made_ops:
+            self.order(self._made_ops[edge.before], edge.after)
 
     def order(self, before: str, after: int) -> None:
         """Let an op wait for a node."""
@@ -509,12 +542,25 @@ class _Editor:
 
     def finish(self) -> None:
         """Write the new control inputs, each once, behind those that are there."""
+        if self._switched:
+            self._free_switches()
         for name, waits in self._waits.items():
             node = self._node(name)
             known = {text[1:] for text in node.input if text[0] == "^"}
             new = [f"^{before}" for before in waits if before not in known]
             node.input.extend(new)
             self.control_edges += len(new)
+
+    def _free_switches(self) -> None:
+        """Let switches that nobody reads any more read what came back.
+
+        TensorFlow runs them all the same: they would keep what left until their predicate is known.
+        """
+        texts = (text for node in self._graph_def.node for text in node.input)
+        read = {text.removeprefix("^").partition(":")[0] for text in texts}
+        for number, shown in self._switched.items():
+            if self._table.names[number] not in read:
+                self._table.nodes[number].input[0] = shown
 
     def assign_in_place(self, ops: Iterable[int]) -> None:
         """Let assignments write into their variables' memory."""

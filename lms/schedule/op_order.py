@@ -73,14 +73,14 @@ def waits_for_device(graph: Graph, *, copies: bool = True) -> list[int]:
 def floating_ops(graph: Graph) -> frozenset[int]:
     """Find the ops that must not be chained, and all that depend on them.
 
-    When these run is decided elsewhere, by a communication library for instance. Ops that a condition may
-    leave out must not be chained either; what follows when the branches have met may be.
+    When these run is decided elsewhere, by a communication library for instance. Nor must ops that may get no
+    control edge be chained; what depends on them may.
     """
     floating: set[int] = set()
     for op in graph.ops:
         if not op.chainable or not floating.isdisjoint(graph.predecessors[op.id]):
             floating.add(op.id)
-    return frozenset(floating).union(op.id for op in graph.ops if op.conditional)
+    return frozenset(floating).union(op.id for op in graph.ops if op.unordered)
 
 
 def early_ops(graph: Graph) -> frozenset[int]:

@@ -38,7 +38,7 @@ rows = np.random.default_rng(0).random((ROWS, WIDTH), dtype="f")
 labels = np.arange(ROWS) % 10
 if way == "mixed":
     keras.mixed_precision.set_global_policy("mixed_float16")
-if way == "mirrored":
+if way in ("mirrored", "mixed"):
     # The stand-in has no NCCL.
     reduction = tf.distribute.ReductionToOneDevice("CPU:0")
     scope = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"], cross_device_ops=reduction).scope()
@@ -46,9 +46,9 @@ else:
     scope = tf.device("GPU:1" if way == "second" else "GPU:0")
 with scope:
     model = network()
-    if way != "mirrored":
+    if way not in ("mirrored", "mixed"):
         model.fit(rows, labels, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
-if way == "mirrored":
+if way in ("mirrored", "mixed"):
     model.fit(rows, labels, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
 if way == "mirrored":
     model.set_weights(model.get_weights())  # to where the values lie

@@ -9,7 +9,10 @@ from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 LIMIT_MB = 21
-CASES = {"3": ("adamw", "momentum", "clipped"), "2": ("v1_adam", "v1_momentum")}
+CASES = {
+    "3": ("adamw", "momentum", "clipped", "accumulated", "scaled"),
+    "2": ("v1_adam", "v1_momentum", "scaled"),
+}
 
 
 def train(keras: str, *asked: str, **environ: str) -> dict[str, Any]:

@@ -1,21 +1,73 @@
-"""Hold back what the ops of a condition could make long before it is needed.
+"""Edit the branches of conditions: let others wait for their ops, and hold back what these make early.
 
-Such ops are in no plan's order. Where the predicate is known from the beginning, as with
-``gradient_accumulation_steps``, those that need no gradient (a momentum times its factor) may run beside the
-forward pass, and what they make is held until the gradient comes that it is added to. So the ``Switch`` that
-lets the variable into the branch waits for the op that makes this gradient. What needs both comes no later.
+What waits for a node that its condition leaves out is left out, too. Only a ``Merge`` runs all the same: it
+needs one of its inputs, and those that it waits for may have been left out. So others wait for a ``Merge``
+that waits for the node, and reads a constant.
+
+Where the predicate is known from the beginning, as with ``gradient_accumulation_steps``, ops that need no
+gradient (a momentum times its factor) may run beside the forward pass, and what they make is held until the
+gradient comes that it is added to. So the ``Switch`` that lets the variable into the branch waits for the op
+that makes this gradient. What needs both comes no later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
 
 from lms.ir.op_traits import is_backward
 from lms.optimizer.grappler_item import Output
-from lms.reader.conditions import find_conditions
+from lms.reader.conditions import Conditions, find_conditions
 from lms.reader.node_table import SWITCHES, NodeTable
 from lms.reader.op_facts import size_of
 
 NEVER = -1
 """The place of a gradient that a node does not need."""
+
+EXIT = "exit"
+"""The purpose of the nodes that run whether a condition leaves others out or not."""
+NUMBER = Output(tf.int32.as_datatype_enum, ())
+"""What these nodes make: on a GPU, too, ops of this type have their results in host memory."""
+
+
+class Exits:
+    """Writes nodes to wait for in place of those that a condition may leave out.
+
+    Args:
+        table: The graph.
+        conditions: Those of its nodes.
+        add: Adds a node with a name and a purpose to the graph.
+    """
+
+    def __init__(self, table: NodeTable, conditions: Conditions, add: Callable[[str, str], Any]) -> None:
+        self._table, self._conditions, self._add = table, conditions, add
+        self._constants: dict[tuple[int, str], str] = {}
+
+    def write(self, name: str, nodes: Sequence[int]) -> dict[str, list[Output]]:
+        """Add a node that runs when each of ``nodes`` has run, or is left out by a predicate of the step.
+
+        Return type and shape of what the new nodes make, by their names.
+        """
+        table = self._table
+        device = table.nodes[nodes[0]].device
+        predicates = [one for node in nodes if (one := self._conditions.predicate(node)) is not None]
+        made = {name: [NUMBER, NUMBER]}
+        of = min(predicates).node, device
+        if of not in self._constants:
+            constant = f"{name}/runs"
+            self._constants[of] = constant
+            made[constant] = [NUMBER]
+            node = self._add(constant, EXIT)
+            node.op, node.device = "Const", device
+            node.input.append(f"^{table.names[of[0]]}")
+            node.attr["dtype"].type = NUMBER.dtype
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
+        node = self._add(name, EXIT)
+        node.op, node.device = "Merge", device
+        node.input.extend([self._constants[of], *(f"^{table.names[one]}" for one in nodes)])
+        node.attr["T"].type = NUMBER.dtype
+        node.attr["N"].i = 1
+        return made
 
 
 def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int) -> int:

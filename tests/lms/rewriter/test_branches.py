@@ -1,4 +1,4 @@
-"""Ops of a condition that need no gradient wait for the one that their result is added to."""
+"""Ops under a condition: others wait for them, and they for the gradient that their result is added to."""
 
 from importlib.metadata import version
 
@@ -43,7 +43,7 @@ def test_a_switch_waits_for_the_gradient_where_something_large_would_come_early(
 ) -> None:
     from lms.optimizer.grappler_item import Output
     from lms.reader.node_table import NodeTable
-    from lms.rewriter.early_branches import hold_back
+    from lms.rewriter.branches import hold_back
 
     table = NodeTable.of(graph)
     small = {"rate", "let_rate", "read_rate", "predicate"}
@@ -62,3 +62,46 @@ def test_accumulated_gradients_train_near_the_limit() -> None:
     found = run_job("rewriter/accumulation_job.py", "auto", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(LIMIT_MB))
     assert found["bits"] == plain["bits"]
     assert found["warnings"] == [] and found["ops"] > 0
+
+
+def test_what_a_condition_leaves_out_keeps_nothing_from_running() -> None:
+    """One update of four is under a second condition, within the first: nothing tells what it waits for."""
+    found = run_job("rewriter/conditional_job.py")
+    assert found["all"] == found["host"] == found["off"]
+    for mode, streamed in (("all", [0, 0]), ("host", [4, 3])):
+        assert found[f"{mode}_exits"] > 0, mode
+        planned, ran = found[f"{mode}_copies"]
+        assert planned == ran > 0, mode
+        assert found[f"{mode}_streamed"] == streamed
+    assert found["all_warnings"] == []
+    (said,) = found["host_warnings"]
+    assert "1 variable cannot lie on the host: its update waits for nothing that the step computes" in said
+
+
+def test_another_node_runs_behind_those_that_a_condition_leaves_out(graph: object) -> None:
+    from lms.reader.conditions import find_conditions
+    from lms.reader.node_table import NodeTable
+    from lms.rewriter.branches import Exits
+
+    table = NodeTable.of(graph)
+    conditions = find_conditions(table, 0)
+    number = table.number
+    assert table.users(number["momentum"]) == {number["read"], number["update"]}
+    assert table.handle(number["let_momentum"]) == number["momentum"]
+    assert conditions.runs_with(number["slowed"], number["update"])
+    assert not conditions.runs_with(number["slowed"], number["gradients/hidden"])
+    assert conditions.predicate(number["hidden"]) is None
+    assert table.names[conditions.predicate(number["update"]).node] == "predicate"
+
+    added = {}
+
+    def add(name: str, purpose: str) -> object:
+        added[name] = graph.node.add(name=name)
+        return added[name]
+
+    made = Exits(table, conditions, add).write("passed", [number["update"], number["slowed"]])
+    assert made.keys() == added.keys() == {"passed", "passed/runs"}
+    assert list(added["passed"].input) == ["passed/runs", "^update", "^slowed"]
+    assert list(added["passed/runs"].input) == ["^predicate"]
+    edited = NodeTable.of(graph)
+    assert find_conditions(edited, 0).of_node[edited.number["passed"]] == frozenset()
