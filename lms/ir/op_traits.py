@@ -98,6 +98,9 @@ STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STRE
 
 CHEAP = "cheaper to make than to move"
 
+EXIT = "exit"
+"""The purpose of the nodes that run whether a condition leaves others out or not."""
+
 UNSWAPPABLE_TYPES = {
     **dict.fromkeys(("Fill", "OnesLike", "Range", "ZerosLike"), CHEAP),
     "IteratorGetNext": "input of the step",

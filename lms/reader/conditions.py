@@ -1,7 +1,7 @@
 """Find the conditions under which the nodes of a frame run: those of ``if``s, and those of loops.
 
-An executor leaves out what waits for a node that is left out. So a control edge may only lead between nodes
-that run under the same conditions.
+An executor leaves out what waits for a node that is left out. So from outside its branch others wait for a
+node behind it that runs in any case (:mod:`lms.rewriter.branches`).
 """
 
 from collections import Counter

@@ -123,7 +123,8 @@ class NodeTable:
         """Return the nodes that use a variable through the node of its handle, also under a condition."""
         found, open_nodes = set[int](), [handle]
         while open_nodes:
-            for user in {reader for reader, _ in self.readers[open_nodes.pop()]} - found:
+            readers = self.readers[open_nodes.pop()]
+            for user in {one for one, slot in readers if not (slot and self.types[one] in SWITCHES)} - found:
                 found.add(user)
                 if self.types[user] in HANDED_ON:
                     open_nodes.append(user)

@@ -11,6 +11,7 @@ from lms.errors import UnreadableError
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers, timeline
 from lms.ir.op_traits import (
+    EXIT,
     HOLDS_OPERANDS,
     OUTSIDE_TYPES,
     SHAPE_READERS,
@@ -222,7 +223,8 @@ class _Reader:
             flops=flops_of(facts or facts_of(table, self._outputs, unit)) if counted else None,
             chainable=not (is_collective(op_type) or op_type in RESULTS),
             conditional=not self._conditions.runs_with_step(unit),
-            unordered=unit in self._units.unordered or not self._conditions.may_be_ordered(unit),
+            unordered=unit in self._units.unordered
+            or not (table.marks.get(unit) == EXIT or self._conditions.may_be_ordered(unit)),
             parts=merged_types(op_type, table.nodes[unit]),
             assigns_in_place=unit in self._in_place,
             elsewhere=not is_here,

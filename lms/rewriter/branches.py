@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.ir.op_traits import is_backward
+from lms.ir.op_traits import EXIT, is_backward
 from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import Conditions, find_conditions
 from lms.reader.node_table import SWITCHES, NodeTable
@@ -24,10 +24,8 @@ from lms.reader.op_facts import size_of
 NEVER = -1
 """The place of a gradient that a node does not need."""
 
-EXIT = "exit"
-"""The purpose of the nodes that run whether a condition leaves others out or not."""
 NUMBER = Output(tf.int32.as_datatype_enum, ())
-"""What these nodes make: on a GPU, too, ops of this type have their results in host memory."""
+"""What nodes make that run in any case: on a GPU, too, ops of this type have their results in host memory."""
 
 
 class Exits:

@@ -94,7 +94,8 @@ def write_plan(
         editor.fix_sum(node, slot)
     editor.launch_copies_first(plan.serial_edges)
     for filler in plan.fillers:
-        editor.fill(filler)
+        if not step.graph.ops[filler.op].conditional:  # it would be left out with what the op waits for
+            editor.fill(filler)
     editor.finish()
     editor.assign_in_place(in_place)
     return Edits(editor.added.keys(), editor.swap_outs, editor.swap_ins, editor.control_edges)
@@ -517,8 +518,7 @@ class _Editor:
         for name in self._nodes(op, self._step.starts):
             texts += [*self._node(name).input, *self._waits.get(name, ())]
         names = dict.fromkeys(text.removeprefix("^").partition(":")[0] for text in texts)
-        number = self._table.number
-        return [self._passed(number[name]) if name in number else name for name in names if name not in own]
+        return [name for name in names if name not in own]
 
     def _node(self, name: str) -> Any:
         return self.added[name] if name in self.added else self._table.nodes[self._table.number[name]]

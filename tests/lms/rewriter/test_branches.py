@@ -87,6 +87,7 @@ def test_another_node_runs_behind_those_that_a_condition_leaves_out(graph: objec
     conditions = find_conditions(table, 0)
     number = table.number
     assert table.users(number["momentum"]) == {number["read"], number["update"]}
+    assert table.users(number["predicate"]) == set()
     assert table.handle(number["let_momentum"]) == number["momentum"]
     assert conditions.runs_with(number["slowed"], number["update"])
     assert not conditions.runs_with(number["slowed"], number["gradients/hidden"])
