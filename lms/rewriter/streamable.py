@@ -27,6 +27,7 @@ makes a copy for whoever reads or assigns all of it."""
 
 SMALL, OPEN = "smaller than min_tensor_bytes", "size is unknown"
 IN_LOOP = "used in a loop or by a function that is called"
+IN_BRANCH = "used by a step that is under a condition itself"
 READ_IN_BRANCH = "a condition decides whether it is read, and not only for its update"
 SUMMED = "a term of a sum whose order hangs on free buffers"
 UNGATED = "its update waits for nothing that the step computes"
@@ -120,7 +121,7 @@ class Finder:
             return IN_LOOP
         left_out = {user for user in users if not self._is_always_run(user)}
         if self.conditions.step != ALWAYS and left_out:
-            return IN_LOOP
+            return IN_BRANCH
         nbytes = size_of(value)
         if nbytes is None:
             return OPEN

@@ -67,7 +67,8 @@ def test_accumulated_gradients_train_near_the_limit() -> None:
 def test_what_a_condition_leaves_out_keeps_nothing_from_running() -> None:
     """One update of four is under a second condition, within the first: nothing tells what it waits for."""
     found = run_job("rewriter/conditional_job.py")
-    assert found["all"] == found["host"] == found["off"]
+    assert found["all"] == found["host"] == found["filled"] == found["off"]
+    assert found["filled_warnings"] == []
     for mode, streamed in (("all", [0, 0]), ("host", [4, 3])):
         assert found[f"{mode}_exits"] > 0, mode
         planned, ran = found[f"{mode}_copies"]
