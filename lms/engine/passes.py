@@ -19,6 +19,7 @@ from lms.engine.work import Residents, Work
 from lms.intercept.side_effects import may_reach_peers
 from lms.ir.assignments import in_place
 from lms.ir.name_filters import select
+from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import rooms_of
 from lms.planner.host_operands import Decision
@@ -26,7 +27,7 @@ from lms.planner.hybrid import decide
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
-from lms.reader.node_table import ENTERS, MARK_ATTR, MERGES, ROOT, SWITCHES, NodeTable
+from lms.reader.node_table import ENTERS, MARK_ATTR, ROOT, SWITCHES, NodeTable
 from lms.reader.shapes import complete_shapes
 from lms.reader.step_reader import read_step
 from lms.reader.survey import constant_bytes, most_bytes

@@ -96,6 +96,9 @@ STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE = (
 it to the host and make that the variable's (:mod:`lms.rewriter.streaming`)."""
 STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
 
+MERGES = frozenset({"Merge", "RefMerge"})
+"""Types of the ops that run once one of their inputs has come, and all that they wait for."""
+
 CHEAP = "cheaper to make than to move"
 
 EXIT = "exit"

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lms.ir.op_traits import is_backward
-from lms.reader.node_table import EXITS, MERGES, SWITCHES, TURNS, NodeTable, Source
+from lms.ir.op_traits import MERGES, is_backward
+from lms.reader.node_table import EXITS, SWITCHES, TURNS, NodeTable, Source
 
 Branches = frozenset[tuple[Source, int]]
 ALWAYS: Branches = frozenset()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tensorflow.python.framework import op_def_registry
 
-from lms.reader.node_table import ENTERS, EXITS, MERGES, SWITCHES, TURNS, NodeTable
+from lms.ir.op_traits import MERGES
+from lms.reader.node_table import ENTERS, EXITS, SWITCHES, TURNS, NodeTable
 
 CONSTANTS = frozenset({"Const", "HostConst", "_HostConst"})
 CONTROL_FLOW = ENTERS | EXITS | MERGES | SWITCHES | TURNS

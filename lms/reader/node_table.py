@@ -8,11 +8,11 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from lms.errors import UnreadableError
+from lms.ir.op_traits import MERGES
 
 ENTERS = frozenset({"Enter", "RefEnter"})
 EXITS = frozenset({"Exit", "RefExit"})
 TURNS = frozenset({"NextIteration", "RefNextIteration"})
-MERGES = frozenset({"Merge", "RefMerge"})
 SWITCHES = frozenset({"Switch", "RefSwitch"})
 HANDED_ON = SWITCHES | {"Identity"}
 """Types of the nodes through which the handle of a variable gets into the branch of a condition."""

@@ -13,6 +13,7 @@ from lms.ir.liveness import Buffers, timeline
 from lms.ir.op_traits import (
     EXIT,
     HOLDS_OPERANDS,
+    MERGES,
     OUTSIDE_TYPES,
     SHAPE_READERS,
     STREAM_ENTER,
@@ -24,7 +25,7 @@ from lms.ir.op_traits import (
 from lms.optimizer.grappler_item import Output
 from lms.reader.arithmetic import flops_of, is_counted
 from lms.reader.conditions import ALWAYS, Conditions, find_conditions
-from lms.reader.node_table import ENTERS, EXITS, HANDED_ON, MERGES, ROOT, SWITCHES, TURNS, NodeTable, Source
+from lms.reader.node_table import ENTERS, EXITS, HANDED_ON, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.op_facts import facts_of, item_bytes, merged_types, size_of
 from lms.reader.shapes import TINY
 from lms.reader.survey import BODY_ATTRS, Place, folded, in_place_assignments

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lms.ir.liveness import positions
+from lms.ir.op_traits import MERGES
 from lms.ir.swap_plan import SwapPlan
-from lms.reader.node_table import ENTERS, MARK_ATTR, MERGES, Source
+from lms.reader.node_table import ENTERS, MARK_ATTR, Source
 from lms.reader.step_reader import Step
 from lms.rewriter.writer import MARK, reference
 

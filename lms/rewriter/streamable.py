@@ -12,7 +12,7 @@ from functools import cached_property
 from lms.ir.op_traits import OUTSIDE_TYPES, is_backward, is_collective, is_update, may_end_step
 from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import ALWAYS, find_conditions
-from lms.reader.node_table import ROOT, SWITCHES, NodeTable
+from lms.reader.node_table import ROOT, SWITCHES, NodeTable, Source
 from lms.reader.op_facts import size_of
 from lms.reader.step_reader import RESULTS
 from lms.variables.host_values import READ
@@ -98,17 +98,16 @@ class Finder:
 
     def variables(self) -> Iterator[Variable]:
         """Yield the variables that can stream; count the others."""
-        for node, op_type in enumerate(self._table.types):
-            if op_type in HANDLES and self._table.readers[node]:
-                found = self._variable(node)
-                if isinstance(found, str):
-                    self.stay[found] += 1
-                elif found is not None:
-                    yield found
+        for handle in self._users:
+            found = self._variable(handle)
+            if isinstance(found, str):
+                self.stay[found] += 1
+            elif found is not None:
+                yield found
 
     def _variable(self, handle: int) -> Variable | str | None:
         table = self._table
-        users = sorted(table.users(handle), key=self._place.__getitem__)
+        users = sorted(self._users[handle], key=self._place.__getitem__)
         reads = [user for user in users if table.types[user] == READ]
         updates = [user for user in users if user in self.updates]
         value = self._known.get(table.names[handle]) or next((self._outputs[read][0] for read in reads), None)
@@ -127,11 +126,11 @@ class Finder:
             return OPEN
         if nbytes < max(1, self._min_bytes):
             return SMALL
-        late = [read for read in reads if read in self.phase or self._is_behind(read, updates)]
+        late = [read for read in reads if read in self.phase or self._is_behind(read, handle)]
         early = [read for read in reads if read not in late]
         made = Variable(handle, value, nbytes, early, late, updates)
         made.in_place = [one for one in users if table.types[one] in READ_IN_PLACE]
-        made.in_place = [one for one in made.in_place if not self._is_behind(one, updates)]
+        made.in_place = [one for one in made.in_place if not self._is_behind(one, handle)]
         made.is_gathered = any(table.types[one] == GATHER for one in made.in_place)
         readers = [reader for read in early for reader, _ in table.readers[read]]
         if any(table.types[one] == "AddN" and len(table.inputs[one]) > 2 for one in readers):
@@ -151,32 +150,75 @@ class Finder:
     def _is_always_run(self, node: int) -> bool:
         return self.conditions.of_node[node] == ALWAYS
 
-    def _is_behind(self, read: int, updates: Collection[int]) -> bool:
+    def _is_behind(self, read: int, handle: int) -> bool:
         """Tell whether a node waits for an update of a variable that it reads."""
-        first = min((self._place[update] for update in updates), default=None)
-        if first is None or self._place[read] < first:
-            return False
+        return any(self._updated[one] & self._bits[handle] for one in self._table.before[read])
+
+    @cached_property
+    def _users(self) -> Mapping[int, set[int]]:
+        """The nodes that use each handle; without those that nobody reads."""
         table = self._table
-        open_nodes = [*table.controls[read], *(source.node for source in table.inputs[read])]
-        seen = set(open_nodes)
-        while open_nodes:
-            node = open_nodes.pop()
-            if node in updates:
-                return True
-            for before in (*(source.node for source in table.inputs[node]), *table.controls[node]):
-                if before not in seen and self._place[before] >= first:
-                    seen.add(before)
-                    open_nodes.append(before)
-        return False
+        handles = (node for node, op_type in enumerate(table.types) if op_type in HANDLES)
+        return {handle: table.users(handle) for handle in handles if table.readers[handle]}
+
+    @cached_property
+    def _bits(self) -> Mapping[int, int]:
+        """A bit for each handle that is used."""
+        return {handle: 1 << place for place, handle in enumerate(self._users)}
+
+    @cached_property
+    def _updated(self) -> Sequence[int]:
+        """The variables that each node updates, or waits for an update of, as bits."""
+        return self._spread(self.updates)
+
+    @cached_property
+    def _used_late(self) -> Sequence[int]:
+        """The variables that are updated, or read for that, by each node or before it, as bits."""
+        types = self._table.types
+        return self._spread({*self.updates, *(node for node in self.phase if types[node] == READ)})
+
+    def _spread(self, users: Collection[int]) -> Sequence[int]:
+        """Return for each node the bits of the variables that it and those before it use, of ``users``."""
+        table, bits = self._table, [0] * len(self._table.nodes)
+        for handle, found in self._users.items():
+            for user in found.intersection(users):
+                bits[user] |= self._bits[handle]
+        for node in table.order:
+            for before in table.before[node]:
+                bits[node] |= bits[before]
+        return bits
+
+    @cached_property
+    def _shared(self) -> frozenset[int]:
+        """Numbers that updates wait for, and that are made of gradients: a global norm, for example."""
+        table, outputs = self._table, self._outputs
+        behind_large, found = set[int](), set[int]()
+        for node in table.order:
+            if node in self.phase and node not in self.updates:
+                sources = table.inputs[node]
+                if any(one.node in behind_large or self._is_large_gate(one) for one in sources):
+                    behind_large.add(node)
+                    is_number = [one.dims for one in outputs[node]] == [()]
+                    if is_number and table.frame[node] == ROOT and self.conditions.may_be_ordered(node):
+                        found.add(node)
+        return frozenset(found)
+
+    def _is_large_gate(self, source: Source) -> bool:
+        table, node = self._table, source.node
+        is_made = table.types[node] not in (*OUTSIDE_TYPES, *SWITCHES) and table.frame[node] == ROOT
+        if not is_made or node in self.phase or not self._is_always_run(node):
+            return False
+        return (size_of(self._outputs[node][source.index]) or 0) >= self._min_bytes
 
     def _gates(self, variable: Variable) -> list[int]:
         """Return the nodes whose results an update waits for: its gradient.
 
         What waits for another variable's update, to read that one then, waits for its gradient. What waits
         for an update of the variable itself, as the average of all ranks' values does, is passed over. An
-        update under a condition waits for that, too.
+        update under a condition waits for that, too; one for which all gradients are needed waits for what
+        is made of them.
         """
-        table = self._table
+        table, own = self._table, self._bits[variable.handle]
         open_nodes, seen = [*variable.updates], set(variable.updates)
         large: list[int] = []
         small: list[int] = []
@@ -192,7 +234,9 @@ class Finder:
                 seen.add(source.node)
                 is_switch = table.types[source.node] in SWITCHES
                 is_passed = source.node in self.phase or not self._is_always_run(source.node)
-                if is_switch or is_passed or self._is_behind(source.node, variable.updates):
+                if source.node in self._shared and not self._used_late[source.node] & own:
+                    large.append(source.node)
+                elif is_switch or is_passed or self._is_behind(source.node, variable.handle):
                     open_nodes.append(source.node)
                 elif table.types[source.node] not in OUTSIDE_TYPES and table.frame[source.node] == ROOT:
                     nbytes = size_of(self._outputs[source.node][source.index]) or 0

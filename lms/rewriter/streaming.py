@@ -171,7 +171,9 @@ class _Edit:
         dtype = variable.value.dtype
         enter = self._add(f"{base}/enter", STREAM_ENTER)
         self._values.write_enter(self.added[enter], handle, back, dtype, device)
-        self._wait(enter, (table.names[one] for one in (*variable.gates, *variable.in_place)))
+        self._wait(
+            enter, [*map(self._passed, variable.gates), *(table.names[one] for one in variable.in_place)]
+        )
         whole = (*variable.updates, *variable.late)
         users = [table.names[one] for one in whole]
         for user in users:
@@ -189,6 +191,15 @@ class _Edit:
         leave = self._add(f"{base}/leave", STREAM_LEAVE)
         self._values.write_assign(self.added[leave], handle, out, dtype, device)
         self._leaves.append(leave)
+
+    def _passed(self, node: int) -> str:
+        """Return a node that runs in each step: this one or, under a condition, one behind it."""
+        if self._conditions.predicate(node) is None:
+            return self._table.names[node]
+        name = f"{self._table.names[node]}/{MARK}/passed"
+        if name not in self._nodes:
+            self.outputs |= self._exits.write(name, [node])
+        return name
 
     def _ends(self, name: str, users: Sequence[int]) -> list[str]:
         """Return the nodes to wait for behind the users of a variable."""

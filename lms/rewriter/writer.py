@@ -351,7 +351,7 @@ class _Editor:
         if self._step.conditions.predicate(node) is None:
             return self._table.names[node]
         name = f"{self._table.names[node]}/{MARK}/passed"
-        if name not in self.added:
+        if name not in self.added and name not in self._table.number:  # of another device's plan, too
             self._exits.write(name, [node])
         return name
 

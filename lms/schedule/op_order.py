@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import is_update, may_end_step
+from lms.ir.op_traits import MERGES, is_update, may_end_step
 from lms.ir.swap_plan import SerialEdge
 
 
@@ -188,7 +188,8 @@ def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tu
     """Return the fewest control edges that keep ``chain`` in order: none where the graph already does.
 
     Paths through a view count only from the buffer it shows: a reader that is sent to a copy of that buffer
-    no longer waits for what else the view waits for.
+    no longer waits for what else the view waits for. What parts two branches of a condition ends with the
+    first of its inputs that comes: only what both wait for has run.
     """
     place = {op: index for index, op in enumerate(chain)}
     views, predecessors = graph.views, graph.predecessors
@@ -198,7 +199,12 @@ def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tu
         if op in views:
             latest[op] = min(latest[before] for before in _shown(graph, op))
             continue
-        reached = max([latest[before] for before in predecessors[op]], default=-1)
+        waited_for, reached = predecessors[op], -1
+        if graph.ops[op].type in MERGES:
+            waited_for = graph.ops[op].controls
+            read = {graph.tensors[tensor].op for tensor in graph.ops[op].inputs}
+            reached = min((latest[before] for before in read), default=-1)
+        reached = max([reached, *[latest[before] for before in waited_for]])
         own = place.get(op)
         if own and reached < own - 1:
             edges.append(SerialEdge(chain[own - 1], op))

@@ -263,6 +263,18 @@ def test_paths_through_a_view_count_only_from_what_it_shows():
     assert serial_edges(graph, range(4), (0, 1, 3)) == (SerialEdge(0, 1), SerialEdge(1, 3))
 
 
+def test_paths_through_a_merge_count_only_where_all_its_inputs_have_them():
+    build = GraphBuilder()
+    (a,) = build.add("a", "Op", outputs=[4 * U])
+    (b,) = build.add("b", "Op", outputs=[4 * U])
+    (long,) = build.add("long", "Op", inputs=[b], outputs=[4 * U])
+    (merged, _) = build.add("merged", "Merge", inputs=[a, long], outputs=[4 * U, U])
+    build.add("c", "Op", inputs=[merged])
+    # c runs once a has come: nothing but this edge would keep it behind b
+    edges = (SerialEdge(0, 1), SerialEdge(1, 4))
+    assert serial_edges(build.build(), range(5), (0, 1, 4)) == edges
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -84,3 +84,33 @@ def test_in_a_function_that_returns_nothing_what_counts_steps_waits_for_variable
     assert found.stay[UNANCHORED] == (anchor is None)
     chosen = found.anchor(variables)
     assert (None if chosen is None else found._table.names[chosen]) == anchor
+
+
+def test_updates_that_need_all_gradients_wait_for_what_is_made_of_them() -> None:
+    """A global norm. A ratio that is made of a variable's value cannot come before it, as in LAMB."""
+    nodes: Nodes = {
+        "v": ("_Arg", ()),
+        "read_v": ("ReadVariableOp", ("v",)),
+        "made_v": ("MatMul", ("batch", "read_v")),
+        "gradients/slope_v": ("MatMul", ("made_v", "batch")),
+        "norm_w": ("L2Loss", ("gradients/slope",)),
+        "norm_v": ("L2Loss", ("gradients/slope_v",)),
+        "norm": ("AddN", ("norm_w", "norm_v")),
+        "clipped_w": ("Mul", ("gradients/slope", "norm")),
+        "clipped_v": ("Mul", ("gradients/slope_v", "norm")),
+        "late": ("ReadVariableOp", ("v",)),
+        "length": ("L2Loss", ("late",)),
+        "ratio": ("Mul", ("length", "norm")),
+        "scaled_v": ("Mul", ("clipped_v", "ratio")),
+        "update": ("ResourceApplyGradientDescent", ("w", "clipped_w", "^read")),
+        "update_v": ("ResourceApplyGradientDescent", ("v", "scaled_v", "^read_v")),
+        "result": ("_Retval", ("made",)),
+    }
+    found = finder({"batch": ("IteratorGetNext", ()), **STEP, **nodes}, {"w": VALUES, "v": VALUES})
+    numbers = {"norm_w", "norm_v", "norm", "length", "ratio"}
+    names = found._table.names
+    found._outputs = [[NUMBER if name in numbers else VALUES] for name in names]
+    assert {names[one.handle]: [names[gate] for gate in one.gates] for one in found.variables()} == {
+        "w": ["gradients/slope", "norm"],
+        "v": ["gradients/slope_v", "norm"],
+    }
