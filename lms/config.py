@@ -435,7 +435,7 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
     if kind is float:
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
     if not good:
-        wanted = "a finite number" if value != value else _name(kind)
+        wanted = "a finite number" if value != value else _wanted(declared, kind)
         raise ConfigError(f"{declared.name} is {value!r}; needed {wanted}")
     if kind is tuple:
         _check_items(declared.name, value)
@@ -461,10 +461,10 @@ def _listed(value: Any) -> Any:
     return tuple(sorted(map(str, value))) if isinstance(value, (set, frozenset)) else value
 
 
-def _name(kind: type) -> str:
+def _wanted(declared: "dataclasses.Field[Any]", kind: type) -> str:
     names = {
         bool: "true or false",
-        int: "a whole number",
+        int: "a whole number of bytes" if declared.name.endswith("_bytes") else "a whole number",
         float: "a number",
         str: "a text",
         tuple: "a list of texts",
@@ -493,7 +493,7 @@ def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
         if kind in (int, float):
             return kind(word)
     except (KeyError, ValueError):
-        raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_name(kind)}") from None
+        raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_wanted(declared, kind)}") from None
     return tuple(part.strip() for part in text.split(",") if part.strip()) if kind is tuple else text
 
 

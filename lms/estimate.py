@@ -33,7 +33,7 @@ def estimate(step: Any, *arguments: Any, gpus: Iterable[str] = ("A100-80",), **g
         The forecasts; they print as a table, and ``to_json()`` gives plain values.
 
     Raises:
-        LMSArgumentError: If a GPU is not in the table, or ``batch_size`` no size of a batch.
+        LMSArgumentError: If ``step`` is no step, a GPU not in the table, or ``batch_size`` no size.
         LMSError: If LMS is on already, or the call makes no training step, or one that cannot be forecast.
     """
     devices = importlib.import_module("lms.simulate.devices")
@@ -80,6 +80,10 @@ def _check_batch(size: Any) -> None:
 
 
 def _caller(step: Any) -> Callable[..., Any]:
+    if not callable(step) and not hasattr(step, "fit"):
+        raise LMSArgumentError(
+            f"step is {step!r}; needed a compiled Keras model, or a function that makes one step"
+        )
     if not hasattr(step, "fit"):
         caller: Callable[..., Any] = step
         return caller

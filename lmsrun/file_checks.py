@@ -132,7 +132,7 @@ def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str])
         return
     if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
         return
-    if name in COMMANDS:
+    if name in COMMANDS and not os.path.isfile(name):
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
     raise UsageError(f"program {name!r} {_why_not(name)}")
 

@@ -70,7 +70,13 @@ class Device:
         return self.type == "GPU" and is_host_input(node, slot)
 
     def memory(self) -> tuple[int, int] | None:
-        """Return bytes in use and their peak since the last reset; ``None`` if they are not counted."""
+        """Return bytes in use and their peak since the last reset; ``None`` if they are not counted.
+
+        Without a limit oneDNN's allocator of the CPU device counts allocations from 256 KiB on alone
+        (``mkl_cpu_allocator.h``; seen on TensorFlow 2.21).
+        """
+        if self.type == "CPU" and self.limit_bytes is None:
+            return None
         try:
             info = tf.config.experimental.get_memory_info(self.name)
         except (ValueError, tf.errors.OpError):

@@ -433,9 +433,10 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
     """Find the nodes that oneDNN's graph pass merges behind the plug-in: two with the same control inputs.
 
     It does not look for paths between the two: with one it makes a cycle, and where they wait for different
-    nodes it leaves them apart and results differ in the last digits. It looks at nodes and not at outputs,
-    and takes ``float`` alone (``mkl_layout_pass.cc``, ``minfo_`` and ``CheckForNodeMerge``). Traced, with
-    control edges to one, to both and between. Of several that fit, which it takes depends on its walk through
+    nodes it leaves them apart and results differ in the last digits. It looks at nodes and not at outputs
+    (``mkl_layout_pass.cc``, ``minfo_`` and ``CheckForNodeMerge``). Traced, with control edges to one, to both
+    and between. Half precision it takes where the processor has instructions for it; elsewhere two such nodes
+    lose nothing by being ordered as one. Of several that fit, which it takes depends on its walk through
     the graph: the first in the graph's order is only likely.
     """
     taken: set[int] = set()
@@ -478,9 +479,9 @@ def _is_only_reader(nodes: Nodes, reader: int, made_by: int) -> bool:
 def _fit(nodes: Nodes, node: int, other: int) -> bool:
     """Return whether two nodes have the type and format that is merged, and the same control inputs."""
     same = set(nodes.controls[node]) == set(nodes.controls[other])
-    floats = all(nodes.attr(one, "T") == FLOAT for one in (node, other))
+    dtypes = {nodes.attr(one, "T") for one in (node, other)}
     formats = {nodes.attr(one, "data_format") or "NHWC" for one in (node, other) if nodes.types[one] != "Pad"}
-    return same and floats and len(formats) == 1
+    return same and dtypes in ({FLOAT}, {HALF}, {BFLOAT16}) and len(formats) == 1
 
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"

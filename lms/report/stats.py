@@ -22,7 +22,7 @@ def counted(number: int, what: str) -> str:
 
 FIX_LENGTHS = (
     "where these are lengths, pad all to one (padded_batch with padded_shapes); where you know them, say so "
-    "with tf.ensure_shape"
+    "with tf.ensure_shape; the others stay on the device"
 )
 """What closes sizes that are open beside the batch's; nothing does where values choose rows."""
 

@@ -163,8 +163,13 @@ class Finder:
 
     @cached_property
     def _bits(self) -> Mapping[int, int]:
-        """A bit for each handle that is used."""
-        return {handle: 1 << place for place, handle in enumerate(self._users)}
+        """A bit for each handle that is used: the earlier its variable is first updated, the lower."""
+        last = len(self._place)
+
+        def first_update(handle: int) -> int:
+            return min((self._place[one] for one in self._users[handle] & self.updates), default=last)
+
+        return {handle: 1 << place for place, handle in enumerate(sorted(self._users, key=first_update))}
 
     @cached_property
     def _updated(self) -> Sequence[int]:
@@ -214,9 +219,10 @@ class Finder:
         """Return the nodes whose results an update waits for: its gradient.
 
         What waits for another variable's update, to read that one then, waits for its gradient. What waits
-        for an update of the variable itself, as the average of all ranks' values does, is passed over. An
-        update under a condition waits for that, too; one for which all gradients are needed waits for what
-        is made of them.
+        for an update of the variable itself is passed over, as the average of all ranks' values, or the
+        gradient of a second update in the step. So is what waits for one of a variable that is updated later:
+        each would wait for the other. An update under a condition waits for that, too; one for which all
+        gradients are needed waits for what is made of them.
         """
         table, own = self._table, self._bits[variable.handle]
         open_nodes, seen = [*variable.updates], set(variable.updates)
@@ -234,9 +240,10 @@ class Finder:
                 seen.add(source.node)
                 is_switch = table.types[source.node] in SWITCHES
                 is_passed = source.node in self.phase or not self._is_always_run(source.node)
-                if source.node in self._shared and not self._used_late[source.node] & own:
+                is_first = self._used_late[source.node] < own
+                if source.node in self._shared and is_first:
                     large.append(source.node)
-                elif is_switch or is_passed or self._is_behind(source.node, variable.handle):
+                elif is_switch or is_passed or not is_first:
                     open_nodes.append(source.node)
                 elif table.types[source.node] not in OUTSIDE_TYPES and table.frame[source.node] == ROOT:
                     nbytes = size_of(self._outputs[source.node][source.index]) or 0

@@ -91,14 +91,20 @@ def read_record(folder: Path, places: Sequence[Path] = ()) -> Record:
     if job is None:
         notes.append(f"{missing[-1]}: plan and machine are unknown")
     marks, machines, warnings = _read_job(job, notes)
+    ranks, reports = _read_receipts(receipts, notes), _read_reports(last, notes)
+    if not (marks or machines or ranks or reports or is_running or (receipts or {}).get("command")):
+        raise UsageError(
+            f"{folder}: {'; '.join(notes)}; needed the folder of a job, as --output-dir DIR makes it "
+            "(DIR/latest)"
+        )
     return Record(
         folder,
-        _read_receipts(receipts, notes),
+        ranks,
         receipts or {},
         marks,
         machines,
         warnings,
-        _read_reports(last, notes),
+        reports,
         tuple(notes),
         str((job or {}).get("name", ""))[:100],
         is_running and (receipts or {}).get("ended") is None,

@@ -18,6 +18,7 @@ FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 """In a folder; the first that is there counts."""
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
 """Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
+_LMS_TWICE = re.compile(r"^lms\s*=.*^\[lms\]", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
     try:
         table = _toml_parser().loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+        both = "; lms = ... and [lms] exclude each other: write enabled = true in [lms]"
+        hint = both if _LMS_TWICE.search(text) else ""
+        raise UsageError(f"{path} is not TOML: {error}{hint}") from None
     if is_project:
         table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
         name = f"{path.name} [tool.lmsrun]"

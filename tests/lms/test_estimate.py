@@ -146,8 +146,13 @@ def test_settings_of_the_folder_s_file_reach_the_script(tmp_path: Path) -> None:
 )
 def test_bad_arguments_are_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(LMSArgumentError) as raised:
-        estimate(None, **given)
+        estimate(print, **given)
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_is_no_step_is_told() -> None:
+    with pytest.raises(LMSArgumentError, match="step is 3; needed a compiled Keras model, or a function"):
+        estimate(3)
 
 
 @pytest.mark.parametrize(

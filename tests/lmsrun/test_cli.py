@@ -25,6 +25,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "tool").write_text("")
     (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "fit").write_text("")
+    (tmp_path / "fit").chmod(0o755)
     (tmp_path / "ac922.json").write_text(json.dumps(to_json(machines.machine("ac922"))))
     (tmp_path / "dgx.json").write_text(json.dumps(to_json(machines.machine("dgx"))))
     monkeypatch.chdir(tmp_path)
@@ -62,6 +64,7 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("-np 1 --output-dir= train.py", "--output-dir is ''; needed DIR"),
         ("-np 1 --topology= train.py", "--topology is ''; needed SRC"),
         ("worker -v -- train.py", "lmsrun worker takes no option, but found -v"),
+        ("-np 1 fit", "program 'fit' is not in PATH; try ./fit"),
         ("-np 1 topo", "'topo' is a command of lmsrun and goes first: lmsrun topo"),
         ("-np 4000 train.py", "4000 ranks do not fit on localhost with"),
         ("-np 5 --topology ac922.json train.py", "5 ranks do not fit on localhost with 4 GPUs; try -np 4"),
@@ -98,7 +101,7 @@ def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
 ) -> None:
     assert main(["worker", "--", "train.py"], {"RANK": "0", "LMSRUN_NUMAA": "strict"}) == 2
     assert capsys.readouterr().err == (
-        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA?; unset it\n"
+        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA? Correct or unset it\n"
     )
 
 

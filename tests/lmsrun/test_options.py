@@ -171,7 +171,7 @@ def test_mistakes_on_the_command_line(argv: str, said: str) -> None:
             {"LMSRUN_NUMA": "off", "LMSRUN_MEM_POLICY": "bind"},
             "LMSRUN_NUMA off contradicts LMSRUN_MEM_POLICY bind",
         ),
-        ({"LMSRUN_NP": "2"}, "unknown variable LMSRUN_NP; did you mean LMSRUN_NUM_PROC?; unset it"),
+        ({"LMSRUN_NP": "2"}, "unknown variable LMSRUN_NP; did you mean LMSRUN_NUM_PROC? Correct or unset it"),
     ],
 )
 def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None:
@@ -227,6 +227,10 @@ def test_a_variable_that_is_like_no_option_is_told() -> None:
         ),
         ("numa = ", "lmsrun.toml is not TOML"),
         ("numa = " + "[" * 5000, "lmsrun.toml is not TOML"),
+        (
+            "lms = true\n[lms]\nmargin = 0.2\n",
+            "lms = ... and [lms] exclude each other",
+        ),
         ('config = "x"', "unknown key 'config'"),
         ('output-dir = "a\\u0000b"', "lmsrun.toml: output-dir holds a NUL character; needed DIR"),
     ],

@@ -1,5 +1,6 @@
 """Models that Keras fits: transformers, images, sequences."""
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -241,9 +242,9 @@ def momentum() -> Any:
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
-def half_precision(steps: int) -> Variables:
-    """Convolutions and dense layers in ``mixed_float16``, with the loss scaled."""
-    keras.mixed_precision.set_global_policy("mixed_float16")
+def half_precision(policy: str, steps: int) -> Variables:
+    """Convolutions and dense layers in half precision: as ``mixed_float16`` with the loss scaled."""
+    keras.mixed_precision.set_global_policy(policy)
     try:
         start_anew()
         image = layers.Input((IMAGE, IMAGE, 3))
@@ -322,7 +323,8 @@ CASES = {
     "gru": Case(fitted(lambda: recurrent(layers.GRU), series, adam)),
     "bidirectional": Case(fitted(bidirectional, sentences, adam)),
     "adamw": Case(fitted(dense, rows, adamw)),
-    "mixed_float16": Case(half_precision),
+    "mixed_bfloat16": Case(functools.partial(half_precision, "mixed_bfloat16")),
+    "mixed_float16": Case(functools.partial(half_precision, "mixed_float16")),
     "accumulation by Keras": Case(accumulation_by_keras, keras=("3",)),
     "steps_per_execution": Case(several_steps_a_call),
     "open batches": Case(open_batches),

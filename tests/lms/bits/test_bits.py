@@ -9,7 +9,7 @@ pytestmark = pytest.mark.tensorflow
 
 STEPS = 3
 QUICK = {
-    "3": ("encoder", "vae", "penalty", "shared terms", "session"),
+    "3": ("mixed_bfloat16", "encoder", "vae", "penalty", "shared terms", "session"),
     "2": ("mixed_float16", "steps_per_execution", "dataset loop", "noise"),
 }
 

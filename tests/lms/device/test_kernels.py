@@ -335,6 +335,15 @@ def test_onednn_merges_a_filters_gradient_with_a_biass() -> None:
     assert PlainCpu().pairs(table) == Gpu().pairs(table) == ()
 
 
+@pytest.mark.parametrize(("dtypes", "merged"), [((BFLOAT16,) * 2, True), ((BFLOAT16, FLOAT), False)])
+def test_onednn_merges_gradients_of_one_type(dtypes: tuple[int, int], merged: bool) -> None:
+    table = Table()
+    found = gradients(table, ())
+    for node, dtype in zip(found, dtypes, strict=True):
+        table.attrs[node] = {**table.attrs[node], "T": dtype}
+    assert OneDnnCpu().pairs(table) == ((Pair(*found),) if merged else ())
+
+
 @pytest.mark.parametrize(
     ("waits", "other_waits", "merged"),
     [((), (), True), ((0,), (0,), True), ((0, 1), (1, 0), True), ((0,), (), False), ((0,), (1,), False)],

@@ -86,6 +86,32 @@ def test_in_a_function_that_returns_nothing_what_counts_steps_waits_for_variable
     assert (None if chosen is None else found._table.names[chosen]) == anchor
 
 
+def test_variables_that_are_updated_twice_wait_for_gradients_before_all_updates() -> None:
+    """As a critic that is trained twice in a step: what comes later of one waits for the other."""
+    nodes: Nodes = {
+        "v": ("_Arg", ()),
+        "read_v": ("ReadVariableOp", ("v",)),
+        "made_v": ("MatMul", ("made", "read_v")),
+        "gradients/slope_v": ("MatMul", ("made_v", "made")),
+        "update": ("ResourceApplyGradientDescent", ("w", "gradients/slope", "^read")),
+        "update_v": ("ResourceApplyGradientDescent", ("v", "gradients/slope_v", "^read_v")),
+        "read_2": ("ReadVariableOp", ("w", "^update")),
+        "read_v2": ("ReadVariableOp", ("v", "^update_v")),
+        "made_2": ("MatMul", ("batch", "read_2")),
+        "made_v2": ("MatMul", ("made_2", "read_v2")),
+        "gradients/slope_2": ("MatMul", ("made_v2", "read_v2")),
+        "gradients/slope_v2": ("MatMul", ("made_v2", "made_2")),
+        "update_2": ("ResourceApplyGradientDescent", ("w", "gradients/slope_2", "^read_2")),
+        "update_v2": ("ResourceApplyGradientDescent", ("v", "gradients/slope_v2", "^read_v2")),
+        "result": ("_Retval", ("made",)),
+    }
+    found = finder({"batch": ("IteratorGetNext", ()), **STEP, **nodes}, {"w": VALUES, "v": VALUES})
+    names = found._table.names
+    gates_of = {names[one.handle]: {names[gate] for gate in one.gates} for one in found.variables()}
+    assert gates_of["w"] >= {"gradients/slope"} and not any(gate.endswith("2") for gate in gates_of["w"])
+    assert gates_of["v"] >= {"gradients/slope_v"} and "gradients/slope_v2" not in gates_of["v"]
+
+
 def test_updates_that_need_all_gradients_wait_for_what_is_made_of_them() -> None:
     """A global norm. A ratio that is made of a variable's value cannot come before it, as in LAMB."""
     nodes: Nodes = {

@@ -219,6 +219,16 @@ def test_damaged_files_are_no_error(tmp_path: Path, name: str, text: str) -> Non
     assert_harmless(page_of(folder))
 
 
+@pytest.mark.parametrize("text", ["{", '{"schema": "x"}', "{}"])
+def test_a_folder_that_tells_nothing_of_a_job_is_one_line(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name in ("job.json", "receipts.json"):
+        (folder / name).write_text(text)
+    with pytest.raises(UsageError, match="needed the folder of a job"):
+        page_of(folder)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "job")
     (folder / "job.json").unlink()
