@@ -74,7 +74,8 @@ def closest(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
                 if (other in late or other in open_before) and not (other in done or other in seen):
                     seen.add(other)
                     open_ops.append(other)
-        for one in sorted((seen & (late | {op})) - done):  # an op's number is above those of its inputs
+        ready = [one for one in seen if one not in done and (one == op or one in late)]
+        for one in sorted(ready):  # an op's number is above those of its inputs
             put(one)
     return tuple(placed)
 
