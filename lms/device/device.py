@@ -45,6 +45,8 @@ class Device:
     """Compute capability of a GPU of NVIDIA, such as (9, 0); ``None`` for other devices."""
     maps_pages: bool = False
     """Whether its allocator puts buffers together from free pages, wherever these lie."""
+    counts: bool = True
+    """Whether its allocator counts all that it hands out."""
 
     @property
     def type(self) -> str:
@@ -72,10 +74,10 @@ class Device:
     def memory(self) -> tuple[int, int] | None:
         """Return bytes in use and their peak since the last reset; ``None`` if they are not counted.
 
-        Without a limit oneDNN's allocator of the CPU device counts allocations from 256 KiB on alone
-        (``mkl_cpu_allocator.h``; seen on TensorFlow 2.21).
+        oneDNN's allocator of the CPU device counts only allocations of 256 KiB or more, unless
+        :data:`CPU_BFC` is set (``mkl_cpu_allocator.h``; seen on TensorFlow 2.21).
         """
-        if self.type == "CPU" and self.limit_bytes is None:
+        if not self.counts:
             return None
         try:
             info = tf.config.experimental.get_memory_info(self.name)
@@ -115,7 +117,8 @@ def read_cpu(environ: Mapping[str, str]) -> Device:
     """Return the CPU device; several logical ones share its memory."""
     is_limited = environ.get(CPU_BFC, "").lower() in ("1", "true")
     text = environ.get(CPU_BFC_LIMIT, "")
-    return Device("CPU:0", int(text) * MIB if is_limited and text.isdigit() else None)
+    limit = int(text) * MIB if is_limited and text.isdigit() else None
+    return Device("CPU:0", limit, counts=is_limited)
 
 
 def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:

@@ -26,7 +26,7 @@ def memory_info(gpu_id: int, what: str) -> tuple[int, int]:
     Raises:
         NoStatisticError: If there is no such device or its allocator does not count.
     """
-    device = _device(gpu_id, what)
+    device = _counting(gpu_id, what)
     memory = device.memory()
     if memory is None:
         raise _no_count(what, device.name)

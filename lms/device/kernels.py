@@ -9,7 +9,7 @@ TensorFlow's.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
@@ -425,6 +425,7 @@ def reserved_bytes(op: OpFacts) -> int | None:
     return 4 * (count // 8 if in_bits else count)
 
 
+HALVES = (HALF, BFLOAT16)
 FILTER_GRADIENT, FILTER_SLOT, BIAS_GRADIENT = "Conv2DBackpropFilter", 2, "BiasAddGrad"
 PADDED = frozenset({"Conv2D", "_FusedConv2D"})
 
@@ -435,8 +436,9 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
     It does not look for paths between the two: with one it makes a cycle, and where they wait for different
     nodes it leaves them apart and results differ in the last digits. It looks at nodes and not at outputs
     (``mkl_layout_pass.cc``, ``minfo_`` and ``CheckForNodeMerge``). Traced, with control edges to one, to both
-    and between. Half precision it takes where the processor has instructions for it; elsewhere two such nodes
-    lose nothing by being ordered as one. Of several that fit, which it takes depends on its walk through
+    and between. It merges gradients in half precision,
+    too, where the processor has instructions for it; elsewhere the two lose nothing by being ordered as one.
+    Of several that fit, which it takes depends on its walk through
     the graph: the first in the graph's order is only likely.
     """
     taken: set[int] = set()
@@ -447,7 +449,7 @@ def _find_pairs(nodes: Nodes) -> Iterator[Pair]:
             gradient = nodes.inputs[node][FILTER_SLOT].node
             readers = [one for one, slot in nodes.readers[gradient] if slot == 0]
             biases = (one for one in readers if nodes.types[one] == BIAS_GRADIENT and one not in taken)
-            found = next((Pair(node, bias) for bias in biases if _fit(nodes, node, bias)), None)
+            found = next((Pair(node, bias) for bias in biases if _fit(nodes, node, bias, HALVES)), None)
         elif node in biased and not nodes.controls[node]:
             found = Pair(node, biased[node], vanishes=True, bare=True)
         elif op_type in PADDED and nodes.attr(node, "padding") == "VALID":
@@ -476,12 +478,12 @@ def _is_only_reader(nodes: Nodes, reader: int, made_by: int) -> bool:
     return [one for one, _ in nodes.readers[made_by]] == [reader]
 
 
-def _fit(nodes: Nodes, node: int, other: int) -> bool:
+def _fit(nodes: Nodes, node: int, other: int, more: Collection[int] = ()) -> bool:
     """Return whether two nodes have the type and format that is merged, and the same control inputs."""
     same = set(nodes.controls[node]) == set(nodes.controls[other])
     dtypes = {nodes.attr(one, "T") for one in (node, other)}
     formats = {nodes.attr(one, "data_format") or "NHWC" for one in (node, other) if nodes.types[one] != "Pad"}
-    return same and dtypes in ({FLOAT}, {HALF}, {BFLOAT16}) and len(formats) == 1
+    return same and dtypes in ({FLOAT}, *({one} for one in more)) and len(formats) == 1
 
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"

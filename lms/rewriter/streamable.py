@@ -32,6 +32,7 @@ READ_IN_BRANCH = "a condition decides whether it is read, and not only for its u
 SUMMED = "a term of a sum whose order hangs on free buffers"
 UNGATED = "its update waits for nothing that the step computes"
 UNANCHORED = "nothing waits for its update"
+LOOKED_UP = "rows of it are read behind a variable that is updated later"
 """Reasons why a variable stays on the device."""
 
 
@@ -127,6 +128,7 @@ class Finder:
         if nbytes < max(1, self._min_bytes):
             return SMALL
         late = [read for read in reads if read in self.phase or self._is_behind(read, handle)]
+        late = late if updates else []  # what nothing updates is copied for each pass
         early = [read for read in reads if read not in late]
         made = Variable(handle, value, nbytes, early, late, updates)
         made.in_place = [one for one in users if table.types[one] in READ_IN_PLACE]
@@ -140,6 +142,8 @@ class Finder:
         if not left_out.isdisjoint((*early, *made.in_place)):
             return READ_IN_BRANCH
         if updates:
+            if not all(self._used_late[one] < self._bits[handle] for one in made.in_place):
+                return LOOKED_UP
             made.gates = self._gates(made)
             if not made.gates:
                 return UNGATED
@@ -152,7 +156,8 @@ class Finder:
 
     def _is_behind(self, read: int, handle: int) -> bool:
         """Tell whether a node waits for an update of a variable that it reads."""
-        return any(self._updated[one] & self._bits[handle] for one in self._table.before[read])
+        own = self._bits.get(handle, 0)
+        return any(self._updated[one] & own for one in self._table.before[read])
 
     @cached_property
     def _users(self) -> Mapping[int, set[int]]:
@@ -163,13 +168,14 @@ class Finder:
 
     @cached_property
     def _bits(self) -> Mapping[int, int]:
-        """A bit for each handle that is used: the earlier its variable is first updated, the lower."""
-        last = len(self._place)
-
-        def first_update(handle: int) -> int:
-            return min((self._place[one] for one in self._users[handle] & self.updates), default=last)
-
-        return {handle: 1 << place for place, handle in enumerate(sorted(self._users, key=first_update))}
+        """A bit for each variable that may stream and is updated: the lower, the earlier that is."""
+        first: dict[int, int] = {}
+        for handle, users in self._users.items():
+            value = self._known.get(self._table.names[handle])
+            nbytes = None if value is None else size_of(value)
+            if (updates := users & self.updates) and (nbytes is None or nbytes >= self._min_bytes):
+                first[handle] = min(self._place[one] for one in updates)
+        return {handle: 1 << place for place, handle in enumerate(sorted(first, key=first.__getitem__))}
 
     @cached_property
     def _updated(self) -> Sequence[int]:
@@ -187,7 +193,7 @@ class Finder:
         table, bits = self._table, [0] * len(self._table.nodes)
         for handle, found in self._users.items():
             for user in found.intersection(users):
-                bits[user] |= self._bits[handle]
+                bits[user] |= self._bits.get(handle, 0)
         for node in table.order:
             for before in table.before[node]:
                 bits[node] |= bits[before]
@@ -204,7 +210,9 @@ class Finder:
                 if any(one.node in behind_large or self._is_large_gate(one) for one in sources):
                     behind_large.add(node)
                     is_number = [one.dims for one in outputs[node]] == [()]
-                    if is_number and table.frame[node] == ROOT and self.conditions.may_be_ordered(node):
+                    is_waited_for = self._is_always_run(node) or self.conditions.step == ALWAYS
+                    is_plain = table.frame[node] == ROOT and self.conditions.may_be_ordered(node)
+                    if is_number and is_waited_for and is_plain:
                         found.add(node)
         return frozenset(found)
 
@@ -220,9 +228,9 @@ class Finder:
 
         What waits for another variable's update, to read that one then, waits for its gradient. What waits
         for an update of the variable itself is passed over, as the average of all ranks' values, or the
-        gradient of a second update in the step. So is what waits for one of a variable that is updated later:
-        each would wait for the other. An update under a condition waits for that, too; one for which all
-        gradients are needed waits for what is made of them.
+        gradient of a second update in the step. What waits for a variable that is updated later is passed
+        over, too: each of the two would wait for the other. An update under a condition waits for that as
+        well; one for which all gradients are needed waits for what is made of them.
         """
         table, own = self._table, self._bits[variable.handle]
         open_nodes, seen = [*variable.updates], set(variable.updates)
@@ -233,7 +241,8 @@ class Finder:
             node = open_nodes.pop()
             for slot, source in enumerate(table.inputs[node]):
                 if slot == 1 and table.types[node] in SWITCHES:
-                    predicates |= {source.node} if self._is_always_run(source.node) else set()
+                    if self._is_always_run(source.node) and self._used_late[source.node] < own:
+                        predicates.add(source.node)
                     continue
                 if source.node in seen:
                     continue

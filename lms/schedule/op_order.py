@@ -188,8 +188,8 @@ def serial_edges(graph: Graph, order: Sequence[int], chain: Sequence[int]) -> tu
     """Return the fewest control edges that keep ``chain`` in order: none where the graph already does.
 
     Paths through a view count only from the buffer it shows: a reader that is sent to a copy of that buffer
-    no longer waits for what else the view waits for. What parts two branches of a condition ends with the
-    first of its inputs that comes: only what both wait for has run.
+    no longer waits for what else the view waits for. A ``Merge`` runs once one
+    of its inputs is there: a path through it counts only where each of these has one.
     """
     place = {op: index for index, op in enumerate(chain)}
     views, predecessors = graph.views, graph.predecessors

@@ -18,7 +18,7 @@ FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 """In a folder; the first that is there counts."""
 _MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
 """Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
-_LMS_TWICE = re.compile(r"^lms\s*=.*^\[lms\]", re.MULTILINE | re.DOTALL)
+_LMS_TWICE = re.compile(r"^lms\s*=.*^\[(tool\.lmsrun\.)?lms\]", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 
 import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402

@@ -211,6 +211,16 @@ def test_a_plan_for_one_batch_knows_its_memory_at_another(batch: int) -> None:
         assert way.peak_bytes(most) <= peak < way.peak_bytes(most + 1) + MIB // 256
 
 
+def test_a_large_step_gets_every_other_choice_of_what_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [one.choice for one in repeated_variants(base(16))]
+    monkeypatch.setattr("lms.forecast.ways.MANY_OPS", 1)
+    few = [one.choice for one in repeated_variants(base(16))]
+    assert 1 <= len(few) < len(every) and all((choice or 0) % 2 for choice in few)
+    assert [one.choice for one in repeated_variants(base(16), only=[2])] == [2], (
+        "what another step has chosen"
+    )
+
+
 def test_arithmetic_that_an_op_states_grows_with_the_batch() -> None:
     one, two = (
         replace(

@@ -8,7 +8,7 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
-from lms.rewriter.streamable import UNANCHORED, Finder
+from lms.rewriter.streamable import LOOKED_UP, UNANCHORED, Finder
 
 pytestmark = pytest.mark.tensorflow
 
@@ -140,3 +140,92 @@ def test_updates_that_need_all_gradients_wait_for_what_is_made_of_them() -> None
         "w": ["gradients/slope", "norm"],
         "v": ["gradients/slope_v", "norm"],
     }
+
+
+def gates_of(nodes: Nodes, **numbers: str) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The gates of each variable that streams, and why others stay; ``numbers``: nodes that make one."""
+    known = {
+        name: NUMBER if name in numbers else VALUES
+        for name, (op_type, _) in nodes.items()
+        if op_type == "_Arg"
+    }
+    found = finder({"batch": ("IteratorGetNext", ()), **STEP, **nodes}, {"w": VALUES, **known})
+    names, types = found._table.names, found._table.types
+    found._outputs = [
+        [NUMBER if name in numbers else VALUES] * (2 if op_type == "Switch" else 1)
+        for name, op_type in zip(names, types, strict=True)
+    ]
+    made = {names[one.handle]: [names[gate] for gate in one.gates] for one in found.variables()}
+    return made, dict(found.stay)
+
+
+SECOND: Nodes = {
+    "v": ("_Arg", ()),
+    "read_v": ("ReadVariableOp", ("v",)),
+    "made_v": ("MatMul", ("made", "read_v")),
+    "result": ("_Retval", ("made",)),
+}
+
+
+def test_a_gradient_behind_an_update_with_a_rate_is_waited_for() -> None:
+    """As a generator's that is trained behind its critic: the learning rate never streams."""
+    nodes: Nodes = {
+        "rate": ("_Arg", ()),
+        **SECOND,
+        "read_rate": ("ReadVariableOp", ("rate",)),
+        "scaled": ("Mul", ("gradients/slope", "read_rate")),
+        "update": ("ResourceApplyGradientDescent", ("w", "scaled", "^read")),
+        "read_2": ("ReadVariableOp", ("w", "^update")),
+        "made_2": ("MatMul", ("made_v", "read_2")),
+        "gradients/slope_v": ("MatMul", ("made_2", "read_2")),
+        "scaled_v": ("Mul", ("gradients/slope_v", "read_rate")),
+        "update_v": ("ResourceApplyGradientDescent", ("v", "scaled_v", "^read_v")),
+    }
+    made, stay = gates_of(nodes, rate="", read_rate="")
+    assert made == {"w": ["gradients/slope"], "v": ["gradients/slope_v"]} and len(stay) == 1
+
+
+def test_a_condition_on_the_updated_value_is_no_gate() -> None:
+    """A weight that is made shorter where it has become too long."""
+    nodes: Nodes = {
+        **UPDATE,
+        "after": ("ReadVariableOp", ("w", "^update")),
+        "length": ("L2Loss", ("after",)),
+        "is_long": ("Greater", ("length", "length")),
+        "let_w": ("Switch", ("w", "is_long")),
+        "read_long": ("ReadVariableOp", ("let_w:1",)),
+        "shorter": ("Neg", ("read_long",)),
+        "set": ("AssignVariableOp", ("let_w:1", "shorter")),
+        "result": ("_Retval", ("made",)),
+    }
+    assert gates_of(nodes, length="", is_long="") == ({"w": ["gradients/slope"]}, {})
+
+
+def test_what_nothing_updates_is_copied_also_for_an_update() -> None:
+    """A mask of pruned weights: its value lies in host memory, which no kernel of a GPU reads."""
+    nodes: Nodes = {
+        "mask": ("_Arg", ()),
+        "read_mask": ("ReadVariableOp", ("mask",)),
+        "masked": ("Mul", ("gradients/slope", "read_mask")),
+        "update": ("ResourceApplyGradientDescent", ("w", "masked", "^read")),
+        "result": ("_Retval", ("made",)),
+    }
+    found = finder({"batch": ("IteratorGetNext", ()), **STEP, **nodes}, {"w": VALUES, "mask": VALUES})
+    mask = next(one for one in found.variables() if found._table.names[one.handle] == "mask")
+    assert [found._table.names[read] for read in mask.early] == ["read_mask"] and not mask.late
+
+
+def test_rows_that_are_read_behind_a_later_update_keep_a_variable() -> None:
+    """The look-up waits for a variable whose update waits for this one's."""
+    nodes: Nodes = {
+        **SECOND,
+        "gradients/slope_v": ("MatMul", ("made_v", "made")),
+        "late": ("ReadVariableOp", ("v", "^read_v")),
+        "length": ("L2Loss", ("late",)),
+        "rows": ("ResourceGather", ("w", "batch", "^length")),
+        "update": ("ResourceApplyGradientDescent", ("w", "gradients/slope", "^read", "^rows")),
+        "scaled": ("Mul", ("gradients/slope_v", "length")),
+        "update_v": ("ResourceApplyGradientDescent", ("v", "scaled", "^update")),
+    }
+    made, stay = gates_of(nodes, length="")
+    assert "w" not in made and stay == {LOOKED_UP: 1}
