@@ -101,7 +101,7 @@ def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
 ) -> None:
     assert main(["worker", "--", "train.py"], {"RANK": "0", "LMSRUN_NUMAA": "strict"}) == 2
     assert capsys.readouterr().err == (
-        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA? Correct or unset it\n"
+        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA?; unset it\n"
     )
 
 

@@ -171,7 +171,7 @@ def test_mistakes_on_the_command_line(argv: str, said: str) -> None:
             {"LMSRUN_NUMA": "off", "LMSRUN_MEM_POLICY": "bind"},
             "LMSRUN_NUMA off contradicts LMSRUN_MEM_POLICY bind",
         ),
-        ({"LMSRUN_NP": "2"}, "unknown variable LMSRUN_NP; did you mean LMSRUN_NUM_PROC? Correct or unset it"),
+        ({"LMSRUN_NP": "2"}, "unknown variable LMSRUN_NP; did you mean LMSRUN_NUM_PROC?; unset it"),
     ],
 )
 def test_mistakes_in_the_environment(environ: dict[str, str], said: str) -> None:
