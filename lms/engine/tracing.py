@@ -61,7 +61,7 @@ class _Graph:
             return self, 0
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(self.graph_def)
-        table, drawn = NodeTable.of(graph_def), _Drawn()
+        table, drawn = NodeTable.of(graph_def), Drawn()
         streamed = stream_variables(
             *(graph_def, table, self.shapes[0], drawn, drawn, self.known),
             *(holds, shares.__getitem__, least, self.fetches),
@@ -74,7 +74,7 @@ class _Graph:
         return replace(self, graph_def=graph_def, table=edited, shapes=shapes), streamed.nbytes
 
 
-class _Drawn:
+class Drawn:
     """Writes the nodes of variables that stream into a graph that is planned and never runs."""
 
     def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:

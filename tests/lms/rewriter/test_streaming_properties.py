@@ -1,7 +1,5 @@
 """Variables of any step stream without a cycle: random steps with several updates of each variable."""
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -10,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
+from lms.engine.tracing import Drawn
 from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import NodeTable
 from lms.rewriter.streaming import stream_variables
-from lms.transports.base import write_copy
-from lms.variables.host_values import ASSIGN, READ, write_variable_op
 
 pytestmark = pytest.mark.tensorflow
 
@@ -32,24 +29,6 @@ ACTIONS = st.lists(
     ),
     max_size=60,
 )
-
-
-class Drawn:
-    """Writes copies and values of variables into a graph that never runs."""
-
-    def write_swap_out(self, node: Any, tensor: str, dtype: int, device: str) -> None:
-        write_copy(node, "LmsSwapOut", tensor, dtype, device)
-
-    def write_swap_in(self, node: Any, held: str, dtype: int, device: str) -> None:
-        write_copy(node, "LmsSwapIn", held, dtype, device)
-
-    def write_read(self, node: Any, handle: str, dtype: int, device: str) -> None:
-        write_variable_op(node, READ, [handle], dtype, device)
-
-    def write_assign(self, node: Any, handle: str, value: str, dtype: int, device: str) -> None:
-        write_variable_op(node, ASSIGN, [handle, value], dtype, device)
-
-    write_enter = write_assign
 
 
 class Step:
