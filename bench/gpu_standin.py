@@ -223,7 +223,9 @@ def main() -> int:
 def _run_missing(options: argparse.Namespace, document: dict[str, Any]) -> None:
     ends = time.monotonic() + 60 * options.minutes
     for point in points(options.real, options.deep, options.retries):
-        wanted = options.only in point.name if options.only else point.name not in document
+        is_first = point == plain(point.real, point.deep)  # the others' limits are shares of its peak
+        missing = point.name not in document
+        wanted = options.only in point.name or (is_first and missing) if options.only else missing
         if not wanted or time.monotonic() > ends:
             continue
         limit = 0

@@ -138,12 +138,13 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
     def forward(before: int, after: int, what: str) -> None:
         if place[before] >= place[after]:
             raise RewriteError(
-                f"{what}: {graph.ops[before].name} does not run before {graph.ops[after].name}"
+                f"the plan is no order of this step: {graph.ops[before].name} must run before "
+                f"{graph.ops[after].name} ({what})"
             )
 
     for op, earlier in enumerate(graph.predecessors):
         for other in earlier:
-            forward(other, op, "plan order")
+            forward(other, op, "its result is needed")
     for edge in plan.serial_edges:
         forward(edge.before, edge.after, "serial edge")
     for filler in plan.fillers:

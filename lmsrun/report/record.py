@@ -133,7 +133,8 @@ def _read_job(
         return (), {}, ()
     try:
         if job.get("schema") != SCHEMA:
-            raise ValueError(f"found schema {str(job.get('schema'))[:40]!r}; needed {SCHEMA!r}")  # noqa: TRY301
+            found = f"schema {str(job['schema'])[:40]!r}" if "schema" in job else "no schema"
+            raise ValueError(f"found {found}; needed {SCHEMA!r}")  # noqa: TRY301
         plan = job["plan"]
         marks = marks_from_json(plan["ranks"])
         machines = {

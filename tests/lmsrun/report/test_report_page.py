@@ -1,5 +1,6 @@
 """``lmsrun report``: what stands on the page of a job, also of one whose folder is damaged."""
 
+import html
 import json
 import os
 import re
@@ -217,6 +218,15 @@ def test_damaged_files_are_no_error(tmp_path: Path, name: str, text: str) -> Non
     folder = write_folder(tmp_path / "job", machine=machines.machine("single"))
     (folder / name).write_text(text)
     assert_harmless(page_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"schema": "x"}', "found schema 'x'; needed"), ("{}", "found no schema; needed")]
+)
+def test_a_file_of_another_program_says_so(tmp_path: Path, text: str, said: str) -> None:
+    folder = write_folder(tmp_path / "job")
+    (folder / "job.json").write_text(text)
+    assert said in html.unescape(page_of(folder))
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": "x"}', "{}"])
