@@ -185,7 +185,11 @@ class _Floats:
 
 
 def _bytes_of(buffers: Buffers) -> dict[int, int]:
-    """Return by op the bytes that it brings, below zero those that leave."""
+    """Return by op the bytes that it brings, below zero those that leave; found once."""
+    return buffers.once((_bytes_of,), lambda: _find_bytes(buffers))
+
+
+def _find_bytes(buffers: Buffers) -> dict[int, int]:
     graph = buffers.graph
     found = {}
     for op in graph.ops:
@@ -224,8 +228,6 @@ def spread(
         if streamed is None:
             return tuple(order)
         walk = _Walk(buffers, order, chain, floating, swaps, allowed, costs, seconds, streamed)
-        for place in range(len(order)):
-            walk.pass_op(place)
         spread_out = _copied_ahead(buffers, walk.placed(), floating)
         excess = buffers.timeline(spread_out, tuple(swaps)).peak_bytes - budget_bytes
         if excess <= 0:
@@ -291,29 +293,34 @@ class _Walk:
         self._gap: list[int] = []
         """What has been put behind the last op of the chain, which is ``_step``."""
         self._done: dict[int, None] = {}
+        self._untimed: list[int] = []
+        """What the clock has not come to yet of what has been put."""
         self._plan_starts()
 
     def placed(self) -> tuple[int, ...]:
         """Return the new order."""
+        leaves = {op for op in self._nbytes if self._graph.ops[op].type == STREAM_LEAVE}
+        for place, op in enumerate(self._order):
+            if op in leaves:
+                self._leaving.append(op)
+                self._held -= self._nbytes[op]
+            elif op not in self._done:
+                if self._leaving:
+                    self._let_leave(place, op)
+                self._put(op)
+                if self._coming and op in self._chain:
+                    self._bring_early(place)
         while self._leaving:
             self._release()
         return tuple(self._done)
 
-    def pass_op(self, place: int) -> None:
-        """Put the next op of the order, and what comes or leaves there."""
-        op = self._order[place]
-        if self._graph.ops[op].type == STREAM_LEAVE:
-            self._leaving.append(op)
-            self._held -= self._nbytes[op]
-        elif op not in self._done:
-            self._make_room(place)
-            while not set(self._leaving).isdisjoint(self._graph.predecessors[op]):
-                self._release()
-            if op in self._chain:
-                self._release_copied()
-            self._put(op)
-            if op in self._chain:
-                self._bring_early(place)
+    def _let_leave(self, place: int, op: int) -> None:
+        """Release what must have left before the op at ``place``, and in the chain what has been copied."""
+        self._make_room(place)
+        while not set(self._leaving).isdisjoint(self._graph.predecessors[op]):
+            self._release()
+        if op in self._chain:
+            self._release_copied()
 
     def _plan_starts(self) -> None:
         """Find when each copy to the device should start to be in time, with its own duration to spare."""
@@ -333,11 +340,17 @@ class _Walk:
             self._waits[op] += _waits(op, self._gap, self._nbytes, self._step)
             self._gap.append(op)
         elif op in self._chain:
-            if waits := uncovered(self._gap, self._nbytes):
+            if self._gap and (waits := uncovered(self._gap, self._nbytes)):
                 self._waits[op] = [*self._waits.get(op, ()), *waits]
             self._gap, self._step = [], op
         self._done[op] = None
-        self._clock.pass_ops((op,), self._seconds)
+        self._untimed.append(op)
+
+    def _timed(self) -> Clock:
+        """Return the clock, with all that has been put."""
+        self._clock.pass_ops(self._untimed, self._seconds)
+        self._untimed = []
+        return self._clock
 
     def _release(self) -> None:
         """Let the variable that has left the chain's ops first have left the device."""
@@ -353,15 +366,15 @@ class _Walk:
     def _release_copied(self) -> None:
         """Release what has been copied by now, and had as much time again to spare."""
         while self._leaving:
-            leave = self._leaving[0]
-            copied_s = max(self._clock.ends[op] for op in self._waits[leave])
-            if copied_s + self._costs.out_seconds(-self._nbytes[leave]) > self._clock.now_s:
+            leave, clock = self._leaving[0], self._timed()
+            copied_s = max(clock.ends[op] for op in self._waits[leave])
+            if copied_s + self._costs.out_seconds(-self._nbytes[leave]) > clock.now_s:
                 break
             self._release()
 
     def _bring_early(self, place: int) -> None:
         """Start the copies that the op behind the one at ``place`` would start too late."""
-        op, clock = self._order[place], self._clock
+        op, clock = self._order[place], self._timed()
         until_s = clock.now_s + (self._seconds[self._next[op]] if op in self._next else 0.0)
         stalled_s = clock.now_s - self._planned_s[place + 1]
         while self._coming:
@@ -370,7 +383,7 @@ class _Walk:
                 self._coming.popleft()
                 continue
             nbytes = self._nbytes[come]
-            is_idle = clock.back.free_s <= until_s + self._costs.in_seconds(nbytes)
+            is_idle = self._timed().back.free_s <= until_s + self._costs.in_seconds(nbytes)
             if self._wanted_s[come] + stalled_s > until_s or not is_idle:
                 return
             first, last = 2 * place + 1, 2 * self._place[come] - 1
