@@ -162,7 +162,9 @@ class LMSConfig:
         "auto: fit the device's own limit, edit nothing when the step fits; budget: fit budget_bytes; "
         "threshold: IBM's distance rules; all: least memory",
     )
-    budget_bytes: int | None = _option(None, "device bytes one step may use (policy budget)", low=1)
+    budget_bytes: int | None = _option(
+        None, "device bytes one step may use, if the device has as many; policy budget needs it", low=1
+    )
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
     recompute: Recompute = _option(
         "auto",

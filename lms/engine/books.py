@@ -139,7 +139,7 @@ class Books:
                 why = "its plan recomputes tensors; recompute='off' compiles it in segments between swaps"
             self.warn(f"{name} runs without XLA: {why}")
         logger.info("%s: %s", stats.name, stats.why)
-        self._tell_of_idle()
+        self._tell_of_rules()
         if self._config.debug:
             _log_decisions(decided.graph, made)
         whole = work.device.limit_bytes
@@ -168,16 +168,11 @@ class Books:
         )
         return stats, planned
 
-    def _tell_of_idle(self) -> None:
+    def _tell_of_rules(self) -> None:
         if idle := idle_rules(self._config):
             self.warn(
                 f"{', '.join(idle)}: of no effect with policy {self._config.policy!r}, for these are rules "
                 "of policy 'threshold'; set policy='threshold' (LMS_POLICY=threshold), or leave them out"
-            )
-        if self._config.budget_bytes is not None and self._config.policy != "budget":
-            self.warn(
-                f"budget_bytes: of no effect with policy {self._config.policy!r}; set policy='budget' "
-                "(LMS_POLICY=budget), or leave it out"
             )
 
     def _tell_of_plan(self, name: str, made: SwapPlan, before: str, *, has_unknown: bool) -> None:

@@ -144,7 +144,7 @@ def plan(
         config: Policy and parameters.
         limit_bytes: What the device has for the step's own tensors (its limit less what lies there already).
             With policy ``auto`` it is the budget; with ``threshold`` the tuner fits parameters left at -1 to
-            it. Policy ``budget`` uses ``config.budget_bytes`` instead.
+            it. Where ``config.budget_bytes`` is less, that counts.
         costs: The device and its link; the default is a common GPU.
 
     Returns:
@@ -177,10 +177,14 @@ def plan_case(case: Case, config: LMSConfig, limit_bytes: int | None) -> SwapPla
 
 
 def usable_bytes(config: LMSConfig, limit_bytes: int | None) -> int | None:
-    """Return the bytes that a plan may use: the budget less what is to be left free, less the margin."""
-    budget = config.budget_bytes if config.budget_bytes is not None else limit_bytes
-    if budget is None:
+    """Return the bytes that a plan may use: the budget less what is to be left free, less the margin.
+
+    The budget is ``budget_bytes``, whatever the policy, or what the device has, if that is less.
+    """
+    known = [one for one in (config.budget_bytes, limit_bytes) if one is not None]
+    if not known:
         return None
+    budget = min(known)
     return max(0, int((budget - config.exclude_bytes) * (1 - config.margin)))
 
 

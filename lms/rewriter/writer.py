@@ -138,13 +138,13 @@ def require_forward(graph: Graph, plan: SwapPlan) -> None:
     def forward(before: int, after: int, what: str) -> None:
         if place[before] >= place[after]:
             raise RewriteError(
-                f"the plan is no order of this step: {graph.ops[before].name} must run before "
-                f"{graph.ops[after].name} ({what})"
+                f"the plan runs {graph.ops[after].name} before {graph.ops[before].name}, "
+                f"which has to come first ({what})"
             )
 
     for op, earlier in enumerate(graph.predecessors):
         for other in earlier:
-            forward(other, op, "its result is needed")
+            forward(other, op, "an edge of the step")
     for edge in plan.serial_edges:
         forward(edge.before, edge.after, "serial edge")
     for filler in plan.fillers:

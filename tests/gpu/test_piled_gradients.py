@@ -34,9 +34,10 @@ def test_a_step_is_planned_for_the_gradients_that_pile_up(way: str, mib: int) ->
     assert without["peak"] > 1.2 * mib * MIB, "it does not fit"
     assert not ample["edited"] and ample["planned"] == pytest.approx(without["peak"], rel=0.1)
     assert narrow["edited"] and narrow["retries"] == 0
-    # The gradients come back from the host in any order, and the allocator gives a free chunk of less than
-    # twice the size away whole (BFCAllocator::FindChunkPtr): the same plan takes 14 MiB to 16 or 17.
-    assert narrow["peak"] <= mib * MIB and narrow["planned"] == pytest.approx(narrow["peak"], rel=0.25)
+    # The allocator gives a free chunk of less than twice the size away whole (BFCAllocator::FindChunkPtr).
+    # The gradients come back from the host in any order, so the same plan takes 14 MiB to 17.
+    assert narrow["peak"] <= mib * MIB
+    assert 12 * MIB < narrow["planned"] < 1.12 * narrow["peak"], "ten gradients, and two variables beside"
     assert {one["bits"] for one in (ample, narrow)} == {without["bits"]}
 
 

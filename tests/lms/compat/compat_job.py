@@ -440,7 +440,7 @@ def keras(folder: Path) -> dict[str, Any]:
     model().fit(images, labels, **fit)
     found["back"] = len(lms.report().edited)
     for name, asked in {
-        "idle": {"policy": "all", "n_tensors": 0, "sync_mode": 3, "budget_bytes": 1 << 30},
+        "idle": {"policy": "all", "n_tensors": 0, "sync_mode": 3},
         "none asked": {"policy": "threshold", "n_tensors": 0},
     }.items():
         lms.disable()

@@ -194,6 +194,8 @@ def test_what_the_host_cannot_hold_is_computed_again():
 def test_margin_and_excluded_bytes_come_off_the_budget():
     assert usable_bytes(config(margin=0.25, exclude_bytes=200), 1000) == 600
     assert usable_bytes(config(policy="budget", budget_bytes=10), 1000) == 10
+    assert usable_bytes(config(policy="budget", budget_bytes=2000), 1000) == 1000, "the device has no more"
+    assert usable_bytes(config(budget_bytes=10), 1000) == usable_bytes(config(budget_bytes=10), None) == 10
     assert usable_bytes(config(), None) is None
     assert usable_bytes(config(exclude_bytes=2000), 1000) == 0
 
