@@ -288,6 +288,8 @@ def plot_memory(planned: Planned, path: str | os.PathLike[str]) -> None:
     Raises:
         LMSError: If the file cannot be written, its ending is another one, or matplotlib is missing.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise PlaceError(f"found {path!r}; needed in lms.plot(): the name of a .png or .svg file to write")
     require_drawable(Path(path))
     try:
         from matplotlib.figure import Figure

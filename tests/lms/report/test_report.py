@@ -65,6 +65,8 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
 def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LMSError, match="ends in .png or .svg"):
         plot_memory(planned(), tmp_path / "memory.pdf")
+    with pytest.raises(LMSError, match=r"found 5; needed in lms.plot\(\): the name of a .png or .svg file"):
+        plot_memory(planned(), 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
