@@ -67,6 +67,7 @@ def test_a_value_of_another_type_is_refused() -> None:
         "said = ''\n"
         "try: give(resource=variable.handle, value=numpy.zeros((64, 64)))\n"
         "except tf.errors.InvalidArgumentError as error: said = str(error)\n"
+        "tf.test.experimental.sync_devices()  # the copy of the value holds its memory until it is done\n"
         "device = tf.config.experimental.get_memory_info('GPU:0')['current']\n"
         "print(json.dumps([said, float(variable.numpy().sum()), device]))"
     )
