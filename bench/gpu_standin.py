@@ -223,9 +223,10 @@ def main() -> int:
 def _run_missing(options: argparse.Namespace, document: dict[str, Any]) -> None:
     ends = time.monotonic() + 60 * options.minutes
     for point in points(options.real, options.deep, options.retries):
-        is_first = point == plain(point.real, point.deep)  # the others' limits are shares of its peak
-        missing = point.name not in document
-        wanted = options.only in point.name or (is_first and missing) if options.only else missing
+        again = bool(options.only) and options.only in point.name
+        # Of the one without LMS the peak is needed in any case: the others' limits are shares of it.
+        is_needed = not options.only or point == plain(point.real, point.deep)
+        wanted = again or (is_needed and point.name not in document)
         if not wanted or time.monotonic() > ends:
             continue
         limit = 0

@@ -294,7 +294,7 @@ class _Walk:
         """What has been put behind the last op of the chain, which is ``_step``."""
         self._done: dict[int, None] = {}
         self._untimed: list[int] = []
-        """What the clock has not come to yet of what has been put."""
+        """The ops that have been put and not timed yet, in their order."""
         self._plan_starts()
 
     def placed(self) -> tuple[int, ...]:
@@ -340,7 +340,7 @@ class _Walk:
             self._waits[op] += _waits(op, self._gap, self._nbytes, self._step)
             self._gap.append(op)
         elif op in self._chain:
-            if self._gap and (waits := uncovered(self._gap, self._nbytes)):
+            if waits := uncovered(self._gap, self._nbytes):
                 self._waits[op] = [*self._waits.get(op, ()), *waits]
             self._gap, self._step = [], op
         self._done[op] = None
