@@ -27,11 +27,11 @@ from lms.engine.passes import (
 from lms.engine.work import Task, Work, place_of
 from lms.errors import LMSError
 from lms.ir.graph import GraphError
+from lms.optimizer.stopped import LEFT, stopped
 from lms.planner.planner import usable_bytes
 from lms.reader.function_bodies import unread_arguments
 from lms.reader.node_table import ROOT
 from lms.reader.survey import step_frames
-from lms.rewriter.stopped import LEFT, stopped
 from lms.rewriter.streamable import Finder, bytes_by_kind
 from lms.rewriter.writer import RewriteError, put_copies_first
 

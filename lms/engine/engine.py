@@ -23,9 +23,9 @@ from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
 from lms.ir.graph import GraphError
 from lms.ir.name_filters import has_filters
 from lms.optimizer.plugin import Request
+from lms.optimizer.stopped import stopped
 from lms.report.document import build_document
 from lms.report.stats import Report
-from lms.rewriter.stopped import stopped
 from lms.transports.choose import require_store
 from lms.variables.on_host import require_host_variables
 

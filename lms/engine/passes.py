@@ -33,6 +33,7 @@ from lms.reader.step_reader import read_step
 from lms.reader.survey import constant_bytes, most_bytes
 from lms.rewriter.branches import NUMBER, hold_back
 from lms.rewriter.decision import write_decision
+from lms.rewriter.late_updates import delay_updates
 from lms.rewriter.repeats import repeated_node
 from lms.rewriter.segments import compilable_ops
 from lms.rewriter.shape_readers import told_before
@@ -284,8 +285,9 @@ class Holding:
         """Add control edges, and read the graph again."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         least = work.task.config.min_tensor_bytes
-        held = hold_back(work.table, work.outputs, work.frame or ROOT, least)
-        if not held:
+        frame = work.frame or ROOT
+        held = hold_back(work.table, work.outputs, frame, least)
+        if not (delay_updates(work.table, work.outputs, work.place, frame) or held):
             return work
         fed = fed_nodes(work.task.request.item, work.graph_def)
         return replace(work, table=NodeTable.of(work.graph_def, fed), held_bytes=held)

@@ -24,6 +24,7 @@ from lms.intercept.sessions import SessionRun, SessionWatch
 from lms.intercept.side_effects import draws_from_seed
 from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
+from lms.optimizer.stopped import LEFT
 from lms.planner.planner import usable_bytes
 from lms.reader.shapes import ShapeHints
 from lms.report.history import History
@@ -33,7 +34,6 @@ from lms.report.step_log import StepLog
 from lms.report.step_status import open_status
 from lms.rewriter.compiled_functions import CompiledFunctions
 from lms.rewriter.segments import compiled_types, why_no_xla
-from lms.rewriter.stopped import LEFT
 from lms.transports.base import StoreStats
 
 if TYPE_CHECKING:
