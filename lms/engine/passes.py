@@ -273,7 +273,7 @@ def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Out
 
 
 class Holding:
-    """Holds back what a condition's ops could make long before it is needed."""
+    """Holds back what a condition's ops could make long before it is needed, and updates of variables."""
 
     name = "hold"
 
@@ -282,15 +282,11 @@ class Holding:
         return work.frame is not None and work.graph_def is not None
 
     def apply(self, work: Work) -> Work:
-        """Add control edges, and read the graph again."""
+        """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        least = work.task.config.min_tensor_bytes
         frame = work.frame or ROOT
-        held = hold_back(work.table, work.outputs, frame, least)
-        if not (delay_updates(work.table, work.outputs, work.place, frame) or held):
-            return work
-        fed = fed_nodes(work.task.request.item, work.graph_def)
-        return replace(work, table=NodeTable.of(work.graph_def, fed), held_bytes=held)
+        table, held = hold_back(work.table, work.outputs, frame, work.task.config.min_tensor_bytes)
+        return replace(work, table=delay_updates(table, work.outputs, work.place, frame), held_bytes=held)
 
 
 class Reading:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
@@ -179,6 +179,20 @@ class NodeTable:
             for place, node in enumerate(self.nodes)
             if MARK_ATTR in node.attr
         }
+
+    def with_waits(self, waits: Iterable[tuple[int, int]]) -> "NodeTable":
+        """Add control inputs to the NodeDefs, and return the table of the graph with them.
+
+        Args:
+            waits: Nodes, each with one that it is to wait for.
+        """
+        controls, texts = list(self.controls), list(self.texts)
+        new = dict.fromkeys((node, other) for node, other in waits if other not in controls[node])
+        for node, other in new:
+            controls[node] += (other,)
+            texts[node] += (f"^{self.names[other]}",)
+            self.nodes[node].input.append(texts[node][-1])
+        return replace(self, controls=controls, texts=texts) if new else self
 
     def attr(self, node: int, name: str) -> object:
         """Return an attribute as a plain value: text as ``str``, a data type as its number.

@@ -68,8 +68,10 @@ class Exits:
         return made
 
 
-def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int) -> int:
-    """Add control inputs to the switches of a frame, and return about how many bytes come later by them.
+def hold_back(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, min_bytes: int
+) -> tuple[NodeTable, int]:
+    """Add control inputs to the switches of a frame; return the new table, and how many bytes come later.
 
     Args:
         table: The graph; its NodeDefs are changed.
@@ -77,11 +79,9 @@ def hold_back(table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int,
         frame: The frame that is planned.
         min_bytes: Smaller tensors may be made at any time.
     """
-    held = 0
-    for switch, gradient, nbytes in list(_waits(table, outputs, frame, min_bytes)):
-        table.nodes[switch].input.append(f"^{table.names[gradient]}")
-        held += nbytes
-    return held
+    waits = list(_waits(table, outputs, frame, min_bytes))
+    held = sum(nbytes for _, _, nbytes in waits)
+    return table.with_waits((switch, gradient) for switch, gradient, _ in waits), held
 
 
 def _waits(

@@ -25,8 +25,10 @@ from lms.reader.survey import Place
 READ = "ReadVariableOp"
 
 
-def delay_updates(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int) -> int:
-    """Add control inputs to the updates of a frame's variables, and return how many.
+def delay_updates(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int
+) -> NodeTable:
+    """Add control inputs to the updates of a frame's variables, and return the new table.
 
     Args:
         table: The graph; its NodeDefs are changed.
@@ -34,13 +36,7 @@ def delay_updates(table: NodeTable, outputs: Sequence[Sequence[Output]], place: 
         place: The device that is planned.
         frame: The frame that is planned.
     """
-    added = 0
-    for update, reader in list(_waits(table, outputs, place, frame)):
-        text = f"^{table.names[reader]}"
-        if text not in table.nodes[update].input:
-            table.nodes[update].input.append(text)
-            added += 1
-    return added
+    return table.with_waits(_waits(table, outputs, place, frame))
 
 
 def _waits(
@@ -152,5 +148,5 @@ def _behind(table: NodeTable, holds: Callable[[str], bool]) -> list[bool]:
     """Tell of each node whether it waits for one of such a type, or is one."""
     behind = [False] * len(table.nodes)
     for node in table.order:
-        behind[node] = holds(table.types[node]) or any(behind[one] for one in table.before[node])
+        behind[node] = holds(table.types[node]) or any(map(behind.__getitem__, table.before[node]))
     return behind
