@@ -165,6 +165,7 @@ class Books:
             shapes_of(step, work.outputs),
             work.streamed.nbytes,
             work.task.function,
+            work.limit_bytes,
         )
         return stats, planned
 

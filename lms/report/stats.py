@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from lms.device.device import MIB, Device, read_devices
@@ -12,6 +13,7 @@ from lms.ir.swap_plan import Recomputed, SwapPlan
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 from lms.simulate.cost_model import V100, Costs
+from lms.simulate.executor import likely_peak
 from lms.transports.base import StoreStats
 
 
@@ -290,6 +292,8 @@ class Planned:
     """Of variables whose values lie in host memory between steps, in both graphs."""
     function: str = ""
     """The function of TensorFlow's runtime that is called; empty where no call is known."""
+    room_bytes: int | None = None
+    """What the device has for the step's own tensors; ``None`` where that is not known."""
 
     def before(self) -> Timeline:
         """Return the memory of the unedited step."""
@@ -301,6 +305,13 @@ class Planned:
     def after(self) -> Timeline:
         """Return the memory of the step as planned."""
         return timeline(Buffers.of(self.graph), self.plan.order, self.plan.swaps)
+
+    @cached_property
+    def likely_peak_bytes(self) -> int | None:
+        """The step's own peak where ops meet by chance; ``None`` where they do not, or nothing fits."""
+        if self.room_bytes is None:
+            return None
+        return likely_peak(Buffers.of(self.graph), self.plan, self.costs, self.room_bytes)
 
     def largest_at_peak(self, count: int) -> list[tuple[str, int]]:
         """Return the largest tensors alive at the planned peak, with their bytes."""
@@ -395,19 +406,33 @@ class Collector:
         self._postponed = [(now.get(id(one), one), describe) for one, describe in self._postponed]
 
     def report(self, device: Device, transport: Any, *, settled: bool = True) -> Report:
-        """Return the figures so far as a value; ``settled``: those that were postponed, too."""
+        """Return the figures so far as a value; ``settled``: also those that take long to work out."""
+        graphs = self.graphs
         if settled:
             self._settle()
+            graphs = [self._with_likely_peak(one) for one in self.graphs]
         memory = device.memory()
         return Report(
             device,
             transport.name if transport is not None else "none",
-            tuple(self.graphs),
+            tuple(graphs),
             None if memory is None else memory[1],
             transport.stats() if transport is not None else StoreStats(),
             self.retries,
             tuple(self.warnings),
         )
+
+    def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
+        """Return the figures of a latest plan with the peak that is likely on several threads."""
+        planned, peak = self._planned.get(_key(stats)), stats.planned_peak_bytes
+        if planned is None or peak is None or stats.segments or stats.whole:
+            return stats
+        if next(one for one in reversed(self.graphs) if _key(one) == _key(stats)) is not stats:
+            return stats
+        room, likely = planned.room_bytes, planned.likely_peak_bytes
+        if room is None or likely is None or peak - stats.base_bytes > room:
+            return stats
+        return replace(stats, planned_peak_bytes=stats.base_bytes + max(likely, planned.plan.peak_bytes))
 
 
 def _key(stats: GraphStats) -> Hashable:

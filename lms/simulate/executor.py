@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
+from statistics import median_low
 
 from lms.ir.assignments import VariableReads, in_place
 from lms.ir.liveness import Buffers, Residency, round_up
@@ -55,6 +56,19 @@ def peaks_by_chance(
         demand = Execution(buffers, plan, costs, seconds, chance).demand(costs.resident_bytes)
         for room in rooms:
             yield peak_in_pieces(demand, room, GROWN_STEPS, pooled=not plan.is_empty)
+
+
+def likely_peak(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> int | None:
+    """Return the median peak of runs on the threads of a CPU, as the allocator counts it.
+
+    ``None`` where there is one thread, so that ops come in one order, or no run fits in the room. Of 24 plans
+    of ``bench/lms.py`` the largest peak of twelve real steps was within 10% of the median in XX, and within
+    10% of the peak of the planned order in XX.
+    """
+    if costs.threads == 1:
+        return None
+    found = [peak for peak in peaks_by_chance(buffers, plan, costs, (room,)) if peak is not None]
+    return median_low(found) if found else None
 
 
 class Execution:

@@ -11,7 +11,9 @@ from lms.device.device import Device
 from lms.ir.graph import GraphBuilder
 from lms.planner.planner import plan
 from lms.report.stats import Collector, GraphStats, Planned
+from lms.simulate.cost_model import V100
 
+MIB = 1 << 20
 FITS = GraphStats("step", False, "nothing is edited", 30)
 TOLD = replace(FITS, why="nothing is edited: the step fits (9 MiB)", peak_before_bytes=9)
 EDITED = GraphStats("step", True, "2 tensors swapped", 30, tensors=2)
@@ -71,3 +73,28 @@ def test_counted_swaps_of_another_graph_do_not_lose_it() -> None:
 def test_what_cannot_be_described_stays_as_it_was() -> None:
     collector, _ = described(None)
     assert graphs(collector) == (FITS,)
+
+
+def test_a_settled_report_tells_the_peak_of_ops_that_meet() -> None:
+    build = GraphBuilder()
+    (slope,) = build.add("begin", "Fill", outputs=[MIB])
+    for layer in range(4):
+        build.add(f"filter_{layer}", "Conv2DBackpropFilter", inputs=[slope], outputs=[4096], flops=1e12)
+        (slope,) = build.add(f"image_{layer}", "Conv2DBackpropInput", inputs=[slope], outputs=[MIB])
+    graph = build.build(kept=[slope])
+    made, two = plan(graph, LMSConfig()), replace(V100, overlaps=False, threads=2)
+    known = replace(planned("step"), graph=graph, plan=made, costs=two, room_bytes=64 * MIB)
+    likely = known.likely_peak_bytes
+    assert likely is not None and likely > 3 * MIB
+    first = replace(EDITED, planned_peak_bytes=3 * MIB, base_bytes=MIB)
+    same, compiled, larger = (
+        replace(first),
+        replace(first, segments=1),
+        replace(first, planned_peak_bytes=66 * MIB),
+    )
+    for latest, told in ((same, MIB + likely), (compiled, 3 * MIB), (larger, 66 * MIB)):
+        collector = Collector()
+        collector.add(first, known)
+        collector.add(latest, known)
+        assert graphs(collector, settled=False) == (first, latest)
+        assert graphs(collector) == (first, replace(latest, planned_peak_bytes=told)), "only the latest"

@@ -13,7 +13,7 @@ from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapIn, SwapPlan
 from lms.planner.planner import plan
 from lms.simulate.allocation_trace import Filled
 from lms.simulate.cost_model import Costs
-from lms.simulate.executor import RUNS, Execution, peaks_by_chance
+from lms.simulate.executor import RUNS, Execution, likely_peak, peaks_by_chance
 
 K = 4096
 MIB = 1 << 20
@@ -61,6 +61,16 @@ def test_what_nothing_waits_for_holds_its_operands_on_a_second_thread() -> None:
     found = peaks(graph, 2)
     assert len(found) == RUNS
     assert all(peak and peak >= 3 * SLOPE for peak in found)
+
+
+def test_the_likely_peak_is_that_of_most_runs_on_several_threads() -> None:
+    graph = backward()
+    buffers, made = Buffers.of(graph), unplanned(graph)
+    two = replace(COSTS, threads=2)
+    likely = likely_peak(buffers, made, two, ROOM)
+    assert likely == sorted(peak or 0 for peak in peaks(graph, 2))[RUNS // 2 - 1]
+    assert likely_peak(buffers, made, replace(COSTS, threads=1), ROOM) is None
+    assert likely_peak(buffers, made, two, SLOPE) is None, "nothing fits"
 
 
 def test_one_thread_runs_one_op_at_a_time_and_two_run_two() -> None:
