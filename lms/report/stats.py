@@ -423,9 +423,9 @@ class Collector:
         )
 
     def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
-        """Return the figures of a latest plan with the peak that is likely on several threads."""
+        """Return the figures of a latest plan that fills what it may with the peak that is likely."""
         planned, peak = self._planned.get(_key(stats)), stats.planned_peak_bytes
-        if planned is None or peak is None or stats.segments or stats.whole:
+        if planned is None or peak is None or stats.policy != "budget" or stats.segments or stats.whole:
             return stats
         if next(one for one in reversed(self.graphs) if _key(one) == _key(stats)) is not stats:
             return stats

@@ -86,13 +86,14 @@ def test_a_settled_report_tells_the_peak_of_ops_that_meet() -> None:
     known = replace(planned("step"), graph=graph, plan=made, costs=two, room_bytes=64 * MIB)
     likely = known.likely_peak_bytes
     assert likely is not None and likely > 3 * MIB
-    first = replace(EDITED, planned_peak_bytes=3 * MIB, base_bytes=MIB)
-    same, compiled, larger = (
+    first = replace(EDITED, policy="budget", planned_peak_bytes=3 * MIB, base_bytes=MIB)
+    same, least, compiled, larger = (
         replace(first),
+        replace(first, policy="all"),
         replace(first, segments=1),
         replace(first, planned_peak_bytes=66 * MIB),
     )
-    for latest, told in ((same, MIB + likely), (compiled, 3 * MIB), (larger, 66 * MIB)):
+    for latest, told in ((same, MIB + likely), (least, 3 * MIB), (compiled, 3 * MIB), (larger, 66 * MIB)):
         collector = Collector()
         collector.add(first, known)
         collector.add(latest, known)
