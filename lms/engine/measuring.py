@@ -60,7 +60,6 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
     """
     on_gpu = engine.resources.devices[0].type == "GPU"
     events = kernels_of(trace) if on_gpu else calls_of(trace)
-    engine.report()  # has steps read that fit
     kept: dict[str, str] = {}
     for planned in engine.books.collector.planned.values():
         if planned.function and planned.function not in engine.steps.functions_run:

@@ -30,7 +30,7 @@ from lms.profiling.store import Profiles
 from lms.reader.node_table import ENTERS, MARK_ATTR, ROOT, SWITCHES, NodeTable
 from lms.reader.shapes import complete_shapes
 from lms.reader.step_reader import read_step
-from lms.reader.survey import constant_bytes, most_bytes
+from lms.reader.survey import Place, constant_bytes, most_bytes
 from lms.rewriter.branches import NUMBER, hold_back
 from lms.rewriter.decision import write_decision
 from lms.rewriter.late_updates import delay_updates
@@ -134,7 +134,7 @@ def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequenc
                 continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
             if table.types[node] in SWITCHES | MERGES:
-                known[node] = read[:1] * 2
+                known[node] = read[:1] * max(2, table.nodes[node].attr["num_outs"].i)  # as _SwitchN has them
             elif table.types[node] == "Const":
                 known[node] = [NUMBER]
             else:
@@ -272,6 +272,26 @@ def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Out
     return found
 
 
+def hold(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int, min_bytes: int
+) -> tuple[NodeTable, int]:
+    """Hold back what ops under a condition could make early, and updates of variables.
+
+    Args:
+        table: The graph; its NodeDefs are changed.
+        outputs: Type and shape of the outputs of each node.
+        place: The device that is planned.
+        frame: The frame that is planned.
+        min_bytes: Smaller tensors may be made at any time.
+
+    Returns:
+        The new table, and about how many bytes more the step may take without that.
+    """
+    table, early = hold_back(table, outputs, frame, min_bytes)
+    table, copied = delay_updates(table, outputs, place, frame)
+    return table, early + copied
+
+
 class Holding:
     """Holds back what a condition's ops could make long before it is needed, and updates of variables."""
 
@@ -284,9 +304,9 @@ class Holding:
     def apply(self, work: Work) -> Work:
         """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        frame = work.frame or ROOT
-        table, held = hold_back(work.table, work.outputs, frame, work.task.config.min_tensor_bytes)
-        return replace(work, table=delay_updates(table, work.outputs, work.place, frame), held_bytes=held)
+        least = work.task.config.min_tensor_bytes
+        table, held = hold(work.table, work.outputs, work.place, work.frame or ROOT, least)
+        return replace(work, table=table, held_bytes=held)
 
 
 class Reading:

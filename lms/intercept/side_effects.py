@@ -54,7 +54,7 @@ PEERS = "other ranks may have received a part of it already"
 SEEDS = ("seed", "seed2")
 """Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
 
-PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch"})
+PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch", "_SwitchN"})
 """Ops that stand between an iterator's handle and the op that takes from it, in a loop."""
 
 MAKES_ITERATOR = ("AnonymousIterator", "AnonymousIteratorV2", "AnonymousIteratorV3")

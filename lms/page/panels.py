@@ -14,12 +14,12 @@ SIMULATED = (
     "measured."
 )
 TENSORS_ONLY = (
-    "Peaks here are the bytes of the tensors; the planned peak at the top also counts ops side by side and "
-    "unused parts of chunks."
+    "Peaks here are the bytes of the tensors; the planned peak at the top also counts what the "
+    "allocator needs beyond these."
 )
 PLANNED = (
-    "The most on the device at once, by the plan: variables, tensors, what ops side by side may add, and "
-    "unused parts of chunks."
+    "The most on the device at once, by the plan: variables, tensors, and what the allocator needs "
+    "beyond these."
 )
 MEASURED = "The most that the allocator gave out at once since the step was planned, whatever ran then."
 BEFORE = "The same count of tensors for the step as TensorFlow would run it."

@@ -13,7 +13,7 @@ from lms.ir.op_traits import MERGES
 ENTERS = frozenset({"Enter", "RefEnter"})
 EXITS = frozenset({"Exit", "RefExit"})
 TURNS = frozenset({"NextIteration", "RefNextIteration"})
-SWITCHES = frozenset({"Switch", "RefSwitch"})
+SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 HANDED_ON = SWITCHES | {"Identity"}
 """Types of the nodes through which the handle of a variable gets into the branch of a condition."""
 
@@ -180,7 +180,7 @@ class NodeTable:
             if MARK_ATTR in node.attr
         }
 
-    def with_waits(self, waits: Iterable[tuple[int, int]]) -> "NodeTable":
+    def add_waits(self, waits: Collection[tuple[int, int]]) -> "NodeTable":
         """Add control inputs to the NodeDefs, and return the table of the graph with them.
 
         Args:

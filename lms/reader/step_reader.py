@@ -202,7 +202,7 @@ class _Reader:
                 beside.append(extra.readers)
         held = self._streamed_by(slots) if self._streamed else []
         counted = not away and is_counted(op_type)
-        aliases = self._aliases(op_type, facts)
+        aliases = self._aliases(op_type, facts, len(sources))
         purpose = self._purpose(unit) if is_here else None
         if held and op_type == "ReadVariableOp":
             aliases, outside, reasons = (len(inputs),), [False], [STREAMED]
@@ -260,10 +260,10 @@ class _Reader:
         read = dict.fromkeys(map(table.handle, made))
         return [self._streamed[node] for node in read if node in self._streamed]
 
-    def _aliases(self, op_type: str, facts: OpFacts | None) -> Sequence[int | None] | None:
+    def _aliases(self, op_type: str, facts: OpFacts | None, count: int) -> Sequence[int | None] | None:
         """Return the input slot that each output shares a buffer with; ``None``: the op type decides."""
         if op_type in SWITCHES:
-            return (0, 0)
+            return (0,) * count
         return None if facts is None else self._place.kernels.alias_slots(facts)
 
     def _slots(self, members: Sequence[int]) -> list[tuple[int, int]]:

@@ -69,6 +69,8 @@ class Units:
         place = {unit: number for number, unit in enumerate(units)}
         order = topological_order([[place[one] for one in self.before(unit)] for unit in units])
         if len(order) < len(units):
-            raise UnreadableError("two ops that one kernel computes lead to each other")
+            raise UnreadableError(
+                "a loop, or two ops that one kernel computes, would wait for its own result"
+            )
         for number in order:
             yield units[number]

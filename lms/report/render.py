@@ -18,7 +18,7 @@ UNCOUNTED = "device"
 NAMED_TENSORS = 8
 NAMED_BYTES = MIB // 20
 """The least that is worth a line."""
-SPARE = "for ops side by side and unused parts of chunks"
+SPARE = "that the allocator needs beyond these"
 TOLD_ERROR = 0.1
 """A measured peak that is above the plan by more than this share is explained."""
 MOST_ERROR = 1.0

@@ -308,7 +308,7 @@ class Planned:
 
     @cached_property
     def likely_peak_bytes(self) -> int | None:
-        """The step's own peak where ops meet by chance; ``None`` where they do not, or nothing fits."""
+        """The step's own peak where ops meet by chance; ``None`` where they do not."""
         if self.room_bytes is None:
             return None
         return likely_peak(Buffers.of(self.graph), self.plan, self.costs, self.room_bytes)
@@ -406,16 +406,14 @@ class Collector:
         self._postponed = [(now.get(id(one), one), describe) for one, describe in self._postponed]
 
     def report(self, device: Device, transport: Any, *, settled: bool = True) -> Report:
-        """Return the figures so far as a value; ``settled``: also those that take long to work out."""
-        graphs = self.graphs
+        """Return the figures so far as a value; ``settled``: those that were postponed, too."""
         if settled:
             self._settle()
-            graphs = [self._with_likely_peak(one) for one in self.graphs]
         memory = device.memory()
         return Report(
             device,
             transport.name if transport is not None else "none",
-            tuple(graphs),
+            tuple(map(self._with_likely_peak, self.graphs)),
             None if memory is None else memory[1],
             transport.stats() if transport is not None else StoreStats(),
             self.retries,
@@ -425,7 +423,8 @@ class Collector:
     def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
         """Return the figures of a latest plan that fills what it may with the peak that is likely."""
         planned, peak = self._planned.get(_key(stats)), stats.planned_peak_bytes
-        if planned is None or peak is None or stats.policy != "budget" or stats.segments or stats.whole:
+        is_simple = stats.policy == "budget" and not (stats.segments or stats.whole)
+        if planned is None or peak is None or not is_simple or planned.plan.is_empty:
             return stats
         if next(one for one in reversed(self.graphs) if _key(one) == _key(stats)) is not stats:
             return stats

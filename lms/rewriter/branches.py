@@ -81,7 +81,7 @@ def hold_back(
     """
     waits = list(_waits(table, outputs, frame, min_bytes))
     held = sum(nbytes for _, _, nbytes in waits)
-    return table.with_waits((switch, gradient) for switch, gradient, _ in waits), held
+    return table.add_waits([(switch, gradient) for switch, gradient, _ in waits]), held
 
 
 def _waits(

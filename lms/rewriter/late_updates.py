@@ -1,4 +1,4 @@
-"""Have each update of a variable wait for the ops that still read the value of before.
+"""Have each update of a variable wait for the ops that still read the old value.
 
 An op that updates a variable in place makes a copy of the value first, if anybody else still holds it
 (``PrepareToUpdateVariable`` in ``resource_variable_ops.cc``). The gradient with respect to a layer's input
@@ -6,64 +6,105 @@ reads the weights, and whether it has run when they are updated is chance. With 
 elsewhere afterwards, in the midst of what is free between steps: then free memory is in other pieces in each
 step. Without one every variable stays where it is, and the gradient waits in place of the copy.
 
-All edges go forward in one order of the nodes, in which updates come as late as they can. So they make no
-cycle, also where a step updates a variable twice, or reads one again behind its update.
+All edges go forward in one order of the frame's units (nodes, loops, ops that become one kernel), in which
+updates come as late as they can. So they make no cycle, also where a step updates a variable twice, or reads
+one again behind its update. An update waits for nothing that may block or fail where it did not before: a
+queue, a batch, other ranks, Python code.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from heapq import heapify, heappop, heappush
 
+from tensorflow.python.framework import op_def_registry
+
 from lms.ir.liveness import SMALL_BYTES
-from lms.ir.op_traits import ALIAS_TYPES, is_collective, is_update, may_end_step
+from lms.ir.op_traits import ALIAS_TYPES, OUTSIDE_TYPES, is_collective, is_update, may_end_step
 from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import Conditions, find_conditions
 from lms.reader.node_table import NodeTable
 from lms.reader.op_facts import size_of
 from lms.reader.step_reader import RESULTS
 from lms.reader.survey import Place
+from lms.reader.units import Units
+
+Links = Mapping[int, Sequence[int]]
+"""By unit the units before it, or behind it."""
 
 READ = "ReadVariableOp"
+SPARSE = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply")
+"""Beginnings of the types of updates that write a part of a variable. From the first one on each read copies
+the variable (``copy_on_read_mode`` in ``resource_var.h``), so no update has to."""
+BLOCKING = (
+    "Accumulator",
+    "Barrier",
+    "MapUnstage",
+    "OrderedMapUnstage",
+    "Queue",
+    "ResourceAccumulator",
+    "Unstage",
+)
+"""Beginnings of the types of ops that may wait for something outside of their inputs, and have no state by
+their definition."""
 
 
 def delay_updates(
     table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int
-) -> NodeTable:
-    """Add control inputs to the updates of a frame's variables, and return the new table.
+) -> tuple[NodeTable, int]:
+    """Add control inputs to the updates of a frame's variables.
 
     Args:
         table: The graph; its NodeDefs are changed.
         outputs: Type and shape of the outputs of each node.
         place: The device that is planned.
         frame: The frame that is planned.
+
+    Returns:
+        The new table, and the bytes of the variables of which no copy is made any more.
     """
-    return table.with_waits(_waits(table, outputs, place, frame))
+    waits, nbytes = [], 0
+    for update, readers, variables in _waits(table, outputs, place, frame):
+        waits += [(update, reader) for reader in readers]
+        nbytes += variables
+    return table.add_waits(waits), nbytes
 
 
 def _waits(
     table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int
-) -> Iterator[tuple[int, int]]:
-    """Yield updates, each with an op that it is to wait for."""
-    here = place.holds_each(table)
-    uses = list(
-        _uses(table, outputs, [here[node] and table.frame[node] == frame for node in range(len(here))])
-    )
-    if not uses:
+) -> Iterator[tuple[int, list[int], int]]:
+    """Yield updates with the ops that each is to wait for, and with the bytes of its variables.
+
+    Where an op cannot be waited for, the copy is made in any case, and the update waits for no other either.
+    """
+    here = [held and table.frame[node] == frame for node, held in enumerate(place.holds_each(table))]
+    updates = list(_updates(table, outputs, here))
+    if not updates:
         return
-    after = _after(table)
-    position = _late(table, after, {update for update, _ in uses})
-    reached = _reached(table, after, [update for update, _ in uses])
-    behind_batch = _behind(table, may_end_step)
-    behind_others = _behind(table, is_collective)
-    merged = {node for pair in place.kernels.pairs(table) for node in (pair.first, pair.second)}
+    units = Units.of(table, frame, place.kernels)
+    before = _before(table, units)
+    after = _after(before)
+    order = _late_order(before, after, {update for update, _, _ in updates})
+    if len(order) < len(before):
+        return  # the reader says what is wrong
+    position = {unit: number for number, unit in enumerate(order)}
+    reached = _gathered(reversed(order), after, {one[0]: 1 << bit for bit, one in enumerate(updates)})
+    held_up = _gathered(order, before, _blocking(table, units))
     conditions = find_conditions(table, frame)
-    for number, (update, readers) in enumerate(uses):
+    for bit, (update, readers, nbytes) in enumerate(updates):
+        open_readers = []
         for reader in readers:
-            if position[reader] > position[update] or reached[reader] >> number & 1:
+            unit = units.of_node.get(reader)
+            if unit is not None and reached[unit] >> bit & 1:
                 continue
-            if reader in merged or behind_others[reader] or behind_batch[reader] > behind_batch[update]:
-                continue
-            if _may_wait(table, conditions, update, reader):
-                yield update, reader
+            alone = unit == reader and len(units.members[unit]) == 1 and here[reader]
+            if not alone or position[reader] > position[update] or held_up[reader] & ~held_up[update]:
+                break
+            if not _may_wait(table, conditions, update, reader):
+                break
+            open_readers.append(reader)
+        else:
+            if open_readers:
+                yield update, open_readers, nbytes
 
 
 def _may_wait(table: NodeTable, conditions: Conditions, update: int, reader: int) -> bool:
@@ -76,27 +117,27 @@ def _may_wait(table: NodeTable, conditions: Conditions, update: int, reader: int
     )
 
 
-def _uses(
+def _updates(
     table: NodeTable, outputs: Sequence[Sequence[Output]], here: Sequence[bool]
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield each update of a frame's larger variables, and the ops that read a value of its variables."""
+) -> Iterator[tuple[int, list[int], int]]:
+    """Yield each update of larger variables, the ops that read a value of these, and their bytes."""
     reads: dict[int, list[int]] = {}
     for node, op_type in enumerate(table.types):
-        if op_type == READ and here[node] and outputs[node]:
-            if (size_of(outputs[node][0]) or 0) > SMALL_BYTES:
-                reads.setdefault(table.handle(table.inputs[node][0].node), []).append(node)
+        if op_type == READ and outputs[node] and (size_of(outputs[node][0]) or 0) > SMALL_BYTES:
+            reads.setdefault(table.handle(table.inputs[node][0].node), []).append(node)
     for node, op_type in enumerate(table.types):
-        if reads and here[node] and is_update(op_type):
+        if reads and here[node] and is_update(op_type) and not op_type.startswith(SPARSE):
             handles = {table.handle(source.node) for source in table.inputs[node]} & reads.keys()
             readers = {
                 reader for handle in handles for read in reads[handle] for reader in _readers(table, read)
             }
-            if readers := {reader for reader in readers if here[reader] and reader != node}:
-                yield node, sorted(readers)
+            nbytes = sum(size_of(outputs[reads[handle][0]][0]) or 0 for handle in handles)
+            if readers := readers - {node}:
+                yield node, sorted(readers), nbytes
 
 
 def _readers(table: NodeTable, read: int) -> Iterator[int]:
-    """Yield the nodes that read a value, also through nodes that only show it."""
+    """Yield the nodes that read a value, also through nodes that hand it on as it is."""
     found, open_nodes = {read}, [read]
     while open_nodes:
         for reader in {node for node, _ in table.readers[open_nodes.pop()]} - found:
@@ -107,46 +148,62 @@ def _readers(table: NodeTable, read: int) -> Iterator[int]:
                 yield reader
 
 
-def _after(table: NodeTable) -> list[list[int]]:
-    after: list[list[int]] = [[] for _ in table.nodes]
-    for node, before in enumerate(table.before):
-        for other in before:
-            after[other].append(node)
+def _before(table: NodeTable, units: Units) -> Links:
+    """Return the units that each unit waits for."""
+    if len(units.members) == len(table.nodes):  # each node is one
+        return dict(enumerate(map(tuple, table.before)))
+    return {unit: tuple(units.before(unit)) for unit in units.members}
+
+
+def _after(before: Links) -> Links:
+    after: dict[int, list[int]] = {unit: [] for unit in before}
+    for unit, earlier in before.items():
+        for one in earlier:
+            after[one].append(unit)
     return after
 
 
-def _late(table: NodeTable, after: Sequence[Sequence[int]], updates: set[int]) -> list[int]:
-    """Return the place of each node in an order in which updates come only when nothing else can."""
-    waiting = [len(before) for before in table.before]
-    ready = [(node in updates, node) for node, count in enumerate(waiting) if not count]
+def _late_order(before: Links, after: Links, updates: set[int]) -> list[int]:
+    """Return the units in an order in which updates come only when nothing else can."""
+    waiting = {unit: len(earlier) for unit, earlier in before.items()}
+    ready = [(unit in updates, unit) for unit, count in waiting.items() if not count]
     heapify(ready)
-    position, place = [0] * len(waiting), 0
+    order: list[int] = []
     while ready:
-        _, node = heappop(ready)
-        position[node] = place
-        place += 1
-        for later in after[node]:
+        _, unit = heappop(ready)
+        order.append(unit)
+        for later in after[unit]:
             waiting[later] -= 1
             if not waiting[later]:
                 heappush(ready, (later in updates, later))
-    return position
+    return order
 
 
-def _reached(table: NodeTable, after: Sequence[Sequence[int]], updates: Sequence[int]) -> list[int]:
-    """Return by node as bits the numbers of the updates that wait for it already."""
-    own = {update: 1 << number for number, update in enumerate(updates)}
-    reached = [0] * len(after)
-    for node in reversed(table.order):
-        bits = own.get(node, 0)
-        for later in after[node]:
-            bits |= reached[later]
-        reached[node] = bits
-    return reached
+def _gathered(order: Iterable[int], links: Links, own: Mapping[int, int]) -> dict[int, int]:
+    """Return by unit as bits what it has itself, and what those have that it is linked to."""
+    found: dict[int, int] = {}
+    for unit in order:
+        bits = own.get(unit, 0)
+        for one in links[unit]:
+            bits |= found[one]
+        found[unit] = bits
+    return found
 
 
-def _behind(table: NodeTable, holds: Callable[[str], bool]) -> list[bool]:
-    """Tell of each node whether it waits for one of such a type, or is one."""
-    behind = [False] * len(table.nodes)
-    for node in table.order:
-        behind[node] = holds(table.types[node]) or any(map(behind.__getitem__, table.before[node]))
-    return behind
+def _blocking(table: NodeTable, units: Units) -> dict[int, int]:
+    """Return the units that may wait for others or end the step, each as a bit of its own."""
+    blocking = [
+        unit for unit, nodes in units.members.items() if any(_may_block(table.types[n]) for n in nodes)
+    ]
+    return {unit: 1 << number for number, unit in enumerate(blocking)}
+
+
+@cache
+def _may_block(op_type: str) -> bool:
+    """Tell whether an op may wait for something that its inputs do not show, or end the step."""
+    if op_type == READ or op_type in OUTSIDE_TYPES or is_update(op_type):
+        return False
+    if is_collective(op_type) or may_end_step(op_type) or op_type.startswith(BLOCKING):
+        return True
+    definition = op_def_registry.get(op_type)
+    return definition is None or definition.is_stateful

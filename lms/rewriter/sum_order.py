@@ -16,7 +16,7 @@ from lms.schedule.op_order import executor_order
 
 FEWEST_TERMS = 3
 NEVER_FREE = frozenset(
-    """Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile Switch
+    """Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile Switch _SwitchN
     While""".split()
 )
 """What these make may be their input, or the executor still holds it: no sum writes into it."""

@@ -61,15 +61,16 @@ def peaks_by_chance(
 def likely_peak(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> int | None:
     """Return the median peak of runs on the threads of a CPU, as the allocator counts it.
 
-    ``None`` where there is one thread, so that ops come in one order, or no run fits in the room. The peak of
-    twelve real steps was within 10% of this median for 22 of the 24 plans of ``auto`` in ``bench/lms.py``,
-    and for 19 within 10% of the peak of the planned order. With memory to spare, as under ``all``, the
-    planned order is nearer: 8 of 10 plans, and 4 with the median.
+    A run in which a buffer finds no chunk counts as one that takes all of the room. ``None`` where there is
+    one thread, so that ops come in one order. The peak of twelve real steps was within 10% of this median for
+    22 of the 24 plans of ``auto`` in ``bench/lms.py``, for 19 within 10% of the peak of the planned order.
+    With memory to spare, as under ``all``, that is nearer: 8 of 10 plans, and 4 with the median.
     """
     if costs.threads == 1:
         return None
-    found = [peak for peak in peaks_by_chance(buffers, plan, costs, (room,)) if peak is not None]
-    return median_low(found) if found else None
+    return median_low(
+        room if peak is None else peak for peak in peaks_by_chance(buffers, plan, costs, (room,))
+    )
 
 
 class Execution:

@@ -45,20 +45,61 @@ def waits(nodes: Nodes, size: Output = LARGE, devices: dict[str, str] | None = N
         graph_def.node.add(name=name, op=op_type, input=inputs, device=(devices or {}).get(name, CPU))
     table = NodeTable.of(graph_def)
     place = Place(lambda device: True, PlainCpu())
-    table = delay_updates(table, [[size] * 2 for _ in table.nodes], place, ROOT)
+    table, nbytes = delay_updates(table, [[size] * 2 for _ in table.nodes], place, ROOT)
     found = {
         node.name: [text for text in node.input if text not in nodes[node.name][1]] for node in graph_def.node
     }
     assert len(table.order) == len(nodes) and vars(NodeTable.of(graph_def)).items() <= vars(table).items()
-    return {name: texts for name, texts in found.items() if texts}
+    waiting = {name: texts for name, texts in found.items() if texts}
+    assert nbytes == len(waiting) * 4 * 8192, "of each one variable"
+    return waiting
 
 
 def test_an_update_waits_for_the_gradient_that_reads_the_old_value() -> None:
     assert waits(STEP) == {"update": ["^input_slope"]}, "not for the forward pass, which it waits for anyway"
 
 
-def test_an_update_does_not_wait_for_what_the_step_returns() -> None:
-    assert waits({**STEP, "returned": ("_Retval", ("read",))}) == {"update": ["^input_slope"]}
+def test_an_update_of_what_the_step_returns_waits_for_nothing() -> None:
+    assert waits({**STEP, "returned": ("_Retval", ("read",))}) == {}, "it makes a copy in any case"
+
+
+def test_an_update_of_a_part_waits_for_nothing() -> None:
+    rows: Nodes = {"update": ("ResourceScatterSub", ("w", "slope", "slope", "^read"))}
+    assert waits({**STEP, **rows}) == {}
+
+
+@pytest.mark.parametrize(
+    "op_type", ["IteratorGetNext", "Unstage", "QueueDequeueV2", "EagerPyFunc", "NoSuchOp"]
+)
+def test_an_update_waits_for_nothing_that_may_block(op_type: str) -> None:
+    fed: Nodes = {"taken": (op_type, ()), "input_slope": ("MatMul", ("taken", "shown"))}
+    assert waits({**STEP, **fed}) == {}
+    both: Nodes = {**fed, "update": ("AssignSubVariableOp", ("w", "slope", "^read", "^taken"))}
+    assert waits({**STEP, **both}) == {"update": ["^input_slope"]}, "it waits for that itself"
+
+
+def test_an_update_that_a_loop_waits_for_does_not_wait_for_the_loop() -> None:
+    """Not each node of the loop waits for the update: the count of turns does not."""
+    loop: Nodes = {
+        "new": ("ReadVariableOp", ("w", "^update")),
+        "first": ("Const", ()),
+        "enter": ("Enter", ("first",)),
+        "enter_new": ("Enter", ("new",)),
+        "merge": ("Merge", ("enter", "next")),
+        "merge_new": ("Merge", ("enter_new", "next_new")),
+        "goes_on": ("Less", ("merge", "merge")),
+        "turns": ("LoopCond", ("goes_on",)),
+        "switch": ("Switch", ("merge", "turns")),
+        "switch_new": ("Switch", ("merge_new", "turns")),
+        "next": ("NextIteration", ("switch:1",)),
+        "next_new": ("NextIteration", ("switch_new:1",)),
+        "turned": ("Exit", ("switch",)),
+        "turned_new": ("Exit", ("switch_new",)),
+        "input_slope": ("MatMul", ("turned", "shown")),
+    }
+    assert waits({**STEP, **loop}) == {}
+    apart = {**loop, "enter_new": ("Enter", ("made",))}
+    assert waits({**STEP, **apart}) == {"update": ["^input_slope"]}
 
 
 def test_small_variables_may_move() -> None:
@@ -72,7 +113,7 @@ def test_an_update_waits_for_no_op_that_waits_for_it() -> None:
         "second": ("AssignSubVariableOp", ("w", "next", "^again")),
         "last": ("MatMul", ("again", "batch")),
     }
-    assert waits({**STEP, **again}) == {"update": ["^input_slope"], "second": ["^input_slope", "^last"]}
+    assert waits({**STEP, **again}) == {"second": ["^input_slope", "^last"]}, "the first has to make a copy"
 
 
 def test_updates_that_could_wait_for_each_others_readers_do_not() -> None:
