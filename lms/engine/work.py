@@ -89,7 +89,7 @@ class Work:
     later: "Callable[[], Work] | None" = None
     """Reads and plans the step all the same, where somebody asks for its figures."""
     held_bytes: int = 0
-    """About how many bytes the ops of conditions make later, because of control edges."""
+    """About how many bytes the step may take more without the control edges that :class:`Holding` adds."""
     step: Step | None = None
     graph: Graph | None = None
     """The step with a reason at each tensor that the filters keep."""

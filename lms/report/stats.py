@@ -61,6 +61,9 @@ class OpenSizes:
         return f"{what} {example} {verb}; {self.remedy}"
 
 
+ORDERED = "nothing is swapped: control edges between a few ops have the step fit"
+
+
 @dataclass(frozen=True)
 class GraphStats:
     """One graph that LMS considered. Bytes of tensors count one step."""
@@ -151,7 +154,7 @@ class GraphStats:
         return cls(
             name=name,
             edited=edits is not None,
-            why=_why(made, streamed),
+            why=ORDERED if edits and made.is_empty and not streamed.nodes else _why(made, streamed),
             ops=len(made.order),
             policy=made.policy,
             planned_peak_bytes=peak if known else None,
@@ -180,9 +183,14 @@ def _why(made: SwapPlan, streamed: Streamed) -> str:
         return f"{text}; {_why(made, Streamed())}" if made.swaps or made.recomputed else text
     if made.is_empty:
         return made.notes[0] if made.notes else "nothing is edited: no tensor can be swapped"
-    out, back = made.bytes_out / MIB, made.bytes_in / MIB
-    text = f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
-    again = made.recomputed
+    out, back, again = made.bytes_out / MIB, made.bytes_in / MIB, made.recomputed
+    text = "nothing is swapped"
+    if made.tensors_out:
+        text = (
+            f"{counted(made.tensors_out, 'tensor')} swapped, {out:,.1f} MiB out and {back:,.1f} MiB in a step"
+        )
+    elif not again:
+        return f"{text}: in the planned order of its ops the step fits"
     return f"{text}, {again.tensors:,} recomputed ({again.nbytes / MIB:,.1f} MiB)" if again else text
 
 

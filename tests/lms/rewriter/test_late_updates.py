@@ -180,7 +180,8 @@ from lms.variables.memory import address_of
 random = np.random.default_rng(0)
 if sys.argv[1] != "off":
     lms.enable(policy=sys.argv[1], min_tensor_bytes=1024)
-weights = [tf.Variable(random.normal(size=(256, 256)).astype("f") / 16) for _ in range(6)]
+width = int(sys.argv[2])
+weights = [tf.Variable(random.normal(size=(width, width)).astype("f") / 16) for _ in range(6)]
 @tf.function
 def step(x):
     with tf.GradientTape() as tape:
@@ -192,21 +193,24 @@ def step(x):
     for weight, slope in zip(weights, slopes):
         weight.assign_sub(0.01 * slope)
     return used_last
-batch, places = tf.constant(random.random((64, 256)).astype("f")), []
+batch, places = tf.constant(random.random((64, width)).astype("f")), []
 for _ in range(5):
     step(batch)
     places.append([address_of(one.value()) for one in weights])
 bits = sha256(b"".join(one.numpy().tobytes() for one in weights)).hexdigest()
-swapped = lms.report().graphs[-1].tensors if sys.argv[1] != "off" else 0
-print(json.dumps({"places": places, "bits": bits, "swapped": swapped}))
+found = {"places": places, "bits": bits}
+if sys.argv[1] != "off":
+    graph = lms.report().graphs[-1]
+    found |= {"swapped": graph.tensors, "edited": graph.edited, "why": graph.why}
+print(json.dumps(found))
 """
 
 
-def trained(policy: str) -> Any:
-    environ = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64"}
+def trained(policy: str, limit_mb: int = 64, width: int = 256) -> Any:
+    environ = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb)}
     environ |= {"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", JOB, policy],
+        [sys.executable, "-c", JOB, policy, str(width)],
         env=environ,
         capture_output=True,
         text=True,
@@ -220,3 +224,12 @@ def test_variables_that_are_updated_in_place_stay_there() -> None:
     without, edited = trained("off"), trained("all")
     assert edited["bits"] == without["bits"] and edited["swapped"] > 0
     assert all(places == edited["places"][0] for places in edited["places"][1:])
+
+
+def test_a_step_that_might_not_fit_without_the_edges_gets_them_though_nothing_is_swapped() -> None:
+    without, edited = trained("off", 64, 1024), trained("auto", 80, 1024)
+    assert edited["bits"] == without["bits"]
+    assert edited["swapped"] == 0 and edited["edited"] and "control edges" in edited["why"]
+    assert all(places == edited["places"][0] for places in edited["places"][1:])
+    ample = trained("auto", 256, 1024)
+    assert not ample["edited"] and "the step fits" in ample["why"]
