@@ -60,6 +60,33 @@ def test_an_estimate_runs_no_step_and_leaves_the_model_as_it_was() -> None:
     assert not found["handed_on"], "a process that this one starts would write over its report"
 
 
+ORDERED = """
+import tensorflow as tf, lms
+weights = [tf.Variable(tf.random.stateless_normal((128, 128), (1, n)) / 12) for n in range(3)]
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        for one in weights:
+            x = tf.tanh(x @ one)
+        loss = tf.reduce_sum(x * x)
+    for one, slope in zip(weights, tape.gradient(loss, weights)):
+        one.assign_sub(0.01 * slope)
+    return loss
+graph = lms.estimate(step, tf.ones((8, 128)), gpus=("H100",)).step.graph
+updates = [op.id for op in graph.ops if op.type == "AssignSubVariableOp"]
+print(sum("MatMul" == graph.ops[one].type for op in updates for one in graph.predecessors[op]))
+"""
+
+
+@pytest.mark.tensorflow
+def test_an_estimate_has_updates_wait_as_a_run_has() -> None:
+    pytest.importorskip("tensorflow")
+    done = subprocess.run(
+        [sys.executable, "-c", ORDERED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert int(done.stdout.split()[-1]) == 2, "the gradients with respect to two layers' inputs"
+
+
 def fit(tmp_path: Path, *argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "lmsrun", "fit", *argv],
