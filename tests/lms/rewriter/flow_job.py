@@ -102,7 +102,7 @@ def with_staging() -> list[float]:
         with tf.control_dependencies([train]):
             put = tf.raw_ops.Stage(values=[loss], shared_name="area")
         (got,) = tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="area")
-        late = tf.reduce_sum(read[0] * got)
+        late = tf.reduce_sum(read[0] * tf.ensure_shape(got, ()))
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
             for _ in range(STEPS):
