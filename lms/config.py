@@ -163,7 +163,10 @@ class LMSConfig:
         "threshold: IBM's distance rules; all: least memory",
     )
     budget_bytes: int | None = _option(
-        None, "device bytes one step may use, if the device has as many; policy budget needs it", low=1
+        None,
+        "device bytes that a step's tensors may take beside the variables, if there are as many; policy "
+        "budget needs it",
+        low=1,
     )
     margin: float = _option(0.1, "fraction of the budget that the planner leaves unused", low=0)
     recompute: Recompute = _option(
