@@ -227,7 +227,7 @@ def test_variables_that_are_updated_in_place_stay_there() -> None:
 
 
 def test_a_step_that_might_not_fit_without_the_edges_gets_them_though_nothing_is_swapped() -> None:
-    without, edited = trained("off", 64, 1024), trained("auto", 80, 1024)
+    without, edited = trained("off", 256, 1024), trained("auto", 90, 1024)
     assert edited["bits"] == without["bits"]
     assert edited["swapped"] == 0 and edited["edited"] and "control edges" in edited["why"]
     assert all(places == edited["places"][0] for places in edited["places"][1:])
