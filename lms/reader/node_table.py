@@ -231,27 +231,37 @@ def nodes_before(
     return {node for node, _ in inputs}.union(controls)
 
 
-def topological_order(before: Sequence[Collection[int]]) -> list[int]:
+def topological_order(before: Sequence[Collection[int]], last: Collection[int] = ()) -> list[int]:
     """Sort numbers so that those before each come first; of those that may come next, the lowest is taken.
 
     What a cycle keeps from coming is left out.
+
+    Args:
+        before: By number those that come first.
+        last: Numbers that are taken only where no other may come next.
     """
     waiting = [len(needed) for needed in before]
-    after: list[list[int]] = [[] for _ in before]
-    for number, needed in enumerate(before):
-        for other in needed:
-            after[other].append(number)
-    ready = [number for number, count in enumerate(waiting) if not count]
+    after = inverted(before)
+    ready = [(number in last, number) for number, count in enumerate(waiting) if not count]
     heapify(ready)
     order = []
     while ready:
-        number = heappop(ready)
+        _, number = heappop(ready)
         order.append(number)
         for later in after[number]:
             waiting[later] -= 1
             if not waiting[later]:
-                heappush(ready, later)
+                heappush(ready, (later in last, later))
     return order
+
+
+def inverted(before: Sequence[Collection[int]]) -> list[list[int]]:
+    """Return by number those that wait for it."""
+    after: list[list[int]] = [[] for _ in before]
+    for number, needed in enumerate(before):
+        for other in needed:
+            after[other].append(number)
+    return after
 
 
 def _find_frames(table: NodeTable) -> tuple[list[int], list[Frame]]:

@@ -1,6 +1,6 @@
 """Find the units of a frame, each of which is one op: a node, two that one kernel computes, or a loop."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lms.device.kernels import Kernels
@@ -56,18 +56,19 @@ class Units:
         nodes = set().union(*(self.table.before[node] for node in self.members[unit]))
         return {self.of_node[node] for node in nodes if node in self.of_node} - {unit}
 
-    def order(self) -> Iterator[int]:
-        """Yield the units, each after those that it waits for.
+    def order(self, last: Collection[int] = ()) -> Iterator[int]:
+        """Yield the units, each after those that it waits for; ``last`` only where no other may come next.
 
         Raises:
             UnreadableError: If there is no such order.
         """
         if len(self.members) == len(self.table.nodes):  # each node is one
-            yield from self.table.order
+            yield from topological_order(self.table.before, last) if last else self.table.order
             return
         units = sorted(self.members)
         place = {unit: number for number, unit in enumerate(units)}
-        order = topological_order([[place[one] for one in self.before(unit)] for unit in units])
+        before = [[place[one] for one in self.before(unit)] for unit in units]
+        order = topological_order(before, {place[unit] for unit in last})
         if len(order) < len(units):
             raise UnreadableError(
                 "a loop, or two ops that one kernel computes, would wait for its own result"

@@ -18,7 +18,7 @@ import tensorflow as tf
 from lms.ir.op_traits import EXIT, is_backward
 from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import Conditions, find_conditions
-from lms.reader.node_table import SWITCHES, NodeTable
+from lms.reader.node_table import SWITCHES, NodeTable, inverted
 from lms.reader.op_facts import size_of
 
 NEVER = -1
@@ -95,10 +95,7 @@ def _waits(
     always = [here[node] and conditions.of_node[node] == conditions.step for node in nodes]
     under = [here[node] and conditions.of_node[node] > conditions.step for node in nodes]
     comes = _gradients_come(table, always)
-    after: list[list[int]] = [[] for _ in nodes]
-    for node in nodes:
-        for one in table.before[node]:
-            after[one].append(node)
+    after = inverted(table.before)
     start, early = list(comes), [0] * len(nodes)
     for node in reversed(table.order):
         if under[node] and comes[node] == NEVER:

@@ -12,12 +12,12 @@ one again behind its update. An update waits for nothing that may block or fail 
 queue, a batch, other ranks, Python code.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from heapq import heapify, heappop, heappush
 
 from tensorflow.python.framework import op_def_registry
 
+from lms.ir.assignments import READ
 from lms.ir.liveness import SMALL_BYTES
 from lms.ir.op_traits import ALIAS_TYPES, OUTSIDE_TYPES, is_collective, is_update, may_end_step
 from lms.optimizer.grappler_item import Output
@@ -28,10 +28,9 @@ from lms.reader.step_reader import RESULTS
 from lms.reader.survey import Place
 from lms.reader.units import Units
 
-Links = Mapping[int, Sequence[int]]
+Links = Mapping[int, Collection[int]]
 """By unit the units before it, or behind it."""
 
-READ = "ReadVariableOp"
 SPARSE = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply")
 """Beginnings of the types of updates that write a part of a variable. From the first one on each read copies
 the variable (``copy_on_read_mode`` in ``resource_var.h``), so no update has to."""
@@ -81,11 +80,9 @@ def _waits(
     if not updates:
         return
     units = Units.of(table, frame, place.kernels)
-    before = _before(table, units)
+    order = list(units.order(last={update for update, _, _ in updates}))
+    before = {unit: units.before(unit) for unit in order}
     after = _after(before)
-    order = _late_order(before, after, {update for update, _, _ in updates})
-    if len(order) < len(before):
-        return  # the reader says what is wrong
     position = {unit: number for number, unit in enumerate(order)}
     reached = _gathered(reversed(order), after, {one[0]: 1 << bit for bit, one in enumerate(updates)})
     held_up = _gathered(order, before, _blocking(table, units))
@@ -148,35 +145,13 @@ def _readers(table: NodeTable, read: int) -> Iterator[int]:
                 yield reader
 
 
-def _before(table: NodeTable, units: Units) -> Links:
-    """Return the units that each unit waits for."""
-    if len(units.members) == len(table.nodes):  # each node is one
-        return dict(enumerate(map(tuple, table.before)))
-    return {unit: tuple(units.before(unit)) for unit in units.members}
-
-
 def _after(before: Links) -> Links:
+    """Return the units that wait for each unit."""
     after: dict[int, list[int]] = {unit: [] for unit in before}
     for unit, earlier in before.items():
         for one in earlier:
             after[one].append(unit)
     return after
-
-
-def _late_order(before: Links, after: Links, updates: set[int]) -> list[int]:
-    """Return the units in an order in which updates come only when nothing else can."""
-    waiting = {unit: len(earlier) for unit, earlier in before.items()}
-    ready = [(unit in updates, unit) for unit, count in waiting.items() if not count]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, unit = heappop(ready)
-        order.append(unit)
-        for later in after[unit]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heappush(ready, (later in updates, later))
-    return order
 
 
 def _gathered(order: Iterable[int], links: Links, own: Mapping[int, int]) -> dict[int, int]:

@@ -39,7 +39,7 @@ STEP: Nodes = {
 
 
 def waits(nodes: Nodes, size: Output = LARGE, devices: dict[str, str] | None = None) -> dict[str, list[str]]:
-    """What each node waits for afterwards that it did not wait for before."""
+    """Return what each node waits for afterwards that it did not wait for before."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, inputs) in nodes.items():
         graph_def.node.add(name=name, op=op_type, input=inputs, device=(devices or {}).get(name, CPU))
