@@ -410,18 +410,22 @@ class Planning:
         # What a segment reads is freed late. Room for batches would take the share of the margin that
         # plans with segments must leave free.
         costs = replace(costs, frees_at_once=False, makes_batches=False)
-        # Segments have no op that is repeated: with "auto" ops are repeated where swaps alone do not fit.
+        # Segments have no op that is repeated. With "auto" ops are repeated, without XLA, where swaps alone
+        # do not fit, or, but for the least memory, take longer.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
         made = decide(work.graph, plain, kind, work.limit_bytes, costs)
         if work.whole or (work.task.may_be_whole and fits_whole(made, plain, work.limit_bytes)):
             return replace(work, decision=made, whole=True)
-        if plain.recompute == "off" and (made.plan.feasible or config is plain):
+        fits = made.plan.feasible or config is plain
+        if plain.recompute == "off" and fits:
             may = compilable_ops(work.step, kind)
             # What XLA allocates inside of a segment comes in an order of its own.
             unfilled = replace(costs, fills=False)
             made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, unfilled, made)
-        elif config is not plain:
-            made = decide(work.graph, config, kind, work.limit_bytes, costs)
+        hurries = config.policy != "all" and bool(made.plan.swaps)
+        if config is not plain and (hurries or not fits):
+            other = decide(work.graph, config, kind, work.limit_bytes, costs)
+            made = min(made, other, key=lambda one: one.case.makespan_s(one.plan)) if fits else other
         return replace(work, decision=made)
 
 

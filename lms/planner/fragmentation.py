@@ -13,7 +13,13 @@ from lms.planner.planner import Case, Cost, budget_ways, least_plans, plan_budge
 from lms.simulate.allocation_trace import batch_bytes
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
-from lms.simulate.rehearsal import STEPS, peak_in_pieces, room_in_pieces, small_pool_bytes
+from lms.simulate.rehearsal import (
+    STEPS,
+    bears_late_frees,
+    peak_in_pieces,
+    room_in_pieces,
+    small_pool_bytes,
+)
 
 TRIES = 9
 MOST_OPS = 150_000
@@ -43,6 +49,8 @@ ready beside it, and one, so that a chunk is free while another is taken."""
 BATCH_SHARE = 10
 """Batches, and one more to keep them apart, take at most this part of the region: by default, what the margin
 leaves."""
+LATE_RUNS, LATE_OPS = 10, 60_000
+"""How often a plan is rehearsed with buffers that are freed late, and the ops that this may go through."""
 TELLING = 1.1
 """A note names an allocator without pieces where a plan may take less than its bytes over this."""
 LARGER = 1.04
@@ -97,9 +105,10 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
             return first
         made = replace(plan_budget(case, room), budget_bytes=first.budget_bytes)
         return min(first, made, key=attrgetter("peak_bytes"))
-    if _fits(case, first, room, limit_bytes):
+    fits = _fits(case, first, room, limit_bytes)
+    if fits and _bears_late_frees(case, first, limit_bytes):
         return first
-    found, tries = _for_less(case, first, room, limit_bytes)
+    found, tries = _for_less(case, first, room, limit_bytes, first if fits else None)
     if thorough or found is None:
         found = _faster(case, tries, found, room, limit_bytes) or found
     if found is not None:
@@ -175,15 +184,15 @@ def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
 
 
 def _for_less(
-    case: Case, first: SwapPlan, room: int, limit_bytes: int
+    case: Case, first: SwapPlan, room: int, limit_bytes: int, spare: SwapPlan | None
 ) -> tuple[SwapPlan | None, list[SwapPlan]]:
     """Plan for less and less memory until a plan fits; return it, if any, and all that were tried.
 
     A plan for less than any can reach needs as much as the least does, and moves more, so that its buffers
-    lie elsewhere: they may fit where those before do not. Of plans that leave batches too little room the
-    best is taken if no other fits.
+    lie elsewhere: they may fit where those before do not. Of the ``spare`` plan and others that leave too
+    little room for batches, or for what is freed late, the best is taken if no other fits.
     """
-    made, tries, spare = first, [first], None
+    made, tries = first, [first]
     allowed = first.peak_bytes
     for tried in range(tries_for(len(case.graph.ops)) if first.feasible else 0):
         share = TIGHTER - TIGHTENING * tried
@@ -193,7 +202,7 @@ def _for_less(
         made = plan_budget(case, allowed)
         tries.append(made)
         if made.peak_bytes <= room and _fits(case, made, room, limit_bytes):
-            if _leaves_room(case, made, room, limit_bytes):
+            if _leaves_room(case, made, room, limit_bytes) and _bears_late_frees(case, made, limit_bytes):
                 return made, tries
             spare = made if spare is None else min(spare, made, key=case.cost)
     return spare, tries
@@ -236,10 +245,13 @@ def _faster(
             mends -= done
             if made is not None and made.peak_bytes <= budgets[0] and case.cost(made) < best:
                 mended.append(made)
+    spare = None
     for made in sorted(mended, key=case.cost):
         if _leaves_room(case, made, room, limit_bytes) and _fits_surely(case, made, (room, limit_bytes)):
-            return made
-    return None
+            if _bears_late_frees(case, made, limit_bytes):
+                return made
+            spare = spare or made
+    return None if found is not None and _bears_late_frees(case, found, limit_bytes) else spare
 
 
 def _fits_surely(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
@@ -261,6 +273,17 @@ def _leaves_room(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> boo
     batches = _most_batches(case, limit_bytes) if case.makes_batches else 0
     roomy = replace(made, batches=batches)
     return not batches or _peak(case, roomy, _closer(room, limit_bytes)) is not None
+
+
+def _bears_late_frees(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
+    """Tell whether a plan for a GPU fits in all that the device has although some buffers are freed late.
+
+    On a CPU's threads that is part of :func:`_fits_by_chance`.
+    """
+    if not case.costs.overlaps or case.costs.maps_pages or made.is_empty:
+        return True
+    runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
+    return bears_late_frees(demand_of(case, made), limit_bytes, runs)
 
 
 def _filled(case: Case, made: SwapPlan, sizes: Sequence[int]) -> SwapPlan | None:

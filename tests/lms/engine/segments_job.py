@@ -90,6 +90,7 @@ def main() -> None:
         if way != "whole":
             given = {"budget_bytes": int(float(budget_mib) * 2**20)} if budget_mib != "-" else {}
             given |= {"recompute": case} if case == "only" else {}
+            given |= {"bandwidth_gb_s": 0.01} if case == "slow link" else {}
             lms.enable(policy=policy, xla=way, **given)
         draw = np.random.default_rng(5)
         scale = WIDTH**-0.5

@@ -148,3 +148,9 @@ def test_a_step_that_recomputes_runs_without_xla_and_one_that_fits_whole() -> No
     assert tight["segments"] == 0 and not tight["whole"]
     assert [text for text in tight["warnings"] if "runs without XLA: its plan recomputes tensors" in text]
     assert ample["whole"] and not ample["warnings"]
+
+
+def test_a_step_that_is_faster_with_ops_repeated_runs_without_xla() -> None:
+    made = job("auto", "budget", "16", "slow link")
+    assert made["segments"] == 0 and not made["whole"]
+    assert [text for text in made["warnings"] if "runs without XLA: its plan recomputes tensors" in text]

@@ -19,11 +19,12 @@ from lms.planner.planner import Case, Cost, Way, plan_case, plan_trips
 from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
-from lms.simulate.rehearsal import Rehearsal, Stuck, peak_in_pieces
+from lms.simulate.rehearsal import Rehearsal, Stuck, bears_late_frees, peak_in_pieces
 
 MIB = 1 << 20
 COSTS = Costs(out_bytes_per_s=1e9, in_bytes_per_s=1e9)
 CONFIG = LMSConfig(min_tensor_bytes=MIB, margin=0.0, policy="auto")
+BEARS_LATE_FREES = fragmentation._bears_late_frees
 
 
 def with_two_gaps() -> Graph:
@@ -46,6 +47,12 @@ def with_two_gaps() -> Graph:
     return build.build(kept=[loss])
 
 
+@pytest.fixture(autouse=True)
+def frees_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free all buffers in time: without a margin no mended plan bears that one is freed late."""
+    monkeypatch.setattr(fragmentation, "_bears_late_frees", lambda *_: True)
+
+
 def fits(case: Case, made: SwapPlan, size: int) -> bool:
     demand = Demand.of(case.buffers, made.order, made.swaps, edited=True)
     return peak_in_pieces(demand, size, pooled=True) is not None
@@ -63,6 +70,22 @@ def test_a_neighbour_of_the_gap_goes_not_what_is_needed_last(monkeypatch: pytest
     monkeypatch.setattr(fragmentation, "mend", lambda *_: (None, 0))
     again = Case.of(with_two_gaps(), CONFIG, COSTS)
     assert plan_in_pieces(again, CONFIG, SIZE).bytes_out > made.bytes_out
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_plan_that_bears_late_frees_is_preferred(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if late:
+        monkeypatch.setattr(fragmentation, "_bears_late_frees", BEARS_LATE_FREES)
+    case = Case.of(with_two_gaps(), CONFIG, COSTS)
+    made = plan_in_pieces(case, CONFIG, SIZE)
+    assert fits(case, made, SIZE) and bears_late_frees(demand_of(case, made), SIZE, 10) == late
+
+
+def test_a_plan_that_bears_no_late_frees_is_better_than_one_that_does_not_fit() -> None:
+    case = Case.of(with_two_gaps(), CONFIG, COSTS)
+    with patch.object(fragmentation, "_bears_late_frees", lambda *_: False):
+        made = plan_in_pieces(case, CONFIG, SIZE)
+    assert made.swaps and fits(case, made, SIZE)
 
 
 def test_the_first_buffer_without_a_chunk_is_told_with_all_that_lies_there() -> None:

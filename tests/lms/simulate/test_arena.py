@@ -18,7 +18,7 @@ from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand, Update
 from lms.simulate.bfc_arena import BORDER, FIRST_REGION_BYTES, LARGEST_WASTE_BYTES, Arena
 from lms.simulate.cost_model import Costs
-from lms.simulate.rehearsal import STEPS, Rehearsal, peak_in_pieces, room_in_pieces
+from lms.simulate.rehearsal import STEPS, Rehearsal, bears_late_frees, peak_in_pieces, room_in_pieces
 
 K = 4096
 
@@ -645,3 +645,11 @@ def test_without_a_limit_the_plan_is_taken_as_it_is() -> None:
     made = planned(graph, LMSConfig(policy="all"), None)
     assert made.swaps
     assert predicted_peak(Case.of(graph, LMSConfig(), Costs()), made, None) == made.peak_bytes
+
+
+def test_a_step_that_fits_exactly_bears_no_buffer_that_is_freed_late() -> None:
+    """Each buffer is made when the one before it is freed."""
+    unit = 4 << 20
+    demand = Demand(tuple(Residency(number, unit, 2 * number, 2 * number + 1) for number in range(12)))
+    assert peak_in_pieces(demand, unit) == unit and not bears_late_frees(demand, unit, 10)
+    assert bears_late_frees(demand, 2 * unit, 10)
