@@ -166,6 +166,8 @@ class Counting:
         pending = give_own_memory(inputs, set(_changed_arguments(work.table)), self._host.has_room)
         if not inputs:
             pending += self._host.bring_back(work.place.holds)
+            changed = {work.table.names[node] for node in _changed_handles(work.table, work.place.holds)}
+            pending += (nbytes for name, nbytes in work.task.shared.items() if name in changed)
         in_use, _ = work.device.memory() or (0, 0)
         in_use = max(0, in_use - self._rooms.kept_bytes(work.device.name))  # a plan counts its rooms itself
         exchanges = zip(work.table.types, map(len, work.table.inputs), strict=True)
@@ -522,6 +524,14 @@ def _changed_arguments(table: NodeTable) -> Iterator[int]:
     for node, op_type in enumerate(table.types):
         if op_type == "_Arg" and not ONLY_READ.issuperset(_uses(table, node)):
             yield table.nodes[node].attr["index"].i
+
+
+def _changed_handles(table: NodeTable, is_planned: Callable[[str], bool]) -> Iterator[int]:
+    """Yield the nodes of a device's variables that a session's graph does more with than read them."""
+    for node, op_type in enumerate(table.types):
+        if op_type == "VarHandleOp" and is_planned(table.nodes[node].device):
+            if not ONLY_READ.issuperset(_uses(table, node)):
+                yield node
 
 
 def _uses(table: NodeTable, node: int) -> Iterator[str]:

@@ -167,7 +167,7 @@ class Steps:
         assumed = charge.assumed_batch if charge else None
         hints = ShapeHints(batch_size=size or assumed, feeds={} if size else run.feeds)
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
-        return Task(request, SESSION, config, hints, guest=guest, limit_bytes=limit)
+        return Task(request, SESSION, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
 
     def note(self, error: BaseException) -> None:
         """Have an error that the user must hear of raised once the step of this thread has run.

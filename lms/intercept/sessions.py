@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from lms.device.device import adopt_gpus
 from lms.intercept.optimizer_options import OptimizerOptions, iterations_of
 from lms.ir.op_traits import is_backward
 from lms.optimizer import plugin
+from lms.variables.initial_values import SharedValues
 
 WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
 """What is replaced in TensorFlow's sessions: how they are made, all ways to run them, what Keras calls."""
@@ -33,6 +34,10 @@ class SessionRun:
     graph: Any
     feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of what is fed, by the name of its node."""
+    targets: tuple[str, ...] = ()
+    """The names of ops that run beside what is fetched."""
+    shared: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each variable that shares memory with a constant, by the name of its handle."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class SessionWatch:
         """Graphs that are not to be planned."""
         self._charges: weakref.WeakKeyDictionary[Any, Charge] = weakref.WeakKeyDictionary()
         self._local = _UnderWay()
+        self._values = SharedValues()
 
     @property
     def run(self) -> SessionRun | None:
@@ -96,7 +102,8 @@ class SessionWatch:
             shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
             named = (targets or [fetched.oper for fetched in fetches])[:1]
             step = partial(run, session, options, feeds, fetches, [*targets, *named * self._number], metadata)
-            return self._observe(session, SessionRun(session.graph, shapes), step)
+            names = tuple(map(c_session.TF_OperationName, targets))
+            return self._observe(session, SessionRun(session.graph, shapes, names), step)
 
         class WatchedCallable(made):  # type: ignore[misc, valid-type]
             """Made when it is first called: TensorFlow optimizes the graph then, and shapes are known."""
@@ -108,7 +115,8 @@ class SessionWatch:
                 names = (name.partition(":")[0] for name in self._options.feed)
                 shapes = dict(zip(names, map(np.shape, args), strict=False))
                 step = partial(self._run, *args, **kwargs)
-                return watch._observe(self._session, SessionRun(self._session.graph, shapes), step)
+                begun = SessionRun(self._session.graph, shapes, tuple(self._options.target))
+                return watch._observe(self._session, begun, step)
 
             def _run(self, *args: Any, **kwargs: Any) -> Any:
                 if self._handle is None:
@@ -125,11 +133,13 @@ class SessionWatch:
 
     def _observe(self, session: Any, run: SessionRun, step: Callable[[], Any]) -> Any:
         plugin.expect_iterations(iterations_of(session._config) if session._config else 2)
-        outer, self._local.run = self._local.run, run
+        outer, self._local.run = self._local.run, replace(run, shared=self._values.of(session))
         try:
-            return self._observer.run_session(run, step)
+            found = self._observer.run_session(run, step)
         finally:
             self._local.run = outer
+        self._values.ran(session, run.targets)
+        return found
 
     def put_in_charge(self, graph: Any, charge: Charge) -> None:
         """Have the steps of ``graph`` planned as ``charge`` says."""
