@@ -72,13 +72,15 @@ def test_a_neighbour_of_the_gap_goes_not_what_is_needed_last(monkeypatch: pytest
     assert plan_in_pieces(again, CONFIG, SIZE).bytes_out > made.bytes_out
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_plan_that_bears_late_frees_is_preferred(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if late:
-        monkeypatch.setattr(fragmentation, "_bears_late_frees", BEARS_LATE_FREES)
+@pytest.mark.parametrize(("worth", "bears"), [(1.0, False), (2.0, True)])
+def test_a_plan_that_bears_late_frees_may_take_little_longer(
+    worth: float, bears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragmentation, "_bears_late_frees", BEARS_LATE_FREES)
+    monkeypatch.setattr(fragmentation, "LATE_WORTH", worth)
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
     made = plan_in_pieces(case, CONFIG, SIZE)
-    assert fits(case, made, SIZE) and bears_late_frees(demand_of(case, made), SIZE, 10) == late
+    assert fits(case, made, SIZE) and bears_late_frees(demand_of(case, made), SIZE, 10) == bears
 
 
 def test_a_plan_that_bears_no_late_frees_is_better_than_one_that_does_not_fit() -> None:
