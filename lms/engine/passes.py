@@ -23,7 +23,7 @@ from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import GrapplerItem, Output
 from lms.planner.fragmentation import rooms_of
 from lms.planner.host_operands import Decision
-from lms.planner.hybrid import decide
+from lms.planner.hybrid import decide, score
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
@@ -411,23 +411,23 @@ class Planning:
             return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
         # What a segment reads is freed late. Room for batches would take the share of the margin that
         # plans with segments must leave free.
-        costs = replace(costs, frees_at_once=False, makes_batches=False)
+        held = replace(costs, frees_at_once=False, makes_batches=False)
         # Segments have no op that is repeated. With "auto" ops are repeated, without XLA, where swaps alone
         # do not fit, or, but for the least memory, take longer.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
-        made = decide(work.graph, plain, kind, work.limit_bytes, costs)
+        made = decide(work.graph, plain, kind, work.limit_bytes, held)
         if work.whole or (work.task.may_be_whole and fits_whole(made, plain, work.limit_bytes)):
             return replace(work, decision=made, whole=True)
         fits = made.plan.feasible or config is plain
         if plain.recompute == "off" and fits:
             may = compilable_ops(work.step, kind)
             # What XLA allocates inside of a segment comes in an order of its own.
-            unfilled = replace(costs, fills=False)
+            unfilled = replace(held, fills=False)
             made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, unfilled, made)
         hurries = config.policy != "all" and bool(made.plan.swaps)
         if config is not plain and (hurries or not fits):
             other = decide(work.graph, config, kind, work.limit_bytes, costs)
-            made = min(made, other, key=lambda one: one.case.makespan_s(one.plan)) if fits else other
+            made = min(other, made, key=lambda one: score(one, work.limit_bytes))
         return replace(work, decision=made)
 
 

@@ -53,8 +53,8 @@ LATE_RUNS, LATE_OPS = 10, 60_000
 """How often a plan is rehearsed with buffers that are freed late, and the ops that this may go through."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
-fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long with
-those that do, and no step of the others ran out of memory."""
+fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
+with those that do, and no step of the others ran out of memory."""
 TELLING = 1.1
 """A note names an allocator without pieces where a plan may take less than its bytes over this."""
 LARGER = 1.04

@@ -112,18 +112,18 @@ def decide(
         """Plan choices in full; return the best decision, those of before among them."""
         top, made = best, [swapped] if best is swapped else []
         for trial in trials:
-            *missing, makespan_s = _score(top, limit_bytes)
+            *missing, makespan_s = score(top, limit_bytes)
             if top is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
                 continue  # in pieces a choice takes no less
             made.append(plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before))
-            top = min(top, made[-1], key=lambda one: _score(one, limit_bytes))
+            top = min(top, made[-1], key=lambda one: score(one, limit_bytes))
         return top if config.policy == "all" else _refined_best(top, made, config, limit_bytes)
 
     for share in BUDGETS:
         search = _Search(swapped, _tighter(config, limit_bytes, share), device_type, limit_bytes, costs)
         trials = search.finalists()
         best, others = improved(trials[:FINALISTS]), [*others, *trials[FINALISTS:]]
-        *missing, makespan_s = _score(best, limit_bytes)
+        *missing, makespan_s = score(best, limit_bytes)
         least_s = trials[0].makespan_s if trials else makespan_s
         if config.policy == "all" or not (any(missing) or makespan_s > IN_PIECES * least_s):
             return best
@@ -136,12 +136,12 @@ def _refined_best(
     """Look for faster plans of those decisions that may have one; return the best."""
 
     def rank(one: Decision) -> Score:
-        return (*_score(one, limit_bytes), one.plan.bytes_moved)
+        return (*score(one, limit_bytes), one.plan.bytes_moved)
 
     for place, found in enumerate(sorted(made, key=rank)):
         if place >= REFINED and found.recomputation is not None:
             continue  # swaps alone always take part
-        *missing, makespan_s = _score(best, limit_bytes)
+        *missing, makespan_s = score(best, limit_bytes)
         if found is best or any(missing) or _unbroken_s(found.case, config, limit_bytes) < makespan_s:
             best = min(best, refined(found, config, limit_bytes), key=rank)
     return best
@@ -227,7 +227,7 @@ def _fits(decided: Decision, limit_bytes: int | None) -> bool:
 
 def _is_good(decided: Decision, limit_bytes: int | None, least_s: float) -> bool:
     """Tell whether a step fits and takes hardly longer than it must."""
-    *missing, makespan_s = _score(decided, limit_bytes)
+    *missing, makespan_s = score(decided, limit_bytes)
     return not any(missing) and makespan_s <= NO_STALL * least_s
 
 
@@ -239,7 +239,8 @@ def _least_s(case: Case, config: LMSConfig) -> float:
     return case.makespan_s(plan_case(case, unlimited, None))
 
 
-def _score(decided: Decision, limit_bytes: int | None) -> Score:
+def score(decided: Decision, limit_bytes: int | None) -> Score:
+    """Return what is missing on the host, in the budget and on the device, and the time of a step."""
     made = decided.plan
     needed = decided.peak_bytes - limit_bytes if limit_bytes is not None else 0
     return (*_memory_score(decided.case, made), max(0, needed), _makespan_s(decided.case, made))

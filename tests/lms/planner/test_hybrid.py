@@ -9,7 +9,7 @@ import pytest
 
 from lms.config import LMSConfig
 from lms.planner import hybrid
-from lms.planner.hybrid import decide
+from lms.planner.hybrid import decide, score
 from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 
@@ -100,3 +100,13 @@ def test_a_faster_plan_of_swaps_alone_is_always_looked_for(monkeypatch: pytest.M
     monkeypatch.setattr(hybrid, "_unbroken_s", lambda *_: 0.0)
     decide(graph, LMSConfig(margin=0.0), "GPU", limit_bytes, PCIE_4)
     assert looked and set(looked) == {None}
+
+
+def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
+    graph, config = net(4), LMSConfig(policy="auto", min_tensor_bytes=1)
+    limit = Case.of(graph, config, PCIE_4).peak_before_bytes
+    fast = decide(graph, config, "GPU", 2 * limit, PCIE_4)
+    slow = decide(graph, replace(config, policy="all"), "GPU", limit, PCIE_4)
+    assert score(fast, limit)[-1] <= score(slow, limit)[-1]
+    lacking = replace(fast, peak_bytes=limit + 1)
+    assert score(slow, limit) < score(lacking, limit)
