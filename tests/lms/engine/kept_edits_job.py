@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from tensorflow_large_model_support import LMS  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import passes  # noqa: E402
+from lms.engine import planning  # noqa: E402
 
 RANDOM = np.random.RandomState(0)
 IMAGES = RANDOM.rand(48, 24, 24, 3).astype("f")
@@ -50,8 +50,8 @@ def main() -> None:
     model = made()
     weights = [train(model)]  # the ops of an optimizer have other names in the trace that makes its slots
     lms.enable(policy="all", min_tensor_bytes=1)
-    plans, plan = [], passes.decide
-    passes.decide = lambda *args: plans.append(1) or plan(*args)
+    plans, plan = [], planning.decide
+    planning.decide = lambda *args: plans.append(1) or plan(*args)
     weights += [train(model), train(model)]
     found: dict[str, Any] = {"plans": [len(plans)]}
     report = lms.report()

@@ -33,18 +33,18 @@ def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
     pytest.importorskip("tensorflow")
     from lms.config import LMSConfig
     from lms.device.device import Device
-    from lms.engine import passes
+    from lms.engine import planning
     from lms.engine.work import Work
     from lms.ir.graph import GraphBuilder
 
     allowed = []
-    monkeypatch.setattr(passes, "decide", lambda *arguments: allowed.append(arguments[-1].fills))
+    monkeypatch.setattr(planning, "decide", lambda *arguments: allowed.append(arguments[-1].fills))
     unused: Any = None
     grows: Any = SimpleNamespace(leaves_growing=lambda device_type: False)
     profiles: Any = lambda: SimpleNamespace(find=lambda graph: {})  # noqa: E731
-    planning = passes.Planning(None, grows, unused, profiles, lambda: True, lambda: True)
+    planned_by = planning.Planning(None, grows, unused, profiles, lambda: True, lambda: True)
     task: Any = SimpleNamespace(config=LMSConfig(), compiled=False)
     table: Any = SimpleNamespace(types=["Conv2D", op_type])
     work = Work(task, Device("CPU:0", 1 << 20), unused, table=table, graph=GraphBuilder().build())
-    planning.apply(work)
+    planned_by.apply(work)
     assert allowed == [fills]
