@@ -189,7 +189,9 @@ class Steps:
             return
         fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
-            self.rescue.planned(call, work.table, work.task.inputs, fits=fits, is_body=is_body)
+            self.rescue.planned(
+                call, work.table, work.task.inputs, fits=fits, edited=stats.edited, is_body=is_body
+            )
         if call.function is not None:
             self._watch_steps_of(call.function)
         if runtime is not None:
@@ -304,6 +306,7 @@ class Steps:
             function,
             call.arguments,
             may_retry=self.rescue.is_ready,
+            settles=self.rescue.settles(function),
             watched=self.growth.watches_shapes(function),
             told=partial(self._batch_size, call),
         )

@@ -272,7 +272,14 @@ class Feeder:
         """By function the specifications of iterators with which it has run."""
 
     def feed(
-        self, function: Any, arguments: Any, *, may_retry: bool, watched: bool, told: Callable[[], int | None]
+        self,
+        function: Any,
+        arguments: Any,
+        *,
+        may_retry: bool,
+        settles: bool,
+        watched: bool,
+        told: Callable[[], int | None],
     ) -> Feed:
         """Return the arguments of a call of ``function``, with stand-ins where they are needed.
 
@@ -280,6 +287,7 @@ class Feeder:
             function: What is called.
             arguments: What it is called with, ``(args, kwargs)``.
             may_retry: Whether a step that is planned in this call may be tried again.
+            settles: Whether this call may be, although it was planned before.
             watched: Whether the shapes of every batch of this function are to be seen.
             told: Gives the size of the batches, where it is known.
         """
@@ -288,6 +296,7 @@ class Feeder:
             return Feed(*arguments)
         sizes_open = _sizes_open(iterators, told() is not None)
         wanted = may_retry or sizes_open if self._is_new(function, iterators) else sizes_open and watched
+        wanted = wanted or settles
         if not wanted and not any(hasattr(one, SOURCE) and Source.of(one).is_ahead for one in iterators):
             return Feed(*arguments)
         sources = {id(iterator): Source.of(iterator) for iterator in iterators}

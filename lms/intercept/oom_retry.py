@@ -1,4 +1,4 @@
-"""Retry the first step of a plan that ran out of memory: with a larger margin, then with policy ``all``.
+"""Retry one of the first steps of a plan that ran out of memory: with a larger margin, then policy ``all``.
 
 Where the plan was above its budget already, a larger margin asks for what no plan gives: ``all`` comes next.
 The failed step may have updated some variables already, so their values are kept from before the step and
@@ -7,10 +7,14 @@ given again. The function is not traced again: TensorFlow optimizes it again, an
 A dataset that the step goes through itself begins anew; where it is shuffled, in another order. A function
 that does so is planned anew in each call, so that its later calls may be tried again, too.
 
+Free memory lies in other pieces after each of the first steps, so the next few of a plan that swaps are tried
+again like the first one.
+
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
 tried again (:mod:`lms.intercept.side_effects`).
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +28,7 @@ from lms.intercept.function_calls import Call, RuntimeCall
 from lms.intercept.side_effects import (
     cannot_be_undone,
     cannot_begin_anew,
+    draws_from_seed,
     goes_through_dataset,
     runs_python,
     types_reached,
@@ -38,6 +43,10 @@ LARGER_MARGIN = 0.25
 
 KEPT_CALLS = 16
 """The first calls of a function that goes through a dataset: for each its variables' values are copied."""
+
+LATER_STEPS = 3
+"""The steps behind the first one of a plan that may be tried again: all variables are copied before each. On
+an H100 a U-Net ran out of memory in its third step."""
 
 RETRIED_POLICIES = ("auto", "budget")
 """Where the first try may be one of these; the last one is policy ``all``, behind which nothing is left."""
@@ -61,6 +70,15 @@ class _Attempt:
     """Whether Python code of the user is a part of the step."""
     anew: bool = False
     """Whether the step goes through a dataset itself, which begins anew."""
+    edited: bool = False
+    """Whether a plan of the step changes it."""
+    draws: bool = False
+    """Whether kernels of the step count what they draw: they begin anew with the next plan."""
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether the next steps may be tried again, too."""
+        return self.edited and not (self.anew or self.unknown or self.draws or self.lasting)
 
     def keep(self, inputs: Sequence[Any]) -> None:
         """Keep the values that the variables among ``inputs`` have now, but those that are kept already."""
@@ -86,7 +104,7 @@ ANEW = (
 )
 
 LATER_STEP = (
-    "The step is not tried again: it is not the first one, and has updated some variables already. Start "
+    "The step is not tried again: it is not one of the first, and has updated some variables already. Start "
     "again from the last checkpoint."
 )
 
@@ -98,7 +116,7 @@ NO_ROOM = (
 
 
 class Rescue:
-    """Keeps what is needed to retry a first step; each kind of plan is tried at most once in a process."""
+    """Keeps what is needed to retry first steps; each kind of plan is tried at most once in a process."""
 
     def __init__(self, config: LMSConfig, host: HostVariables) -> None:
         self._host, self.config = host, config
@@ -110,21 +128,31 @@ class Rescue:
         self._over_budget: set[str] = set()
         """The functions of the runtime that go through a dataset, and whose last plan is above its budget."""
         self._worked = False
+        self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
+        """By function what is known of its step, and how many more of its calls may be tried again."""
 
     @property
     def is_ready(self) -> bool:
         """Whether a step that is planned now may be tried again."""
         return bool(self._left)
 
+    def settles(self, function: Any) -> bool:
+        """Tell whether the next call of a function may be tried again although it was planned before."""
+        return self.is_ready and function in self._settling
+
     def begins(self, call: Call, runtime: RuntimeCall) -> None:
-        """Keep what a function may change that goes through a dataset, before it runs.
+        """Keep what a function may change that settles, or that goes through a dataset, before it runs.
 
         What it trains is a function of the dataset's, which is planned when it has changed something already,
         and anew in each call.
         """
-        if not self._left or call.function is None or call.begun is not None:
+        if not self._left or call.function is None:
             return
-        if not any(one.dtype == tf.variant for one in runtime.inputs):
+        if (settling := self._settling.get(call.function)) is not None:
+            known, _ = settling
+            call.begun = call.begun or replace(known, values={})
+            call.begun.keep(runtime.inputs)
+        if call.begun is not None or not any(one.dtype == tf.variant for one in runtime.inputs):
             return
         if self._kept_calls[runtime.name] == KEPT_CALLS:
             return
@@ -146,12 +174,12 @@ class Rescue:
             call.begun.keep(runtime.inputs)
 
     def planned(
-        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, is_body: bool
+        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, edited: bool, is_body: bool
     ) -> None:
         """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
 
         ``inputs`` are those of the graph; those of a body are not known. ``fits`` says whether the plan keeps
-        to its budget.
+        to its budget, ``edited`` whether it changes the graph.
         """
         if not self._left or call.function is None:
             return
@@ -159,6 +187,8 @@ class Rescue:
             call.attempt = replace(call.begun, fits=True) if call.begun is not None else _Attempt()
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
+        attempt.edited |= edited
+        attempt.draws |= draws_from_seed(table)
         if attempt.name:
             (self._over_budget.discard if attempt.fits else self._over_budget.add)(attempt.name)
         if (is_body or goes_through_dataset(table.types)) and call.begun is None:
@@ -204,8 +234,17 @@ class Rescue:
                 tf.raw_ops.AssignVariableOp(resource=handle, value=before)
 
     def succeeded(self, call: Call) -> None:
-        """Note that a call has run to its end; if it was planned, a later failure is not of a first step."""
-        self._worked = self._worked or call.attempt is not None
+        """Note that a call has run to its end; if it was planned, its next steps settle."""
+        attempt: _Attempt | None = call.attempt
+        self._worked = self._worked or attempt is not None
+        if attempt is not None:
+            self._settling.pop(call.function, None)
+            if attempt.may_settle:
+                self._settling[call.function] = replace(attempt, values={}), LATER_STEPS
+        elif (settling := self._settling.pop(call.function, None)) is not None:
+            known, left = settling
+            if left > 1:
+                self._settling[call.function] = known, left - 1
 
 
 def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
