@@ -12,12 +12,12 @@ import tensorflow as tf
 
 import lms
 from lms.device.memory_pool import BATCHES, Rooms
-from lms.engine import editing, passes
+from lms.engine import editing, planning
 
 lms.enable(policy="auto")
 editing.KEPT_EDITS = 0
 plans = []
-decide = passes.decide
+decide = planning.decide
 
 
 def noted(graph, config, kind, limit, costs):  # type: ignore[no-untyped-def]
@@ -27,7 +27,7 @@ def noted(graph, config, kind, limit, costs):  # type: ignore[no-untyped-def]
     return made
 
 
-passes.decide = noted
+planning.decide = noted
 made: list[Rooms] = []
 make = Rooms.make_for_batches
 

@@ -19,8 +19,9 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import installation, passes  # noqa: E402
+from lms.engine import installation, planning  # noqa: E402
 from lms.errors import LMSError  # noqa: E402
+from lms.intercept.oom_retry import LATER_STEPS  # noqa: E402
 from lms.intercept.sessions import SessionWatch  # noqa: E402
 
 WEIGHTS = [tf.Variable(tf.random.stateless_normal((128, 128), (seed, 1)) * 0.1) for seed in range(10)]
@@ -233,7 +234,7 @@ def the_last_try_is_policy_all() -> None:
 
 def a_later_step_out_of_memory_is_not_repeated() -> None:
     """It has updated variables that nobody kept; the message says where to start again."""
-    failures = [False, True]
+    failures = [False] * (1 + LATER_STEPS) + [True]
 
     def fail(x: Any) -> Any:
         if failures.pop(0):
@@ -246,7 +247,8 @@ def a_later_step_out_of_memory_is_not_repeated() -> None:
 
     with enabled(policy="budget", budget_bytes=3 << 20, margin=0.0):
         function = tf.function(step)
-        function(BATCH)
+        for _ in range(1 + LATER_STEPS):
+            function(BATCH)
         try:
             function(BATCH)
         except tf.errors.ResourceExhaustedError as error:
@@ -299,8 +301,8 @@ def a_fault_of_our_own_trains_as_it_is() -> None:
     def stumble(*_: Any) -> Any:
         raise KeyError("conv_7")
 
-    original, faults = passes.decide, []
-    passes.decide = stumble
+    original, faults = planning.decide, []
+    planning.decide = stumble
     listener = logging.Handler(logging.ERROR)
     listener.emit = lambda record: faults.append(record.exc_info[0])  # type: ignore[method-assign,index]
     logging.getLogger("lms").addHandler(listener)
@@ -313,7 +315,7 @@ def a_fault_of_our_own_trains_as_it_is() -> None:
             tf.function(train)(BATCH)
         assert faults == [KeyError]
     finally:
-        passes.decide = original
+        planning.decide = original
         logging.getLogger("lms").removeHandler(listener)
         logging.getLogger("lms").setLevel(logging.NOTSET)
     said = "stays as it is: LMS has a fault here (KeyError: 'conv_7'); debug=True (LMS_DEBUG=1) shows where"

@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import installation, passes  # noqa: E402
+from lms.engine import installation, planning  # noqa: E402
 
 
 def train(where: str) -> str:
@@ -53,12 +53,12 @@ def main(policy: str, where: str) -> dict[str, Any]:
     off = train(where)
     lms.enable(policy=policy, min_tensor_bytes=1024)
     if where != "direct":
-        decide = passes.decide
+        decide = planning.decide
 
         def decide_for_gpu(graph: Any, config: Any, device_type: str, limit: Any, costs: Any) -> Any:
             return decide(graph, config, "GPU", limit, costs)
 
-        passes.decide = decide_for_gpu
+        planning.decide = decide_for_gpu
     on = train(where)
     planned = installation.engine().books.collector.latest
     graph = lms.report().edited[-1]
