@@ -135,8 +135,12 @@ class Books:
                 stats = replace(stats, why="nothing is swapped; XLA compiles it in segments")
         elif work.task.compiled:
             why = "none of its ops can be compiled within the planned memory"
-            if decided.recomputation is not None:
+            if self._config.recompute == "only":
+                why = "segments repeat nothing, and recompute is 'only'"
+            elif decided.recomputation is not None:
                 why = "its plan recomputes tensors; recompute='off' compiles it in segments between swaps"
+            if not made.feasible:
+                why += "; with xla='off' TensorFlow fuses more of its ops, which may take less memory"
             self.warn(f"{name} runs without XLA: {why}")
         logger.info("%s: %s", stats.name, stats.why)
         self._tell_of_rules()

@@ -34,8 +34,8 @@ class SessionRun:
     graph: Any
     feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of what is fed, by the name of its node."""
-    targets: tuple[str, ...] = ()
-    """The names of ops that run beside what is fetched."""
+    ops: tuple[str, ...] = ()
+    """The names of the ops that are run or fetched."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable that shares memory with a constant, by the name of its handle."""
 
@@ -102,7 +102,8 @@ class SessionWatch:
             shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
             named = (targets or [fetched.oper for fetched in fetches])[:1]
             step = partial(run, session, options, feeds, fetches, [*targets, *named * self._number], metadata)
-            names = tuple(map(c_session.TF_OperationName, targets))
+            asked = [*targets, *(fetched.oper for fetched in fetches)]
+            names = tuple(map(c_session.TF_OperationName, asked))
             return self._observe(session, SessionRun(session.graph, shapes, names), step)
 
         class WatchedCallable(made):  # type: ignore[misc, valid-type]
@@ -115,8 +116,9 @@ class SessionWatch:
                 names = (name.partition(":")[0] for name in self._options.feed)
                 shapes = dict(zip(names, map(np.shape, args), strict=False))
                 step = partial(self._run, *args, **kwargs)
-                begun = SessionRun(self._session.graph, shapes, tuple(self._options.target))
-                return watch._observe(self._session, begun, step)
+                asked = (*self._options.target, *self._options.fetch)
+                ops = tuple(name.partition(":")[0] for name in asked)
+                return watch._observe(self._session, SessionRun(self._session.graph, shapes, ops), step)
 
             def _run(self, *args: Any, **kwargs: Any) -> Any:
                 if self._handle is None:
@@ -138,7 +140,7 @@ class SessionWatch:
             found = self._observer.run_session(run, step)
         finally:
             self._local.run = outer
-        self._values.ran(session, run.targets)
+        self._values.ran(session, run.ops)
         return found
 
     def put_in_charge(self, graph: Any, charge: Charge) -> None:

@@ -1,8 +1,9 @@
-"""Find the variables of a session that share memory with the constants which they were made from.
+"""Find the variables of a session that share memory with others, or with the constants they were made from.
 
-TensorFlow computes constant initial values once, and a session keeps them as long as it lives. An op that
-assigns such a value shares its memory, so the first update of the variable makes a copy. The bytes in use
-before the first step lack these copies: an optimizer's momenta, most often.
+TensorFlow computes constant initial values once, and a session keeps them as long as it lives. Larger ones
+are computed when they are assigned, those of one variable's momenta as one. An op that assigns such a value
+shares its memory, so the first update of the variable makes a copy. The bytes in use before the first step
+lack these copies: an optimizer's momenta, most often.
 """
 
 import weakref
@@ -10,28 +11,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from lms.reader.folded_constants import CONSTANTS, LARGEST_BYTES
 from lms.variables.handles import static_bytes
 
-ASSIGN, GROUP = "AssignVariableOp", "NoOp"
+ASSIGN = "AssignVariableOp"
+READS = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"}
+)
 
 
 @dataclass(frozen=True)
 class _Effect:
-    """What running some ops does to the variables of a session."""
+    """What running some ops does to the variables of a session, by the names of their handles."""
 
     shared: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each variable that gets a constant, by the name of its handle."""
+    """Bytes of each variable that gets a value whose memory it shares."""
     own: frozenset[str] = frozenset()
-    """Variables that get another value."""
-    is_step: bool = False
-    """Whether other ops ran: a step, most likely, which gives what it updates memory of its own."""
+    """Variables that get memory of their own."""
 
 
 class SharedValues:
-    """Follows for each session which variables share memory with a constant."""
+    """Follows for each session which variables share memory."""
 
     def __init__(self) -> None:
         self._shared: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
@@ -42,51 +45,54 @@ class SharedValues:
         """Return by the name of its handle the bytes of each variable that shares its memory."""
         return self._shared.get(session, {})
 
-    def ran(self, session: Any, targets: Sequence[str]) -> None:
-        """Note that a session has run the ops of these names, beside what it fetched."""
-        if not targets:
-            return
+    def ran(self, session: Any, names: Sequence[str]) -> None:
+        """Note that a session has run the ops of these names, with all that they depend on."""
         known = self._effects.setdefault(session.graph, {})
-        key = tuple(targets)
+        key = tuple(names)
         if key not in known:
-            known[key] = _effect_of(map(session.graph.get_operation_by_name, targets))
+            known[key] = _effect_of(map(session.graph.get_operation_by_name, names))
         effect = known[key]
-        kept = {} if effect.is_step else self.of(session)
-        shared = {name: nbytes for name, nbytes in kept.items() if name not in effect.own} | dict(
-            effect.shared
-        )
-        if shared or session in self._shared:
-            self._shared[session] = shared
+        if effect.shared or not effect.own.isdisjoint(self.of(session)):
+            kept = {name: nbytes for name, nbytes in self.of(session).items() if name not in effect.own}
+            self._shared[session] = {**kept, **effect.shared}
 
 
 def _effect_of(ops: Iterable[Any]) -> _Effect:
     left, seen = [*ops], set[str]()
     shared: dict[str, int] = {}
+    computed: dict[object, list[str]] = {}
     own: set[str] = set()
-    is_step = False
     while left:
         op = left.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
-        if op.type == GROUP:
-            left += op.control_inputs
-        elif op.type == ASSIGN:
-            handle, value = op.inputs[0].op.name, op.inputs[1]
-            nbytes = static_bytes(value.shape, value.dtype)
-            if 0 < nbytes <= LARGEST_BYTES and _is_constant(value.op):
-                shared[handle] = nbytes
-            else:
-                own.add(handle)
+        left += [*op.control_inputs, *(one.op for one in op.inputs)]
+        handles = [one.op.name for one in op.inputs if one.dtype == tf.resource]
+        value = op.inputs[1] if op.type == ASSIGN else None
+        nbytes = 0 if value is None else static_bytes(value.shape, value.dtype)
+        if value is None or not nbytes or not _is_constant(value.op):
+            own.update(() if op.type in READS else handles)
+        elif nbytes <= LARGEST_BYTES or value.op.type in CONSTANTS:
+            shared[handles[0]] = nbytes
         else:
-            is_step = True
-    return _Effect(shared, frozenset(own), is_step)
+            one_of = computed.setdefault(_key_of(value.op), [])
+            shared |= dict.fromkeys(one_of[:1], nbytes)  # the last of them may write where it lies
+            one_of.insert(0, handles[0])
+    return _Effect({name: nbytes for name, nbytes in shared.items() if name not in own}, frozenset(own))
 
 
 def _is_constant(op: Any) -> bool:
-    """Tell whether TensorFlow computes an op's results once: it reads constants alone, and has no effect."""
+    """Tell whether an op reads constants alone, and has no effect."""
     if op.type in CONSTANTS:
         return True
     definition = op_def_registry.get(op.type)
     is_pure = definition is not None and not definition.is_stateful and not op.control_inputs
     return is_pure and bool(op.inputs) and all(_is_constant(one.op) for one in op.inputs)
+
+
+def _key_of(op: Any) -> object:
+    """Return what is equal for constant ops that TensorFlow runs as one (``optimizer_cse.cc``)."""
+    definition = op.node_def
+    attrs = tuple(sorted((name, value.SerializeToString()) for name, value in definition.attr.items()))
+    return op.type, definition.device, attrs, tuple(_key_of(one.op) for one in op.inputs)

@@ -146,7 +146,7 @@ def test_what_cannot_be_combined_is_one_line_and_runs_without_xla() -> None:
 def test_a_step_that_recomputes_runs_without_xla_and_one_that_fits_whole() -> None:
     tight, ample = (job("auto", "auto", budget, "only") for budget in ("16", "-"))
     assert tight["segments"] == 0 and not tight["whole"]
-    assert [text for text in tight["warnings"] if "runs without XLA: its plan recomputes tensors" in text]
+    assert [text for text in tight["warnings"] if "segments repeat nothing, and recompute is 'only'" in text]
     assert ample["whole"] and not ample["warnings"]
 
 
