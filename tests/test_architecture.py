@@ -67,7 +67,7 @@ LMS = {
     "profiling": {"ir", "native"},
     "optimizer": {"native"},
     "transports": {"native"},
-    "variables": {"native", "transports"},
+    "variables": {"ir", "native", "transports"},
     "device": {"ir", "native", "simulate", "transports", "variables"},
     "reader": {"device", "ir", "optimizer"},
     "rewriter": {

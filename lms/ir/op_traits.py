@@ -96,6 +96,11 @@ STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE = (
 it to the host and make that the variable's (:mod:`lms.rewriter.streaming`)."""
 STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
 
+CONSTANTS = frozenset({"Const", "HostConst", "_HostConst"})
+"""Types of ops that keep their value."""
+FOLDED_BYTES = 10 << 20
+"""``max_constant_size_in_bytes`` of ``constant_folding.cc`` in ``core/common_runtime``: up to there what is
+computed from constants alone is made a constant; more is left to the step."""
 MERGES = frozenset({"Merge", "RefMerge"})
 """Types of the ops that run once one of their inputs has come, and all that they wait for."""
 

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from tensorflow.python.framework import op_def_registry
 
-from lms.ir.op_traits import MERGES
+from lms.ir.op_traits import CONSTANTS, FOLDED_BYTES, MERGES
 from lms.reader.node_table import ENTERS, EXITS, SWITCHES, TURNS, NodeTable
 
-CONSTANTS = frozenset({"Const", "HostConst", "_HostConst"})
 CONTROL_FLOW = ENTERS | EXITS | MERGES | SWITCHES | TURNS
-LARGEST_BYTES = 10 << 20
-"""``max_constant_size_in_bytes``: a larger result is left to the step."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def find_folded(table: NodeTable, nbytes: Callable[[int], int]) -> Folded:
         readers = {reader for reader, _ in table.readers[node]}
         if readers <= constant:
             running |= {node} if readers & running else set()
-        elif nbytes(node) > LARGEST_BYTES:
+        elif nbytes(node) > FOLDED_BYTES:
             running.add(node)
         else:
             held.add(node)

@@ -8,9 +8,9 @@ from typing import Any
 from lms.device.kernels import Kernels
 from lms.ir.assignments import ASSIGN, READ
 from lms.ir.liveness import round_up
-from lms.ir.op_traits import is_backward, is_update
+from lms.ir.op_traits import CONSTANTS, is_backward, is_update
 from lms.optimizer.grappler_item import Output
-from lms.reader.folded_constants import CONSTANTS, Folded, find_folded
+from lms.reader.folded_constants import Folded, find_folded
 from lms.reader.node_table import NodeTable
 from lms.reader.op_facts import facts_of, size_of
 

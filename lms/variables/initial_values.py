@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from lms.reader.folded_constants import CONSTANTS, LARGEST_BYTES
+from lms.ir.op_traits import CONSTANTS, FOLDED_BYTES
 from lms.variables.handles import static_bytes
 
 ASSIGN = "AssignVariableOp"
@@ -73,7 +73,7 @@ def _effect_of(ops: Iterable[Any]) -> _Effect:
         nbytes = 0 if value is None else static_bytes(value.shape, value.dtype)
         if value is None or not nbytes or not _is_constant(value.op):
             own.update(() if op.type in READS else handles)
-        elif nbytes <= LARGEST_BYTES or value.op.type in CONSTANTS:
+        elif nbytes <= FOLDED_BYTES or value.op.type in CONSTANTS:
             shared[handles[0]] = nbytes
         else:
             one_of = computed.setdefault(_key_of(value.op), [])

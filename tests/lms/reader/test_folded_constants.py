@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("tensorflow")
 from tensorflow.core.framework import graph_pb2
 
-from lms.reader.folded_constants import LARGEST_BYTES, find_folded
+from lms.ir.op_traits import FOLDED_BYTES
+from lms.reader.folded_constants import find_folded
 from lms.reader.node_table import NodeTable
 
 pytestmark = pytest.mark.tensorflow
@@ -39,9 +40,9 @@ def test_what_reads_constants_alone_is_folded_whatever_it_waits_for() -> None:
 
 
 def test_a_large_result_is_left_to_the_step_with_all_that_it_needs() -> None:
-    assert folded(LOSS, mean=LARGEST_BYTES) == ({"tile", "mean"}, {"mean"})
-    assert folded(LOSS, mean=LARGEST_BYTES + 1) == (set(), set())
-    assert folded({**LOSS, "more": ["Mul", "x", "tile"]}, mean=LARGEST_BYTES + 1) == ({"tile"}, {"tile"})
+    assert folded(LOSS, mean=FOLDED_BYTES) == ({"tile", "mean"}, {"mean"})
+    assert folded(LOSS, mean=FOLDED_BYTES + 1) == (set(), set())
+    assert folded({**LOSS, "more": ["Mul", "x", "tile"]}, mean=FOLDED_BYTES + 1) == ({"tile"}, {"tile"})
 
 
 @pytest.mark.parametrize(
