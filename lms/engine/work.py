@@ -35,7 +35,7 @@ class Task:
     inputs: Sequence[Any] = ()
     """The tensors that the function is called with."""
     shared: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each variable of a session that shares memory with a constant, by the name of its handle."""
+    """Bytes of each variable of a session that shares memory, by the name of its handle."""
     is_body: bool = False
     """Whether the graph is that of another function, which the called one runs."""
     guest: Guest | None = None

@@ -77,7 +77,7 @@ class _Attempt:
 
     @property
     def may_settle(self) -> bool:
-        """Whether the next steps may be tried again, too."""
+        """Tell whether the next steps may be tried again, too."""
         return self.edited and not (self.anew or self.unknown or self.draws or self.lasting)
 
     def keep(self, inputs: Sequence[Any]) -> None:

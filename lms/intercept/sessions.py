@@ -37,7 +37,7 @@ class SessionRun:
     ops: tuple[str, ...] = ()
     """The names of the ops that are run or fetched."""
     shared: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each variable that shares memory with a constant, by the name of its handle."""
+    """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
 
 
 @dataclass(frozen=True)

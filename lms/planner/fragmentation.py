@@ -50,7 +50,7 @@ BATCH_SHARE = 10
 """Batches, and one more to keep them apart, take at most this part of the region: by default, what the margin
 leaves."""
 LATE_RUNS, LATE_OPS = 10, 60_000
-"""How often a plan is rehearsed with buffers that are freed late, and the ops that this may go through."""
+"""The most rehearsals of a plan with buffers that are freed late, and the ops that these may go through."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
