@@ -8,9 +8,9 @@
     python bench/gpu_lms.py --device cpu --quick        # the same without a GPU
 
 For each model: the largest batch (or picture) without LMS; there and at twice that, at the multiple that IBM
-published, with an allocator that maps pages, and compiled by XLA, the time of a unit relative to no LMS, what
-the timed simulator says of it, the peak against the plan, the bytes that a step moves, as planned and as
-TensorFlow's profiler saw them, and how much of the copying was hidden behind compute.
+published, with an allocator that maps pages, in unified memory, and compiled by XLA, the time of a unit
+relative to no LMS, what the timed simulator says of it, the peak against the plan, the bytes that a step
+moves, as planned and as TensorFlow's profiler saw them, and how much of the copying hid behind compute.
 
 Each case is a process of its own; what it found is written at once, and no case begins after ``--minutes``: a
 later call goes on from there. The first cases of all models come before the second of any. Nobody else may
@@ -322,9 +322,11 @@ class Bench:
         amount = self.model.amount(most)
         twice, goal = self._units(2 * amount), self._units((self.model.target or 0.0) * amount)
         on_gpu = self.setting.device == GPU
+        has_driver = on_gpu and self.kept.document["machine"]["cuda"]
         for name, policy, units, more in (
             ("auto", "auto", twice, {}),
             ("auto, pages", "auto", twice if on_gpu else 0, {"maps_pages": True}),
+            ("unified memory", "off", twice if has_driver else 0, {"managed": True}),
             ("all", "all", twice, {}),
             ("auto", "auto", goal if goal > twice else 0, {}),
             ("XLA", "off", most, {"compiled": True}),

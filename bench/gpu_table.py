@@ -29,7 +29,8 @@ HEADINGS = (
 
 FOOTNOTE = (
     "time a unit: against no LMS at its largest; simulated: a step in the timed simulator, against the "
-    "measured one; peaks: from the second step on; recomputed: ops; traced bytes hold the training data, too "
+    "measured one; unified memory: pages of a pool of eight limits, on a card of which others hold the rest; "
+    "peaks: from the second step on; recomputed: ops; traced bytes hold the training data, too "
     "('-': the profiler saw no GPU, for which it may lack the rights)"
 )
 

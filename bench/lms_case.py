@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from cuda_ballast import leave_free  # noqa: E402
 from models import ZOOS, Model  # noqa: E402
 from peers_models import PEERS, PEERS_BY_HAND  # noqa: E402
 
@@ -29,6 +31,8 @@ ZOOS |= {"peers": PEERS, "peers-by-hand": PEERS_BY_HAND}
 MIB = 1 << 20
 CPU, GPU = "CPU:0", "GPU:0"
 COPY_REPEATS = 5
+MANAGED_LIMITS = 8
+"""The size of TensorFlow's pool of unified memory, in limits; the host has to hold what the GPU does not."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class Case:
     """Whether XLA compiles the step (``jit_compile``); with LMS, in segments between its swaps."""
     maps_pages: bool = False
     """Whether the driver puts the GPU's buffers together from free pages (``cuda_malloc_async``)."""
+    managed: bool = False
+    """Whether the driver moves pages of the GPU's buffers to the host and back (unified memory). The limit is
+    then what a ballast leaves free of the card."""
     deterministic: bool = False
     """Whether TensorFlow runs only ops that give the same bits each time."""
 
@@ -126,8 +133,12 @@ def _fit(model: Any, data: Any, steps: int) -> None:
 def _limit_gpu(tf: Any, case: Case) -> None:
     """Limit a GPU's memory; the limit of the CPU device is in the environment."""
     if case.device == GPU:
+        if case.managed:
+            leave_free(case.limit_mb * MIB)
+            _set_options(lambda found: setattr(found.gpu_options.experimental, "use_unified_memory", True))
         gpu, *_ = tf.config.list_physical_devices("GPU")
-        limit = tf.config.LogicalDeviceConfiguration(memory_limit=case.limit_mb)
+        limit_mb = MANAGED_LIMITS * case.limit_mb if case.managed else case.limit_mb
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)
         tf.config.set_logical_device_configuration(gpu, [limit])
         tf.config.set_visible_devices(gpu, "GPU")
 
@@ -141,18 +152,27 @@ def _claim_pool(tf: Any, case: Case) -> None:
 def _recompute_in_grappler() -> None:
     """Switch on all of TensorFlow's own memory optimizer, for which there is no public option."""
     from tensorflow.core.protobuf import rewriter_config_pb2
+
+    def with_memory_optimizer(found: Any) -> None:
+        rewrite = found.graph_options.rewrite_options
+        rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.HEURISTICS
+        rewrite.memory_optimizer_target_node_name_scope = "gradient_tape/"
+
+    _set_options(with_memory_optimizer)
+
+
+def _set_options(change: Callable[[Any], None]) -> None:
+    """Change the ``ConfigProto`` of TensorFlow's context, where it has no public option for that."""
     from tensorflow.python.eager.context import Context
 
     config = Context.config.fget
 
-    def with_memory_optimizer(context: Any) -> Any:
+    def changed(context: Any) -> Any:
         found = config(context)
-        rewrite = found.graph_options.rewrite_options
-        rewrite.memory_optimization = rewriter_config_pb2.RewriterConfig.HEURISTICS
-        rewrite.memory_optimizer_target_node_name_scope = "gradient_tape/"
+        change(found)
         return found
 
-    Context.config = property(with_memory_optimizer)
+    Context.config = property(changed)
 
 
 def _compiled(keras: Any, entry: Model, shape: tuple[int, ...], case: Case) -> Any:

@@ -17,11 +17,6 @@ BENCH = ROOT / "bench"
 
 
 @pytest.fixture
-def bench_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCH)])
-
-
-@pytest.fixture
 def children(bench_path: None) -> ModuleType:
     import lms_children
 
@@ -220,9 +215,10 @@ class Gpu:
             }
             return rates | {"transport": "device"}
         self.cases.append((case.policy, case.units, case.steps))
-        if case.units > self.most.get(case.policy, 10_000):
+        if case.units > self.most.get(case.policy, 10_000) and not case.managed:
             return None
-        each = (0.5 if case.compiled else 1.0) * (1.0 if case.policy == "off" else 1.2) * case.units
+        pace = 0.5 if case.compiled else 4.0 if case.managed else 1.0
+        each = pace * (1.0 if case.policy == "off" else 1.2) * case.units
         found = asdict(case) | {
             "steps_s": [9.0, 5.0] + [each] * 3,
             "peak_bytes": 100 * case.units,
@@ -273,12 +269,13 @@ def test_the_table_of_a_gpu(bench_path: None, at_once: int) -> None:
         ("none", most),
         ("auto", 2 * most),
         ("auto, pages", 2 * most),
+        ("unified memory", 2 * most),
         ("all", 2 * most),
         ("auto", int(4.9 * most)),
         ("XLA", most),
         ("auto, XLA", 2 * most),
     ]
-    head, copies, columns, first, second, *_, xla, compiled, _ = gpu_lms.render(
+    head, copies, columns, first, second, _, managed, *_, xla, compiled, _ = gpu_lms.render(
         runs.document, rows
     ).splitlines()
     assert head == "A GPU; TensorFlow 2.21.0"
@@ -301,7 +298,15 @@ def test_the_table_of_a_gpu(bench_path: None, at_once: int) -> None:
         "75%",
         "50%",  # 0.4 s of copies a unit, of which 0.2 s show
     ]
-    assert "1.00" in first and "0.50" in xla and "0.60" in compiled
+    assert "1.00" in first and "4.00" in managed and "0.50" in xla and "0.60" in compiled
+
+
+def test_unified_memory_needs_a_driver(bench_path: None) -> None:
+    import gpu_lms
+
+    runs = kept(Gpu())
+    runs.document["machine"] = MACHINE | {"cuda": False}
+    assert "unified memory" not in [way for _, way, _ in gpu_lms.measure(gpu_setting(), runs)]
 
 
 def test_a_case_with_an_allocator_that_maps_pages_asks_for_it(bench_path: None) -> None:
@@ -397,6 +402,7 @@ def test_a_case_that_fails_is_kept_and_the_others_run(bench_path: None, tmp_path
         ("resnet50", "none", None),
         ("resnet50", "auto", None),
         ("resnet50", "auto, pages", None),
+        ("resnet50", "unified memory", None),
         ("resnet50", "all", None),
         ("resnet50", "auto", None),
         ("resnet50", "XLA", fault),
