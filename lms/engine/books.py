@@ -134,11 +134,7 @@ class Books:
             if made.is_empty:
                 stats = replace(stats, why="nothing is swapped; XLA compiles it in segments")
         elif work.task.compiled:
-            why = "none of its ops can be compiled within the planned memory"
-            if self._config.recompute == "only":
-                why = "segments repeat nothing, and recompute is 'only'"
-            elif decided.recomputation is not None:
-                why = "its plan recomputes tensors; recompute='off' compiles it in segments between swaps"
+            why = "no plan in which XLA compiles some of its ops fits, or is as fast"
             if not made.feasible:
                 why += "; with xla='off' TensorFlow fuses more of its ops, which may take less memory"
             self.warn(f"{name} runs without XLA: {why}")

@@ -94,23 +94,23 @@ class Planning:
         # What a segment reads is freed late. Room for batches would take the share of the margin that
         # plans with segments must leave free.
         held = replace(costs, frees_at_once=False, makes_batches=False)
-        # Segments have no op that is repeated. With "auto" ops are repeated, without XLA, where swaps alone
-        # do not fit, or, but for the least memory, take longer.
+        # Ops are repeated where swaps alone do not fit, or, but for the least memory, are waited for.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
         made = decide(work.graph, plain, kind, work.limit_bytes, held)
         if work.whole or (work.task.may_be_whole and fits_whole(made, plain, work.limit_bytes)):
             return replace(work, decision=made, whole=True)
-        fits = made.plan.feasible or config is plain
-        if plain.recompute == "off" and fits:
+        hurries = config.policy != "all" and bool(made.plan.swaps)
+        others: list[Decision] = []
+        if config is not plain and (hurries or not made.plan.feasible):
+            other = decide(work.graph, config, kind, work.limit_bytes, costs)
+            others.append(other)
+            made = made if other.recomputation is None else other
+        if made.plan.feasible or config is plain:
             may = compilable_ops(work.step, kind)
             # What XLA allocates inside of a segment comes in an order of its own.
             unfilled = replace(held, fills=False)
             made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, unfilled, made)
-        hurries = config.policy != "all" and bool(made.plan.swaps)
-        if config is not plain and (hurries or not fits):
-            other = decide(work.graph, config, kind, work.limit_bytes, costs)
-            made = min(other, made, key=lambda one: score(one, work.limit_bytes))
-        return replace(work, decision=made)
+        return replace(work, decision=min([made, *others], key=lambda one: score(one, work.limit_bytes)))
 
 
 def _assigns_in_place(decided: Decision | None) -> bool:

@@ -89,9 +89,9 @@ class Decision:
     """What the device's allocator will report for the step."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
-    """The graph that the relocation, or else the case, begins with, where ops are repeated."""
+    """The graph that comes before all others where ops are repeated."""
     segmentation: "Segmentation | None" = None
-    """Likewise where XLA compiles ops in segments."""
+    """The graph that the relocation, or else the case, begins with where XLA compiles ops in segments."""
 
     @property
     def graph(self) -> Graph:

@@ -8,19 +8,22 @@ scratch memory. To the planner and the simulators that is a graph like any other
 of a segment, and every plan counts what segments need.
 
 A segment holds no two ops with one between them that is left out: compiled together they would have to run
-both before and after it.
+both before and after it. Nor does it hold an op and another that repeats it: XLA would make one of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor, Use
 from lms.ir.liveness import Buffers, round_up
 from lms.ir.op_traits import CONTRACTIONS, is_update
 from lms.planner.host_operands import Decision, plan_swaps
+from lms.planner.hybrid import score
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
+from lms.planner.policy_budget import NO_STALL
 from lms.schedule.op_order import early_ops, floating_ops
 from lms.simulate.cost_model import Costs, costs_of
 
@@ -46,8 +49,14 @@ OWN_ORDER = 2.0
 """What a segment may need inside, as a multiple of what its ops need in the plan's order: XLA runs them in an
 order of its own. 0 to 2.8 times were measured; with 1 every other plan near its limit ran out of memory."""
 
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)
-"""The working sets of segments that are tried, as shares of the step's peak without segments."""
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1)
+"""The working sets of segments that are tried, as shares of what the step may use."""
+
+CHECKS = 16
+"""A segment is measured again whenever it has grown by this part of its ops."""
+
+CALL_S = 1e-4
+"""The time of TensorFlow's call of a segment beside that of its kernels: assumed, not measured."""
 
 MORE = 1.05
 """A plan with segments may need this many times the memory of the plan without."""
@@ -86,12 +95,15 @@ class _Run:
     """Left-out ops that wait for none of the segment's."""
     behind: list[int] = field(default_factory=list)
     """Left-out ops that do."""
-    nbytes: int = 0
-    read: set[int] = field(default_factory=set)
 
 
 def segmented(
-    buffers: Buffers, order: Sequence[int], compilable: Collection[int], most_bytes: int | None
+    buffers: Buffers,
+    order: Sequence[int],
+    compilable: Collection[int],
+    most_bytes: int | None,
+    costs: Costs,
+    repeats: Mapping[int, int] = MappingProxyType({}),
 ) -> Segmentation:
     """Put neighbours of an order into segments.
 
@@ -99,26 +111,36 @@ def segmented(
         buffers: Those of the graph.
         order: An order of its ops.
         compilable: The ops that may be in a segment.
-        most_bytes: The most that a segment reads, makes and needs inside; ``None``: any number.
+        most_bytes: The most that a segment reads, makes and needs inside; ``None``: any number. It is
+            measured now and then (:data:`CHECKS`), so a segment may need a little more.
+        costs: The device.
+        repeats: For each op that repeats another that one.
     """
-    groups = (
-        group for run in _runs(buffers, order, compilable, most_bytes) for group in _groups(buffers, run)
-    )
-    return _contracted(buffers, tuple(groups))
+    runs = _runs(buffers, order, compilable, most_bytes, repeats)
+    groups = (group for run in runs for group in _groups(buffers, run))
+    return _contracted(buffers, tuple(groups), costs)
 
 
 def _runs(
-    buffers: Buffers, order: Sequence[int], compilable: Collection[int], most_bytes: int | None
+    buffers: Buffers,
+    order: Sequence[int],
+    compilable: Collection[int],
+    most_bytes: int | None,
+    repeats: Mapping[int, int],
 ) -> Iterator[_Run]:
     graph = buffers.graph
-    run, own, behind = _Run(), set[int](), set[int]()
+    run, own, behind, check = _Run(), set[int](), set[int](), 1
     for op in order:
         before = graph.predecessors[op]
         waits = not behind.isdisjoint(before)
         if op in compilable and not (waits and _makes_little(buffers, op)):
-            if waits or _is_too_large(buffers, run.ops, op, most_bytes):
+            is_full = waits or repeats.get(op) in own
+            if not is_full and len(run.ops) >= check:
+                is_full = _is_too_large(buffers, run.ops, op, most_bytes)
+                check = len(run.ops) + 1 + len(run.ops) // CHECKS
+            if is_full:
                 yield run
-                run, own, behind = _Run(), set(), set()
+                run, own, behind, check = _Run(), set(), set(), 1
             run.ops.append(op)
             own.add(op)
         elif own.isdisjoint(before) and not waits:
@@ -297,8 +319,8 @@ def _in_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple
                 heappush(ready, (groups[later][0], later))
 
 
-def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmentation:
-    before = buffers.graph
+def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Costs) -> Segmentation:
+    before, seconds = buffers.graph, costs.op_seconds(buffers.graph)
     number: dict[int, int] = {}
     now: dict[int, int] = {}
     ops: list[Op] = []
@@ -335,7 +357,7 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmenta
                 read,
                 made,
                 workspace_bytes=_scratch(buffers, group),
-                flops=_sum(before.ops[op].flops for op in group),
+                flops=costs.flops_per_s * _segment_s(buffers, group, seconds),
             )
         ops.append(one._replace(id=place, inputs=read, outputs=made, controls=tuple(sorted(waits))))
         uses.append(found)
@@ -345,9 +367,23 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]]) -> Segmenta
     return Segmentation(before, graph, tuple(groups), tuple(old_tensors), tuple(uses))
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _segment_s(buffers: Buffers, ops: Sequence[int], seconds: Sequence[float]) -> float:
+    """Return the time of a segment: that of its ops but those that XLA computes where others read them.
+
+    By this a ViT-L takes 0.63 and a GPT-2 medium 0.56 of the time without XLA on an H100. Measured there were
+    0.53 for a ViT of six layers (``docs/measurements.md``).
+    """
+    own, roots = set(ops), buffers.graph.roots
+    leaving = {roots[tensor] for tensor in _left(buffers, ops)}
+    kernels = (
+        op
+        for op in ops
+        if any(
+            roots[tensor] in leaving or not _is_fused(buffers, roots[tensor], own)
+            for tensor in buffers.graph.ops[op].outputs
+        )
+    )
+    return CALL_S + sum(seconds[op] for op in kernels)
 
 
 def fits_whole(plain: Decision, config: LMSConfig, limit_bytes: int | None) -> bool:
@@ -376,20 +412,28 @@ def plan_segments(
 ) -> Decision:
     """Plan the swaps of a step that runs in segments.
 
-    The larger segments are, the more XLA can fuse, and the more memory they need. So the largest are taken
-    with which the step fits, or needs hardly more memory than without; where there are none, a plan without.
+    The larger segments are, the more XLA can fuse, and the more memory they need; copies run beside others
+    than their own. So segments of some sizes are planned, and the fastest plan with which the step fits is
+    taken. Where memory counts first, it is the one with the largest segments that needs hardly more memory
+    than a plan without. Where there is none, it is the plan without.
 
     Args:
         graph: The step.
         compilable: The ops that XLA can compile.
-        config: Policy and parameters; nothing is recomputed.
+        config: Policy and parameters.
         device_type: ``CPU`` or ``GPU``.
         limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
         costs: The device and its link; the default is a common one of its type.
-        plain: The plan without segments, where there is one already.
+        plain: The plan without segments, where there is one already: ops that it repeats are repeated in
+            segments, too.
     """
     costs = costs or costs_of(device_type)
     plain = plain or plan_swaps(graph, config, device_type, limit_bytes, costs)
+    repeats: dict[int, int] = {}
+    if (repeated := plain.recomputation) is not None:
+        graph = repeated.graph
+        compilable = [op for op, source in enumerate(repeated.ops) if source in compilable]
+        repeats = {op: repeated.places[repeated.ops[op]] for op in repeated.repeated}
     buffers = plain.case.buffers if plain.relocation is None else Buffers.of(graph)
     order = plain.plan.order if plain.relocation is None else range(len(graph.ops))
     may = frozenset(compilable) - floating_ops(graph) - early_ops(graph) - updating_ops(graph)
@@ -397,13 +441,19 @@ def plan_segments(
     tight = config.policy == "all" or not plain.plan.feasible or room is None
     most = int(plain.plan.peak_bytes * MORE) if tight else room
     unbound = room is None and config.policy != "all"
-    before = plain.case.peak_before_bytes
+    best = plain
     for share in SHARES:
-        made = segmented(buffers, order, may, None if unbound else int(share * (most or 0)))
+        most_bytes = None if unbound else int(share * (most or 0))
+        made = segmented(buffers, order, may, most_bytes, costs, repeats)
         if not made.segments:
             break
-        found = plan_swaps(made.graph, config, device_type, limit_bytes, costs, before)
+        found = plan_swaps(made.graph, config, device_type, limit_bytes, costs, plain.case.peak_before_bytes)
         fits = limit_bytes is None or found.peak_bytes <= limit_bytes * (1 - config.margin * SPARE)
         if fits and (unbound or found.plan.peak_bytes <= (most or 0)):
-            return replace(found, segmentation=made)
-    return plain
+            swaps = replace(found.plan, recomputed=plain.plan.recomputed)
+            found = replace(found, plan=swaps, segmentation=made, recomputation=repeated)
+            is_faster = best is plain or score(found, limit_bytes) < score(best, limit_bytes)
+            best = found if is_faster else best
+            if tight or best.case.makespan_s(best.plan) <= NO_STALL * sum(best.case.seconds):
+                break
+    return best

@@ -17,6 +17,8 @@ from lms.transports.base import Transport
 def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Transport) -> Edits:
     """Edit ``graph_def``: first the ops that are repeated, then the plan for the graph with these.
 
+    Segments are marked at last: to the plan each is one op.
+
     Args:
         graph_def: The graph that ``step`` was read from.
         step: Its values, and the nodes behind them.
@@ -27,12 +29,15 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
         RewriteError: If the decision does not fit the graph, which is of no use then.
     """
     known, segmentation = len(graph_def.node), decided.segmentation
-    if segmentation is not None:
-        step = in_segments(step, segmentation)
     sums, made = beginnings(step.graph), decided.recomputation
     if made is not None:
         sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
+    fixed = {step.members[op][0]: slot for op, slot in sums.items()}
+    if segmentation is not None:
+        step = in_segments(step, segmentation)
+        compiled = {node for op in segmentation.segments for node in step.members[op]}
+        fixed = {node: slot for node, slot in fixed.items() if node not in compiled}
     plan, moved = decided.plan, decided.relocation
     fixed = {step.members[op][0]: slot for op, slot in sums.items()}
     if moved is not None:
@@ -49,11 +54,12 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
 
 def _dropped(decided: Decision) -> set[int]:
     """Return the buffers of the planned graph that are made a second time."""
-    made, moved = decided.recomputation, decided.relocation
+    made = decided.recomputation
     if made is None:
         return set()
     copies = {tensor for op in made.repeated for tensor in made.graph.ops[op].outputs}
     dropped = {now for now, old in enumerate(made.tensors) if old in made.dropped and now not in copies}
-    if moved is None:
-        return dropped
-    return {now for now, old in enumerate(moved.tensors) if old in dropped}
+    for later in (decided.segmentation, decided.relocation):
+        if later is not None:
+            dropped = {now for now, old in enumerate(later.tensors) if old in dropped}
+    return dropped

@@ -87,10 +87,12 @@ def main() -> None:
         warnings.simplefilter("always")
         if case == "hopeful":
             importlib.import_module("lms.engine.planning").fits_whole = lambda *_: True
+        if case == "slow calls":
+            importlib.import_module("lms.planner.segments").CALL_S = 10.0
         if way != "whole":
             given = {"budget_bytes": int(float(budget_mib) * 2**20)} if budget_mib != "-" else {}
             given |= {"recompute": case} if case == "only" else {}
-            given |= {"bandwidth_gb_s": 0.01} if case == "slow link" else {}
+            given |= {"bandwidth_gb_s": 0.01} if case in ("slow link", "slow calls") else {}
             lms.enable(policy=policy, xla=way, **given)
         draw = np.random.default_rng(5)
         scale = WIDTH**-0.5
@@ -122,6 +124,7 @@ def main() -> None:
                 "steps": len([one for one in edited if one.segments]),
                 "swapped": sum(one.tensors for one in edited),
                 "executed": sum(one.executed or 0 for one in edited),
+                "recomputed": sum(one.recomputed.ops for one in edited if one.recomputed),
                 "first_run": [one.first_run_s for one in edited],
                 "text": str(report),
                 "warnings": texts,

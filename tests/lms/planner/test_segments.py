@@ -1,5 +1,7 @@
 """Segments: which ops are put together, and what a plan of them counts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from test_recompute_properties import MODEST, steps
@@ -7,7 +9,11 @@ from test_recompute_properties import MODEST, steps
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
-from lms.planner.segments import OWN_ORDER, SEGMENT, plan_segments, segmented, updating_ops
+from lms.planner import segments
+from lms.planner.hybrid import decide
+from lms.planner.planner import Case
+from lms.planner.segments import CALL_S, OWN_ORDER, SEGMENT, plan_segments, segmented, updating_ops
+from lms.simulate.cost_model import costs_of
 
 BLOCK = 64 * 1024  # with less a segment is not worth its call
 
@@ -22,7 +28,7 @@ def chain(*kinds: str) -> Graph:
 
 
 def put(graph: Graph, compilable: set[int], most_bytes: int | None = None) -> list[tuple[int, ...]]:
-    made = segmented(Buffers.of(graph), range(len(graph.ops)), compilable, most_bytes)
+    made = segmented(Buffers.of(graph), range(len(graph.ops)), compilable, most_bytes, costs_of("CPU"))
     return [made.ops[op] for op in made.segments]
 
 
@@ -101,7 +107,7 @@ def test_a_segment_keeps_within_its_bytes(most: int | None, count: int) -> None:
 
 def test_what_one_matrix_product_makes_for_another_is_scratch_memory() -> None:
     graph = chain("MatMul", "MatMul", "MatMul")
-    made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None)
+    made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None, costs_of("CPU"))
     (segment,) = (made.graph.ops[op] for op in made.segments)
     assert segment.type == SEGMENT and segment.workspace_bytes == OWN_ORDER * 2 * BLOCK
     assert [made.graph.tensors[tensor].nbytes for tensor in segment.outputs] == [BLOCK]
@@ -111,7 +117,7 @@ def test_what_one_matrix_product_makes_for_another_is_scratch_memory() -> None:
 @given(graph=steps())
 def test_every_op_is_there_once_behind_what_it_waits_for(graph: Graph) -> None:
     may = {op.id for op in graph.ops if op.type in ("MatMul", "Relu", "AddV2", "Reshape")}
-    made = segmented(Buffers.of(graph), range(len(graph.ops)), may, None)
+    made = segmented(Buffers.of(graph), range(len(graph.ops)), may, None, costs_of("CPU"))
     assert sorted(op for ops in made.ops for op in ops) == list(range(len(graph.ops)))
     for op in made.graph.ops:
         assert all(before < op.id for before in made.graph.predecessors[op.id])
@@ -119,6 +125,48 @@ def test_every_op_is_there_once_behind_what_it_waits_for(graph: Graph) -> None:
         assert may.issuperset(made.ops[op])
     read = [graph.ops[use.op].inputs[use.slot] for uses in made.uses for use in uses]
     assert [made.tensors[tensor] for op in made.graph.ops for tensor in op.inputs] == read
+
+
+def test_an_op_and_its_repeat_are_in_different_segments() -> None:
+    graph, costs = chain("Exp", "Tanh", "Exp", "Tanh", "Exp", "Tanh"), costs_of("CPU")
+    made = segmented(Buffers.of(graph), range(7), set(range(1, 7)), None, costs, {4: 2})
+    assert [made.ops[op] for op in made.segments] == [(1, 2, 3), (4, 5, 6)]
+
+
+def test_what_is_computed_where_it_is_read_takes_no_time() -> None:
+    graph, costs = chain("MatMul", "Exp", "Tanh", "MatMul", "Exp"), costs_of("CPU")
+    made = segmented(Buffers.of(graph), range(6), set(range(1, 6)), None, costs)
+    (segment,) = (made.graph.ops[op] for op in made.segments)
+    seconds = costs.op_seconds(graph)
+    kernels = [
+        1,
+        3,
+        4,
+        5,
+    ]  # but the exponential before the other elementwise op; XLA writes what a product reads
+    assert segment.flops == pytest.approx(costs.flops_per_s * (CALL_S + sum(seconds[op] for op in kernels)))
+
+
+@MODEST
+@given(graph=steps())
+def test_segments_of_a_step_with_repeated_ops_keep_them_apart(graph: Graph) -> None:
+    config, costs = LMSConfig(min_tensor_bytes=1, recompute="only", margin=0.0), costs_of("GPU")
+    budget = max(1, Case.of(graph, config, costs).peak_before_bytes * 3 // 4)
+    config = replace(config, policy="budget", budget_bytes=budget)
+    plain = decide(graph, config, "GPU", None, costs)
+    may = {op.id for op in graph.ops if op.type in ("MatMul", "Relu", "AddV2", "Reshape")}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(segments, "FEWEST_BYTES", 1)
+        found = plan_segments(graph, may, config, "GPU", None, costs, plain)
+    assert found.recomputation is plain.recomputation
+    if found.segmentation is None:
+        return
+    assert found.plan.feasible == (found.plan.peak_bytes <= budget)
+    if (made := found.recomputation) is not None:
+        assert found.segmentation.before is made.graph and found.plan.recomputed == plain.plan.recomputed
+        for op in found.segmentation.segments:
+            sources = [made.ops[one] for one in found.segmentation.ops[op]]
+            assert len({*sources}) == len(sources)
 
 
 def test_a_plan_swaps_between_segments_alone() -> None:
