@@ -22,7 +22,7 @@ Mode = Literal["auto", "native", "graph", "off"]
 Policy = Literal["auto", "budget", "threshold", "all"]
 Recompute = Literal["auto", "off", "only"]
 Residence = Literal["auto", "device", "host"]
-Xla = Literal["off", "auto"]
+Xla = Literal["off", "whole", "auto"]
 CtrldStrategy = Literal["chain_rule", "direct_order"]
 Transport = Literal["auto", "device", "host", "file", "numpy"]
 
@@ -186,9 +186,9 @@ class LMSConfig:
         "where the optimizer's state on the host is not enough",
     )
     xla: Xla = _option(
-        "off",
-        "auto: XLA compiles a step with jit_compile whole where it fits, else in segments between the swaps; "
-        "off: without XLA; not with policy threshold or variables on the host",
+        "whole",
+        "whole: XLA compiles a step with jit_compile as one where it fits; auto: else in segments between "
+        "the swaps; off: without XLA, as with policy threshold or variables on the host",
     )
     batch_size: int | None = _option(None, "batch size to assume where the graph leaves it open", low=1)
     min_tensor_bytes: int = _option(65536, "smaller tensors stay on the device", low=0)

@@ -8,7 +8,7 @@ from functools import partial
 
 from lms.config import LMSConfig, idle_rules
 from lms.engine.lifecycle import Guest
-from lms.engine.work import Work
+from lms.engine.work import Task, Work
 from lms.errors import LMSError, LMSWarning
 from lms.intercept.edit_guards import level_of_user
 from lms.ir.graph import Graph, GraphError
@@ -50,13 +50,14 @@ class Books:
             self.collector.warnings.append(text)
             warnings.warn(text, LMSWarning, stacklevel=level_of_user())
 
-    def tell_of_moved(self, name: str, works: Sequence[Work]) -> None:
+    def tell_of_moved(self, task: Task, works: Sequence[Work]) -> None:
         """Warn that variables of a step move to the host, because it does not fit with all on the device."""
         many = counted(sum(work.streamed.state + work.streamed.weights for work in works), "variable")
         moved = mib(sum(work.streamed.nbytes for work in works))
         self.warn(
-            f"{name} does not fit with all variables on the device: {many} ({moved}) lie "
+            f"{task.name} does not fit with all variables on the device: {many} ({moved}) lie "
             "on the host between steps from now on; optimizer_state='device' and variables='device' keep them"
+            f"{', and XLA, which is off from now on' if task.compiled else ''}"
         )
 
     def tell_of_kept(self, name: str, obstacle: str, kept: Iterable[Mapping[str, int]]) -> None:
@@ -135,7 +136,9 @@ class Books:
                 stats = replace(stats, why="nothing is swapped; XLA compiles it in segments")
         elif work.task.compiled:
             why = "no plan in which XLA compiles some of its ops fits, or is as fast"
-            if not made.feasible:
+            if self._config.xla == "whole":
+                why = "as one it may not fit; xla='auto' (LMS_XLA=auto) compiles it in segments between swaps"
+            elif not made.feasible:
                 why += "; with xla='off' TensorFlow fuses more of its ops, which may take less memory"
             self.warn(f"{name} runs without XLA: {why}")
         logger.info("%s: %s", stats.name, stats.why)

@@ -105,7 +105,8 @@ class Editing:
         task = _task_of(graph_def, task)
         used = self._engine.resources
         shares, facts = used.host.shares, (_key(graph_def, task), used.profiles().kept)
-        known = self._kept_for((*facts, shares))
+        flags = task.compiled, task.may_be_whole
+        known = self._kept_for((*facts, *flags, shares))
         if known is not None:
             if self._is_refused(task, len(graph_def.node)):
                 return Edit()
@@ -113,13 +114,16 @@ class Editing:
                 return again
         works = self._works(task, graph_def)
         if len({work.whole for work in works}) > 1:  # another device or frame of it needs segments
+            task = replace(task, may_be_whole=False)
             graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-            works = self._works(replace(task, may_be_whole=False), graph_def)
+            works = self._works(task, graph_def)
         if self._may_move_variables(task):
+            before = shares
             graph_def, works, shares = self._with_variables_moved(task, graph_def, works)
+            flags = flags if shares == before else (False, False)
         made = _as_edit(works, graph_def)
         if works and shares == used.host.shares:  # else another thread has moved variables meanwhile
-            self._keep((*facts, shares), made)
+            self._keep((*facts, *flags, shares), made)
         return made
 
     def _works(self, task: Task, graph_def: Any) -> list[Work]:
@@ -131,13 +135,12 @@ class Editing:
     def _may_move_variables(self, task: Task) -> bool:
         """Tell whether a step that does not fit may have more of its variables on the host.
 
-        Plans for a device of another size move nothing, nor do those of IBM's classes. XLA's segments and
-        variables that stream do not go together.
+        Plans for a device of another size move nothing, nor do those of IBM's classes.
         """
         is_real = not self._engine.resources.assumes_limit and task.limit_bytes is None
         is_ours = task.guest is None and self._engine.guest is None
         config = task.config
-        swaps = config.policy != "threshold" and config.recompute != "only" and config.xla != "auto"
+        swaps = config.policy != "threshold" and config.recompute != "only"
         return is_real and is_ours and swaps
 
     def _with_variables_moved(
@@ -150,24 +153,25 @@ class Editing:
         """
         host = self._engine.resources.host
         before = shares = host.shares
+        plain = replace(task, compiled=False, may_be_whole=False)  # XLA finds no variables on the host
         while lacking := self._lacking_bytes(task, works):
             if not host.take_more(lacking, _streamable(works)):
                 break
             moved_def = graph_pb2.GraphDef.FromString(task.request.graph)
             try:
-                works, graph_def = self._works(task, moved_def), moved_def
+                works, graph_def = self._works(plain, moved_def), moved_def
             except (GraphError, LMSError) as error:  # the host is full, for example
                 logger.info("%s keeps more of its variables on the device: %s", task.name, error)
                 host.shares = shares
                 graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-                works = self._works(task, graph_def)
+                works = self._works(task if shares == before else plain, graph_def)
                 break
             shares = host.shares
         if lacking and any(map(_is_full_before, works)):
             self._engine.books.tell_of_kept(task.name, host.obstacle, map(_kept_variables, works))
         if shares != before:
             self._engine.steps.growth.renew_all()
-            self._engine.books.tell_of_moved(task.name, works)
+            self._engine.books.tell_of_moved(task, works)
         return graph_def, works, shares
 
     def _lacking_bytes(self, task: Task, works: Sequence[Work]) -> int:
@@ -364,7 +368,8 @@ def _task_of(graph_def: Any, task: Task) -> Task:
         if given.keys() - types.keys() <= unread_arguments(task.function):
             return task
     hints = replace(task.hints, arguments={})
-    return replace(task, inputs=(), is_body=True, may_be_whole=False, hints=hints)
+    has_segments = task.compiled and task.config.xla == "auto"
+    return replace(task, inputs=(), is_body=True, compiled=has_segments, may_be_whole=False, hints=hints)
 
 
 def _key(graph_def: Any, task: Task) -> object:
@@ -380,7 +385,7 @@ def _key(graph_def: Any, task: Task) -> object:
     names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
-    return digest, task.config, task.is_body, task.compiled, task.may_be_whole, repr(known), names
+    return digest, task.config, task.is_body, repr(known), names
 
 
 def _to_keep(work: Work) -> Work:

@@ -52,7 +52,7 @@ class Engine:
         self.traced = told_to(environ)
         """Is told of the first training step, or why it cannot be read; the step is not run then."""
         self.books = Books(config)
-        self.options = OptimizerOptions(config.arithmetic_optimization)
+        self.options = OptimizerOptions(config.arithmetic_optimization, fuses=config.xla != "auto")
         self.resources = Resources(config, environ, self.books.warn)
         self.steps = Steps(self, environ)
         self._editing = Editing(self, environ)

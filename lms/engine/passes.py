@@ -200,8 +200,8 @@ class Streaming:
         self._host, self._transport = host, transport
 
     def requires(self, work: Work) -> bool:
-        """Tell whether any variables stream."""
-        return self._host.streams and work.frame is not None
+        """Tell whether any variables stream; none do in a step that was postponed before they did."""
+        return self._host.streams and work.frame is not None and work.graph_def is not None
 
     def apply(self, work: Work) -> Work:
         """Edit a copy of the graph, and read it again."""

@@ -89,8 +89,10 @@ class Planning:
     def _decided(self, work: Work, costs: Costs) -> Work:
         assert work.graph is not None  # noqa: S101 - required
         config, kind = work.task.config, work.device.type
-        if not work.task.compiled or work.step is None:
-            return replace(work, decision=decide(work.graph, config, kind, work.limit_bytes, costs))
+        if not work.task.compiled or work.step is None or config.xla == "whole":
+            made = decide(work.graph, config, kind, work.limit_bytes, costs)
+            is_whole = work.task.may_be_whole and fits_whole(made, config, work.limit_bytes)
+            return replace(work, decision=made, whole=work.whole or is_whole)
         # What a segment reads is freed late. Room for batches would take the share of the margin that
         # plans with segments must leave free.
         held = replace(costs, frees_at_once=False, makes_batches=False)

@@ -25,7 +25,7 @@ from lms.intercept.side_effects import draws_from_seed
 from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
 from lms.optimizer.stopped import LEFT
-from lms.planner.planner import usable_bytes
+from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.reader.shapes import ShapeHints
 from lms.report.history import History
 from lms.report.render import explain_out_of_memory, explain_unplanned, mib
@@ -55,6 +55,13 @@ TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one l
 
 SESSION = "session graph"
 """The name of a session's step."""
+
+OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"
+SWAPS_ALL = (
+    "swaps what fits, too, and no swap would survive in what is compiled as one; policy 'auto' leaves what "
+    "fits to XLA"
+)
+"""Why XLA compiles nothing."""
 
 ONCE = "A step of a session is not tried again."
 """Why that is the end of it."""
@@ -118,7 +125,8 @@ class Steps:
 
     def uninstall(self) -> None:
         """Put TensorFlow's own methods back; the sizes of Keras's batches are noted further on."""
-        self.watch.uninstall()
+        functions, host = self._functions, self._engine.resources.host
+        self.watch.uninstall(functions.without_xla if host.is_on else None)
         self.unseen.uninstall()
         self.sessions.uninstall()
         self.values.uninstall()
@@ -145,14 +153,15 @@ class Steps:
         if self.watch.is_here:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call))
-        compiled = bool(runtime.copy)
+        may_compile = bool(runtime.copy) and not self._engine.resources.host.is_on
+        may_be_whole = may_compile and self._may_be_whole(call, runtime)
         task = Task(
             request,
             function_name(runtime.name),
             config,
             hints,
-            compiled=compiled,
-            may_be_whole=compiled and self._may_be_whole(call, runtime),
+            compiled=may_compile and (may_be_whole or config.xla == "auto"),
+            may_be_whole=may_be_whole,
         )
         if not self.watch.is_here:
             return task
@@ -213,7 +222,7 @@ class Steps:
     def drops_xla(self, function: Any) -> bool:
         """Warn that XLA is switched off for ``function``, unless it runs whole or in segments."""
         engine = self._engine
-        if (obstacle := self._without_segments()) is None:
+        if (obstacle := self._why_no_xla()) is None:
             return False
         if engine.refusal() is not None:
             return True
@@ -223,12 +232,16 @@ class Steps:
     def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
         """Return the name of the copy to run of a step that XLA compiles, unless it is left to XLA."""
         engine = self._engine
-        if engine.config.xla != "auto" or runtime.taped or "__backward_" in runtime.name:
+        if engine.config.xla == "off":
             return ""
-        if engine.refusal() is not None or self.growth.is_whole(call.function, runtime.name):
+        if engine.resources.host.is_on:  # what XLA compiles would find no variables there
+            return self._functions.without_xla(runtime.name)
+        if runtime.taped or "__backward_" in runtime.name or engine.refusal() is not None:
+            return ""
+        if self.growth.is_whole(call.function, runtime.name):
             return ""
         copy = self._functions.copy_of(runtime.name)
-        return "" if copy is None or self._without_segments() is not None else copy.name
+        return "" if copy is None or self._why_no_xla() is not None else copy.name
 
     def is_left_to_xla(
         self, call: Call, runtime: RuntimeCall, generation: int, error: tf.errors.OpError
@@ -260,7 +273,8 @@ class Steps:
             memory, forbid = room.device.memory(), self.growth.forbid_whole
             if memory is not None and memory[1] > room.nbytes and forbid(call.function, runtime.name):
                 took = f"{mib(memory[1])} where {mib(room.nbytes)} are allowed"
-                self._engine.books.warn(f"{room.step} runs in segments from now on: as one it took {took}")
+                now = "in segments" if self._engine.config.xla == "auto" else "without XLA"
+                self._engine.books.warn(f"{room.step} runs {now} from now on: as one it took {took}")
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, with stand-ins for its iterators; try it again where a plan may help."""
@@ -361,22 +375,24 @@ class Steps:
     def _may_be_whole(self, call: Call, runtime: RuntimeCall) -> bool:
         """Tell whether XLA can compile what it was to compile, for all that is known."""
         copy, may = self._functions.copy_of(runtime.name), self.growth.may_be_whole
-        if copy is None or self._engine.resources.host.is_on or not may(call.function, runtime.name):
+        if copy is None or not may(call.function, runtime.name):
             return False
         return copy.types <= compiled_types(self._engine.resources.devices[0].type)
 
-    def _without_segments(self) -> str | None:
-        """Return why no step runs in segments here; ``None`` where steps may."""
-        config = self._engine.config
-        if config.xla == "auto":
-            if context.is_async():
-                return "eager execution is asynchronous (tf.config.experimental.set_synchronous_execution)"
-            return segments_refused(config) or why_no_xla(self._engine.resources.devices[0])
-        return (
-            "compiled as one, no swap would survive in it; xla='auto' (LMS_XLA=auto) leaves it whole where "
-            "it fits, and else compiles it in segments between the swaps; to keep it whole, call "
-            "lms.disable() before it is traced"
-        )
+    def _why_no_xla(self) -> str | None:
+        """Return why XLA compiles no step here, whole or in segments; ``None`` where it may."""
+        config, used = self._engine.config, self._engine.resources
+        if config.policy not in LEAVES_WHAT_FITS and config.xla == "whole":
+            return f"policy {config.policy!r} {SWAPS_ALL}"
+        if config.xla == "off":
+            return OFF
+        if context.is_async():
+            return "eager execution is asynchronous (tf.config.experimental.set_synchronous_execution)"
+        if config.xla == "auto" and (refused := segments_refused(config)) is not None:
+            return refused
+        if used.host.is_on:
+            return "XLA compiles no function whose variables may lie on the host"
+        return why_no_xla(used.devices[0])
 
     def _tell_of_segments(self, seconds: float) -> None:
         """Note how long the first run of steps took that XLA compiles."""

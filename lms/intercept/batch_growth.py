@@ -28,9 +28,14 @@ class _Step:
     """The functions of the runtime whose random numbers would begin anew with another plan, whose kernels are
     new."""
 
+    @property
+    def draws_on(self) -> bool:
+        """Whether random numbers of the latest plan would begin anew with another one."""
+        return any(self.whole.get(name) != self.generation for name in self.draws)
+
     def grown(self, what: str, was: object, will: object) -> str:
         """Count another plan, unless that would change what the step computes; return what has grown."""
-        if any(self.whole.get(name) != self.generation for name in self.draws):
+        if self.draws_on:
             kept = f"keeps its plan for {what} of {was} with {will}"
             return f"{kept}: a new one would begin its random numbers anew"
         self.generation += 1
@@ -77,7 +82,7 @@ class Growth:
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
         for step in (*self._steps.values(), *self._nameless.values()):
-            step.generation += 0 if step.draws else 1
+            step.generation += 0 if step.draws_on else 1
 
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""

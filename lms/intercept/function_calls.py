@@ -187,11 +187,25 @@ class Watch:
         pf.Function.get_concrete_function = watched_concrete
         context.Context.call_function = watched_runtime
 
-    def uninstall(self) -> None:
-        """Put TensorFlow's own methods back; functions not yet traced may use XLA again."""
+    def uninstall(self, without_xla: Callable[[str], str] | None = None) -> None:
+        """Put TensorFlow's own methods back; functions not yet traced may use XLA again.
+
+        Args:
+            without_xla: Returns the name of the function that runs in place of one that XLA compiles, where
+                variables lie on the host: XLA would find none there.
+        """
         for name, method in self._methods.items():
             setattr(pf.Function, name, method)
-        context.Context.call_function = self._call_function
+        call_function = self._call_function
+        context.Context.call_function = call_function
+        if without_xla is not None:
+
+            def by_copies(ctx: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
+                return call_function(
+                    ctx, without_xla(name.decode()).encode() or name, tensor_inputs, num_outputs
+                )
+
+            context.Context.call_function = by_copies
         for function in self._compiled:
             function._jit_compile = True
         self._compiled.clear()
@@ -202,7 +216,7 @@ class Watch:
         copy = self._observer.without_xla(self.call, runtime)
         runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
-        planned = self._options.planned(before, generation, in_segments=bool(copy))
+        planned = self._options.planned(before, generation, is_copy=bool(copy))
         ctx.function_call_options, iterations = planned
         plugin.expect_iterations(iterations)
         latest = self._latest

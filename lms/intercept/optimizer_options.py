@@ -37,15 +37,16 @@ class OptimizerOptions:
 
     Args:
         arithmetic: Whether the arithmetic rewrites are on; ``None``: as the program has them.
+        fuses: Whether TensorFlow fuses ops of steps that XLA was to compile.
     """
 
-    def __init__(self, arithmetic: bool | None) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, arithmetic: bool | None, *, fuses: bool = True) -> None:
+        self._arithmetic, self._fuses = arithmetic, fuses
         self._number: dict[int, int] = {}
         """By generation of a plan what no other has in the process."""
         self._made: dict[tuple[bytes, str, int, bool], tuple[Any, int]] = {}
 
-    def planned(self, options: Any, generation: int, *, in_segments: bool = False) -> tuple[Any, int]:
+    def planned(self, options: Any, generation: int, *, is_copy: bool = False) -> tuple[Any, int]:
         """Return the options for a call with ``options`` that runs the plan ``generation``.
 
         Where XLA may compile segments of the step TensorFlow fuses no ops itself: XLA has no kernels for
@@ -54,6 +55,7 @@ class OptimizerOptions:
         Returns:
             The options, and how often TensorFlow's optimizer goes over a graph with them.
         """
+        in_segments = is_copy and not self._fuses
         key = options.config_proto_serialized, options.executor_type, generation, in_segments
         made = self._made.get(key)
         if made is None:

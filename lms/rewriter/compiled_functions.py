@@ -61,10 +61,20 @@ class CompiledFunctions:
     def copy_of(self, name: str) -> Copy | None:
         """Return the copy of a function; ``None`` where XLA compiles no part of a training step in it."""
         with self._lock:
-            if name not in self._seen:
-                self._forget_what_is_gone()
-            seen = self._look(name)
+            seen = self._look_anew(name)
             return Copy(self._copied(name), frozenset(seen.compiled)) if seen.trains else None
+
+    def without_xla(self, name: str) -> str:
+        """Return the name of a copy that XLA compiles nothing of; empty where it compiles nothing anyway."""
+        with self._lock:
+            self._look_anew(name)
+            copy = self._copied(name)
+            return "" if copy == name else copy
+
+    def _look_anew(self, name: str) -> _Seen:
+        if name not in self._seen:
+            self._forget_what_is_gone()
+        return self._look(name)
 
     def _forget_what_is_gone(self) -> None:
         """Remove the copies of functions that TensorFlow has removed."""

@@ -39,7 +39,6 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
         compiled = {node for op in segmentation.segments for node in step.members[op]}
         fixed = {node: slot for node, slot in fixed.items() if node not in compiled}
     plan, moved = decided.plan, decided.relocation
-    fixed = {step.members[op][0]: slot for op, slot in sums.items()}
     if moved is not None:
         step = relocated(step, moved)
     parted = part_shapes(graph_def, step, plan, leaving(step, plan, _dropped(decided)))
