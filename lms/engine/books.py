@@ -14,8 +14,11 @@ from lms.intercept.edit_guards import level_of_user
 from lms.ir.graph import Graph, GraphError
 from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
+from lms.planner.planner import usable_bytes
+from lms.planner.segments import WHOLE
 from lms.reader.node_table import ROOT
 from lms.reader.shape_names import shapes_of
+from lms.reader.step_reader import Step
 from lms.report.render import mib
 from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL
@@ -137,7 +140,7 @@ class Books:
         elif work.task.compiled:
             why = "no plan in which XLA compiles some of its ops fits, or is as fast"
             if self._config.xla == "whole":
-                why = "as one it may not fit; xla='auto' (LMS_XLA=auto) compiles it in segments between swaps"
+                why = _why_not_whole(work, step, made)
             elif not made.feasible:
                 why += "; with xla='off' TensorFlow fuses more of its ops, which may take less memory"
             self.warn(f"{name} runs without XLA: {why}")
@@ -217,6 +220,17 @@ def _before(base: int, whole: int) -> str:
     return (
         f"; variables, and what else is there before the step, take {mib(base)} of the device's {mib(whole)}"
     )
+
+
+def _why_not_whole(work: Work, step: Step, made: SwapPlan) -> str:
+    """Say why XLA does not compile a step as one."""
+    room, most = usable_bytes(work.task.config, work.limit_bytes), int(WHOLE * made.peak_before_bytes)
+    why = "as one it may not fit"
+    if step.unknown or step.list_loops:
+        why = "the sizes of some of its tensors are not known before it runs"
+    elif room is not None and most > room:
+        why = f"as one it may take {mib(most)} where {mib(room)} may be used"
+    return f"{why}; xla='auto' (LMS_XLA=auto) compiles it in segments between swaps"
 
 
 def _place(work: Work) -> tuple[str, str]:

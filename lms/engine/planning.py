@@ -89,9 +89,12 @@ class Planning:
     def _decided(self, work: Work, costs: Costs) -> Work:
         assert work.graph is not None  # noqa: S101 - required
         config, kind = work.task.config, work.device.type
+        # Where sizes are open, nothing tells that the step fits.
+        is_open = work.step is not None and bool(work.step.unknown or work.step.list_loops)
+        may_be_whole = work.task.may_be_whole and not is_open
         if not work.task.compiled or work.step is None or config.xla == "whole":
             made = decide(work.graph, config, kind, work.limit_bytes, costs)
-            is_whole = work.task.may_be_whole and fits_whole(made, config, work.limit_bytes)
+            is_whole = may_be_whole and fits_whole(made, config, work.limit_bytes)
             return replace(work, decision=made, whole=work.whole or is_whole)
         # What a segment reads is freed late. Room for batches would take the share of the margin that
         # plans with segments must leave free.
@@ -99,7 +102,7 @@ class Planning:
         # Ops are repeated where swaps alone do not fit, or, but for the least memory, are waited for.
         plain = replace(config, recompute="off") if config.recompute == "auto" else config
         made = decide(work.graph, plain, kind, work.limit_bytes, held)
-        if work.whole or (work.task.may_be_whole and fits_whole(made, plain, work.limit_bytes)):
+        if work.whole or (may_be_whole and fits_whole(made, plain, work.limit_bytes)):
             return replace(work, decision=made, whole=True)
         hurries = config.policy != "all" and bool(made.plan.swaps)
         others: list[Decision] = []

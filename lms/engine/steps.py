@@ -153,7 +153,7 @@ class Steps:
         if self.watch.is_here:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call))
-        may_compile = bool(runtime.copy) and not self._engine.resources.host.is_on
+        may_compile = bool(runtime.copy) and self._why_no_xla() is None
         may_be_whole = may_compile and self._may_be_whole(call, runtime)
         task = Task(
             request,
@@ -230,10 +230,11 @@ class Steps:
         return True
 
     def without_xla(self, call: Call, runtime: RuntimeCall) -> str:
-        """Return the name of the copy to run of a step that XLA compiles, unless it is left to XLA."""
+        """Return the name of the copy to run of a step that XLA compiles, unless it is left to XLA.
+
+        That is also how XLA is off for a step that was traced before LMS could say so.
+        """
         engine = self._engine
-        if engine.config.xla == "off":
-            return ""
         if engine.resources.host.is_on:  # what XLA compiles would find no variables there
             return self._functions.without_xla(runtime.name)
         if runtime.taped or "__backward_" in runtime.name or engine.refusal() is not None:
@@ -241,7 +242,7 @@ class Steps:
         if self.growth.is_whole(call.function, runtime.name):
             return ""
         copy = self._functions.copy_of(runtime.name)
-        return "" if copy is None or self._why_no_xla() is not None else copy.name
+        return "" if copy is None else copy.name
 
     def is_left_to_xla(
         self, call: Call, runtime: RuntimeCall, generation: int, error: tf.errors.OpError
