@@ -43,7 +43,7 @@ def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
     grows: Any = SimpleNamespace(leaves_growing=lambda device_type: False)
     profiles: Any = lambda: SimpleNamespace(find=lambda graph: {})  # noqa: E731
     planned_by = planning.Planning(None, grows, unused, profiles, lambda: True, lambda: True)
-    task: Any = SimpleNamespace(config=LMSConfig(), compiled=False)
+    task: Any = SimpleNamespace(config=LMSConfig(), compiled=False, may_be_whole=False)
     table: Any = SimpleNamespace(types=["Conv2D", op_type])
     work = Work(task, Device("CPU:0", 1 << 20), unused, table=table, graph=GraphBuilder().build())
     planned_by.apply(work)
