@@ -57,11 +57,13 @@ SESSION = "session graph"
 """The name of a session's step."""
 
 OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"
+"""Why XLA compiles nothing at all."""
+
 SWAPS_ALL = (
     "swaps what fits, too, and no swap would survive in what is compiled as one; policy 'auto' leaves what "
     "fits to XLA"
 )
-"""Why XLA compiles nothing."""
+"""Why it compiles nothing as one with a policy, whose name comes before."""
 
 ONCE = "A step of a session is not tried again."
 """Why that is the end of it."""

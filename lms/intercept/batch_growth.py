@@ -30,7 +30,7 @@ class _Step:
 
     @property
     def draws_on(self) -> bool:
-        """Whether random numbers of the latest plan would begin anew with another one."""
+        """Tell whether random numbers of the latest plan would begin anew with another one."""
         return any(self.whole.get(name) != self.generation for name in self.draws)
 
     def grown(self, what: str, was: object, will: object) -> str:

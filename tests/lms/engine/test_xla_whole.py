@@ -60,7 +60,7 @@ def test_policy_all_runs_without_xla(without: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", ["default", "auto"])
 @pytest.mark.parametrize("order", ["train,evaluate", "evaluate,train,evaluate"])
 def test_variables_may_still_move_to_the_host(order: str, way: str) -> None:
-    """What XLA has compiled before runs without it from then on: it would find no variables there."""
+    """Run without XLA from then on what it has compiled before: it would find no variables there."""
     pytest.importorskip("tensorflow")
     ample, tight = (run_job("whole_job.py", order, str(limit), way) for limit in (300, 54))
     assert ample["whole"] and not ample["streamed"] and not ample["warnings"]
