@@ -26,7 +26,9 @@ for layer in range(LAYERS):
     made = tf.nn.tanh(tf.matmul(made, v1.get_variable(f"w{layer}", (WIDTH, WIDTH))))
 loss = tf.reduce_mean(tf.square(made - rows))
 train = v1.train.AdamOptimizer(1e-3).minimize(loss)
-with v1.Session() as session:
+# Ops that meet by chance take memory by chance: one op after the other, as planned.
+one_by_one = v1.ConfigProto(inter_op_parallelism_threads=1)
+with v1.Session(config=one_by_one) as session:
     session.run(v1.global_variables_initializer())
     batch = np.random.default_rng(0).random((ROWS, WIDTH), dtype=np.float32)
     losses = [float(session.run([loss, train], {rows: batch})[0]) for _ in range(STEPS)]
