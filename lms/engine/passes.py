@@ -119,7 +119,8 @@ def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequenc
                 continue
             read = [known[source.node][source.index] for source in table.inputs[node]]
             if table.types[node] in SWITCHES | MERGES:
-                known[node] = read[:1] * max(2, table.nodes[node].attr["num_outs"].i)  # as _SwitchN has them
+                attr = table.nodes[node].attr  # to ask for one that is not there adds it, without a value
+                known[node] = read[:1] * (attr["num_outs"].i if "num_outs" in attr else 2)
             elif table.types[node] == "Const":
                 known[node] = [NUMBER]
             else:

@@ -136,9 +136,9 @@ def _signature(node: Any) -> _Signature:
         raise RewriteError(f"{node.name} has no device, or a part of a name: {node.device!r}")
     attrs = {attr.name: attr.default_value for attr in definition.attr if attr.HasField("default_value")}
     attrs.update(node.attr)
-    for attr in definition.attr:
-        if attr.name not in attrs:
-            raise RewriteError(f"{node.name} has no attribute {attr.name}")
+    for name in (*(attr.name for attr in definition.attr), *node.attr):
+        if name not in attrs or name in node.attr and node.attr[name].WhichOneof("value") is None:
+            raise RewriteError(f"{node.name} has no attribute {name}, or no value for it")
 
     def types(arguments: Iterable[Any]) -> list[int]:
         found: list[int] = []

@@ -474,12 +474,18 @@ class _Editor:
                 self._begin(before, self._device(after))
         for op in self._begun:
             later = dict.fromkeys([*self._step.graph.successors[op], *followers.get(op, ())])
-            kernels = [one for one in later if self._is_kernel_of(self._device(op), one)]
+            ends = self._ends(op)  # of an op under a condition a node that streaming has added behind it
+            kernels = [
+                one
+                for one in later
+                if self._is_kernel_of(self._device(op), one)
+                and not {*ends}.intersection(self._nodes(one, self._step.starts))
+            ]
             if kernels:
-                gate = self._add(f"{self._ends(op)[0]}/{MARK}/launched", "gate")
+                gate = self._add(f"{ends[0]}/{MARK}/launched", "gate")
                 node = self.added[gate]
                 node.op, node.device = "NoOp", self._device(op)
-                node.input.extend(f"^{end}" for end in self._ends(op))
+                node.input.extend(f"^{end}" for end in ends)
                 for one in kernels:
                     self.order(gate, one)
 

@@ -50,7 +50,9 @@ def test_the_bits_are_the_same_on_two_devices_under_a_condition_and_in_a_loop(wa
     )
     assert plain["bits"] == state["bits"] == host["bits"]
     if way != "several":
-        assert host["left"] < MIB < state["left"] < 0.7 * plain["left"]
+        assert state["warnings"] == host["warnings"] == []
+        # A weight has 1 MiB; what keeps the room for small buffers apart stays on each device, too.
+        assert host["left"] < 2 * MIB < state["left"] < 0.7 * plain["left"]
     else:
         (said,) = host["warnings"]
         assert "cannot lie on the host: used in a loop or by a function that is called" in said

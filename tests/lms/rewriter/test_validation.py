@@ -14,6 +14,7 @@ EXPECTED = {
     "unknown op": "'NoSuchOp', which this TensorFlow does not know",
     "two inputs": "copy reads 2 tensors; needed 1",
     "no type": "copy has no attribute T",
+    "no value": "copy has no attribute num_outs, or no value for it",
     "reads another type": "conv reads copy, which is of another type than it takes",
     "no such output": "conv reads copy:5, an output that is not there",
     "lost input": "aside reads 0 tensors; needed 1",

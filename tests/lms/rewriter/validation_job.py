@@ -79,6 +79,7 @@ def adds(
     reads: Sequence[str] = ("images",),
     dtype: int | None = FLOAT,
     read_at: int = 0,
+    asked: str = "T",
 ) -> Callable[[Any, dict[str, Any]], Collection[str]]:
     """An edit that adds a copy of ``images``, which the convolution reads."""
 
@@ -86,6 +87,7 @@ def adds(
         node = copy.node.add(name=name, op=op, device=device, input=reads)
         if dtype is not None:
             node.attr["T"].type = dtype
+            assert not node.attr[asked].i  # asking adds it
         nodes["conv"].input[0] = f"{name}:{read_at}" if read_at else name
         return [name]
 
@@ -109,6 +111,7 @@ def main() -> None:
         "unknown op": said(adds("copy", "NoSuchOp")),
         "two inputs": said(adds("copy", reads=("images", "images"))),
         "no type": said(adds("copy", dtype=None)),
+        "no value": said(adds("copy", asked="num_outs")),
         "reads another type": said(adds("copy", dtype=INT)),
         "no such output": said(adds("copy", read_at=5)),
         "lost input": said(lambda _, nodes: nodes["aside"].ClearField("input")),
