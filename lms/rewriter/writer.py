@@ -331,7 +331,7 @@ class _Editor:
         """Bring a tensor back from the node that holds it, for the uses of its swap-in of that number."""
         graph, swap_in = self._step.graph, swap.swap_ins[number]
         name = f"{self._base(swap.tensor)}/swap_in_{number}"
-        device = self._device(swap_in.uses[0].op)
+        device = self._device(graph.tensors[swap.tensor].op)  # some uses may be on another one
         back = self._in(held, swap.tensor, device, name, self._begin(swap_in.trigger, device))
         needed = min(self._place[use.op] for use in swap_in.uses)
         self._backs.setdefault(swap_in.trigger, []).append((needed, swap.tensor, back, device))

@@ -1,6 +1,6 @@
 """Trains with variables on the host, on two stand-in GPUs; prints what it found as JSON.
 
-    python parameters_job.py plain|state|host mirrored|second|mixed|several
+    python parameters_job.py plain|state|host mirrored|second|mixed|several [POLICY RECOMPUTE]
 
 ``mirrored`` trains on both devices, ``second`` on the second alone, ``mixed`` in float16 with loss scaling,
 and ``several`` takes three steps in one call.
@@ -16,6 +16,7 @@ import tensorflow as tf
 import lms
 
 mode, way = sys.argv[1:3]
+policy, recompute = sys.argv[3:] or ("auto", "auto")
 keras = tf.keras
 WIDTH, ROWS, BATCH = 512, 48, 16
 
@@ -32,7 +33,7 @@ def network() -> keras.Model:
 
 if mode != "plain":
     places = {"optimizer_state": "host", "variables": "host" if mode == "host" else "device"}
-    lms.enable(min_tensor_bytes=4096, policy="auto", **places)
+    lms.enable(min_tensor_bytes=4096, policy=policy, recompute=recompute, **places)
 keras.utils.set_random_seed(1)
 rows = np.random.default_rng(0).random((ROWS, WIDTH), dtype="f")
 labels = np.arange(ROWS) % 10

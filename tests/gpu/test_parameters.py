@@ -58,6 +58,15 @@ def test_the_bits_are_the_same_on_two_devices_under_a_condition_and_in_a_loop(wa
         assert "cannot lie on the host: used in a loop or by a function that is called" in said
 
 
+def test_what_another_device_reads_comes_back_to_its_own() -> None:
+    """The CPU adds up the gradients of both devices, which swap them."""
+    plain, made = (
+        stand_in.run([PARAMETERS, mode, "mirrored", "all", "off"], {"SIMGPU_DEVICES": "2"}).found
+        for mode in ("plain", "state")
+    )
+    assert plain["bits"] == made["bits"] and made["warnings"] == []
+
+
 def test_a_value_of_another_type_is_refused() -> None:
     script = (
         "import json, os, numpy, lms, tensorflow as tf\n"
