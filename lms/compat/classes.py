@@ -25,6 +25,7 @@ from lms.engine.installation import current, resume
 from lms.engine.lifecycle import Lifecycle
 from lms.errors import LMSArgumentError, LMSError
 from lms.intercept.edit_guards import is_inside_of
+from lms.intercept.oom_retry import Rescue
 from lms.intercept.sessions import Charge, has_open_batch, has_training_step
 from lms.ir.eligibility import UNKNOWN_SIZE
 from lms.ir.name_filters import SECOND_GENERATION, Unmatched, unmatched
@@ -132,7 +133,8 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return set()
         self._log_start()
         self.unmatched(unmatched(((op.name, op.type) for op in chosen.get_operations()), self._config))
-        charge = Charge(_Host(self), self._config, self._assumed_batch(chosen), self._limit())
+        rescue = Rescue(self._config, engine.resources.host)
+        charge = Charge(_Host(self), rescue, self._assumed_batch(chosen), self._limit())
         sessions.put_in_charge(chosen, charge)
         return set()
 

@@ -20,7 +20,7 @@ from lms.intercept.function_calls import Call, RuntimeCall, Watch
 from lms.intercept.keras_batch_size import BatchSizes
 from lms.intercept.missed_steps import Unseen
 from lms.intercept.oom_retry import Rescue
-from lms.intercept.sessions import SessionRun, SessionWatch
+from lms.intercept.sessions import SessionRun, SessionStep, SessionWatch
 from lms.intercept.side_effects import draws_from_seed
 from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
@@ -53,9 +53,6 @@ FULL_POOL = (
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
 """The remedy for batches of many lengths."""
 
-SESSION = "session graph"
-"""The name of a session's step."""
-
 OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"
 """Why XLA compiles nothing at all."""
 
@@ -64,9 +61,6 @@ SWAPS_ALL = (
     "fits to XLA"
 )
 """Why it compiles nothing as one with a policy, whose name comes before."""
-
-ONCE = "A step of a session is not tried again."
-"""Why that is the end of it."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +131,8 @@ class Steps:
 
     def task(self, request: Request) -> Task | None:
         """Describe a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
+        if self.sessions.is_aside:
+            return None
         config = self.rescue.config
         run = self.sessions.run
         if run is not None:
@@ -173,12 +169,19 @@ class Steps:
         if self.sessions.leaves(run.graph):
             return None
         charge = self.sessions.charge_of(run.graph)
-        config = self.rescue.config if charge is None else charge.config
-        size = config.batch_size or self.batch_sizes.of_graph(run.graph)
+        config, size = self._rescue_of(run).config, self._session_batch_size(run)
         assumed = charge.assumed_batch if charge else None
-        hints = ShapeHints(batch_size=size or assumed, feeds={} if size else run.feeds)
+        hints = ShapeHints(batch_size=size or assumed, feeds={} if size else _largest_feeds(run))
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
-        return Task(request, SESSION, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
+        name = run.call.function._name
+        return Task(request, name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
+
+    def _rescue_of(self, run: SessionRun) -> Rescue:
+        charge = self.sessions.charge_of(run.graph)
+        return self.rescue if charge is None else charge.rescue
+
+    def _session_batch_size(self, run: SessionRun) -> int | None:
+        return self._rescue_of(run).config.batch_size or self.batch_sizes.of_graph(run.graph)
 
     def note(self, error: BaseException) -> None:
         """Have an error that the user must hear of raised once the step of this thread has run.
@@ -193,12 +196,13 @@ class Steps:
         if stats.edited or stats.whole:
             self._fresh.stats.append(stats)
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.run
+        fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if run is not None:
             self._watch_steps_of(run.graph)
+            self._planned_in_session(run, work, fits=fits, edited=stats.edited)
             return
         if work.table is None:
             return
-        fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
             self.rescue.planned(
                 call, work.table, work.task.inputs, fits=fits, edited=stats.edited, is_body=is_body
@@ -211,6 +215,15 @@ class Steps:
             arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
             draws = draws_from_seed(work.table)
             self.growth.planned(call.function, runtime.name, told, call.batches, arguments, draws=draws)
+
+    def _planned_in_session(self, run: SessionRun, work: Work, *, fits: bool, edited: bool) -> None:
+        call, table = run.call, work.table
+        if table is None or work.task.is_body:
+            return
+        if call.begun is not None:  # else its variables' values are not known
+            self._rescue_of(run).planned(call, table, (), fits=fits, edited=edited, is_body=False)
+        size, draws = self._session_batch_size(run), draws_from_seed(table)
+        self.growth.planned(call.function, "", size, () if size else call.batches, {}, draws=draws)
 
     def left_whole(self, works: Sequence[Work]) -> None:
         """Note what a step may need that XLA shall compile as one, when it runs for the first time."""
@@ -285,25 +298,41 @@ class Steps:
         if self._engine.refusal() is None:
             self.unseen.called(function)
         self._feed(function, call)
+
+        def once() -> Any:
+            with self.watch.aside():
+                args, kwargs = call.feed.arguments()
+            return step(*args, **kwargs)
+
         try:
-            done = self._tried(call, step)
-            self.rescue.succeeded(call)
+            done = self._tried(call, once, self.rescue, owner=function, logged=function._name)
         finally:
             call.feed.forget()
         self._engine.resources.fusion.step_done()
         return done
 
-    def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
-        """Run a step of a session, counted and logged."""
-        counted = self._timed(run.graph, partial(self._counted, step))
-        try:
-            if self.log is None:
-                return counted()
-            return self.log.run(run.graph, "session run", counted, idle=False)
-        except tf.errors.OpError as error:
-            if (other := self._other_than_device_memory(error)) is not None:
-                raise other from (None if other is error else error)
-            raise self._explained(error, run.graph, SESSION, ONCE) from error
+    def run_session(self, run: SessionRun, step: Callable[[int], Any]) -> Any:
+        """Run a step of a session, counted and logged; try it again where a plan may help."""
+        call, rescue = run.call, self._rescue_of(run)
+        function: SessionStep = call.function
+        size = self._session_batch_size(run)
+        if not size:
+            call.batches = self.growth.at_least(
+                function, tuple(run.feeds[name] for name in sorted(run.feeds))
+            )
+        if grown := self.growth.outgrown(function, size, call.batches):
+            self._engine.books.warn(f"{function._name} {grown}", "session")
+
+        def once() -> Any:
+            generation = self.growth.generation(function, "")
+            if self._engine.refusal() is None and not self.sessions.leaves(run.graph):
+                with self.sessions.aside():
+                    rescue.begins_in_session(call, function.values, is_new=function.latest != generation)
+            made = step(generation)
+            function.latest = generation
+            return made
+
+        return self._tried(call, once, rescue, owner=run.graph, logged="session run", idle=False)
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -330,8 +359,12 @@ class Steps:
         if call.feed.sizes_open:
             given = self._engine.config.batch_size
             call.batches = self.growth.at_least(function, call.feed.first_shapes(given))
-        if grown := self.growth.outgrown(function, self._size_now(function, call), call.batches):
-            text = f"{function._name} {grown}"
+        self._renew_if_grown(call, self._size_now(function, call))
+
+    def _renew_if_grown(self, call: Call, size: int | None) -> None:
+        """Have a step planned again whose batches have grown, and say so."""
+        if grown := self.growth.outgrown(call.function, size, call.batches):
+            text = f"{call.function._name} {grown}"
             many = TRACED_ONCE if call.batches else ""
             self._engine.books.warn(f"{text}; {many}" if many else text, many)
 
@@ -340,25 +373,45 @@ class Steps:
         told = self.batch_sizes.take()
         return call.batch_size() if told is None and self.growth.watches_size(function) else told
 
-    def _tried(self, call: Call, step: Callable[..., Any]) -> Any:
-        """Run the step, and try it again after each failure that another plan may mend."""
-        log, engine = self.log, self._engine
+    def _tried(
+        self,
+        call: Call,
+        step: Callable[[], Any],
+        rescue: Rescue,
+        *,
+        owner: Any,
+        logged: str,
+        idle: bool = True,
+    ) -> Any:
+        """Run the step, and try it again after each failure that another plan may mend.
+
+        Args:
+            call: The call.
+            step: Runs it once.
+            rescue: What is kept to run it again.
+            owner: The function, or the graph of a session.
+            logged: The name of the step in the log of steps.
+            idle: Whether the log notes the time since the step before.
+        """
+        log, engine, function = self.log, self._engine, call.function
         while True:
-            with self.watch.aside():
-                args, kwargs = call.feed.arguments()
-            once = self._timed(call.function, partial(self._counted, partial(step, *args, **kwargs)))
+            once = self._timed(owner, partial(self._counted, step))
             try:
-                return once() if log is None else log.run(call.function, call.function._name, once)
+                done = once() if log is None else log.run(owner, logged, once, idle=idle)
             except tf.errors.OpError as error:
                 failure = call.feed.failure or error
                 if (other := self._other_than_device_memory(failure)) is not None:
                     raise other from (None if other is failure else error)
-                if not self.rescue.prepare(call):
-                    function = call.function
-                    raise self._explained(failure, function, function._name, self.rescue.refusal) from error
-            self.growth.renew(call.function, "")
+                with self.sessions.aside():
+                    is_retried = rescue.prepare(call)
+                if not is_retried:
+                    raise self._explained(failure, owner, function._name, rescue.refusal) from error
+            else:
+                rescue.succeeded(call)
+                return done
+            self.growth.renew(function, "")
             engine.books.collector.retries += 1
-            engine.books.warn(self.rescue.message)
+            engine.books.warn(rescue.message)
             log = None
 
     def _counted(self, step: Callable[[], Any]) -> Any:
@@ -473,6 +526,11 @@ class Steps:
         report = self._engine.report()
         explanation = explain_out_of_memory(collector.latest, report, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
+
+
+def _largest_feeds(run: SessionRun) -> dict[str, tuple[int, ...]]:
+    """Return the shapes to plan for of what a session is fed."""
+    return dict(zip(sorted(run.feeds), run.call.batches, strict=True))
 
 
 def _with_lines(error: Any, *lines: str) -> Exception:

@@ -4,6 +4,7 @@ Where the plan was above its budget already, a larger margin asks for what no pl
 The failed step may have updated some variables already, so their values are kept from before the step and
 put back; the batches that it took from iterators are kept as well (:mod:`lms.intercept.batch_replay`) and
 given again. The function is not traced again: TensorFlow optimizes it again, and the next plan is another.
+The values of a session's variables are read before it plans a step (:mod:`lms.variables.session_values`).
 A dataset that the step goes through itself begins anew; where it is shuffled, in another order. A function
 that does so is planned anew in each call, so that its later calls may be tried again, too.
 
@@ -16,7 +17,7 @@ tried again (:mod:`lms.intercept.side_effects`).
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,7 @@ from lms.ir.op_traits import is_update
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type, variable_handles
 from lms.variables.on_host import HostVariables
+from lms.variables.session_values import SessionValues
 
 LARGER_MARGIN = 0.25
 """Added to the margin for the second try: a quarter of the device for what the prediction missed."""
@@ -60,6 +62,8 @@ class _Attempt:
     """The function of the runtime, where it goes through a dataset itself."""
     values: dict[int, tuple[Any, np.ndarray[Any, Any]]] = field(default_factory=dict)
     """By the id of a variable's handle the handle, and the value before the step."""
+    session: SessionValues | None = None
+    """The values of a session's variables."""
     unknown: bool = False
     """Whether the step makes variables of its own, whose first values cannot be put back."""
     fits: bool = True
@@ -173,6 +177,23 @@ class Rescue:
         if not lasting:
             call.begun.keep(runtime.inputs)
 
+    def begins_in_session(
+        self, call: Call, read: Callable[[], SessionValues | None], *, is_new: bool
+    ) -> None:
+        """Keep the values of a session's variables before a step that settles, or that is planned anew.
+
+        Args:
+            call: The run.
+            read: Reads the values; ``None`` where the run trains nothing.
+            is_new: Whether the run may be planned.
+        """
+        settling = self._settling.get(call.function)
+        if not self._left or call.begun is not None or not (is_new or settling):
+            return
+        if (values := read()) is not None:
+            known = _Attempt() if settling is None else settling[0]
+            call.begun = replace(known, session=values)
+
     def planned(
         self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, edited: bool, is_body: bool
     ) -> None:
@@ -194,7 +215,10 @@ class Rescue:
         if (is_body or goes_through_dataset(table.types)) and call.begun is None:
             attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
         if not is_body:
-            attempt.lasting = attempt.lasting or cannot_be_undone(table, inputs, call.feed.handles)
+            lost = attempt.session.lost if attempt.session is not None else ""
+            kept = call.feed.handles
+            undone = cannot_be_undone(table, inputs, kept, in_session=attempt.session is not None)
+            attempt.lasting = attempt.lasting or lost or undone
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
 
@@ -225,6 +249,8 @@ class Rescue:
 
     def _give_back(self, attempt: _Attempt) -> None:
         """Give the variables of a failed step the values that it began with."""
+        if attempt.session is not None:
+            attempt.session.put_back()
         for handle, value in attempt.values.values():
             with tf.device("CPU:0"):
                 before = tf.constant(value, value_type(handle))
@@ -240,7 +266,7 @@ class Rescue:
         if attempt is not None:
             self._settling.pop(call.function, None)
             if attempt.may_settle:
-                self._settling[call.function] = replace(attempt, values={}), LATER_STEPS
+                self._settling[call.function] = replace(attempt, values={}, session=None), LATER_STEPS
         elif (settling := self._settling.pop(call.function, None)) is not None:
             known, left = settling
             if left > 1:

@@ -1,14 +1,16 @@
-"""Watch sessions of compat.v1, and note the shapes that each run feeds.
+"""Watch sessions of compat.v1: note the shapes that each run feeds, and what it takes to run it again.
 
-TensorFlow optimizes a graph anew for each set of feeds.
+A session keeps what TensorFlow has made of its graph by what is fed, fetched and run. What a step runs is
+named once more for each further plan, which makes another key and changes nothing.
 """
 
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +18,13 @@ from tensorflow.python.client import pywrap_tf_session as c_session
 from tensorflow.python.client import session as tf_session
 
 from lms.device.device import adopt_gpus
+from lms.intercept.function_calls import Call
+from lms.intercept.oom_retry import Rescue
 from lms.intercept.optimizer_options import OptimizerOptions, iterations_of
 from lms.ir.op_traits import is_backward
 from lms.optimizer import plugin
 from lms.variables.initial_values import SharedValues
+from lms.variables.session_values import SessionValues
 
 WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
 """What is replaced in TensorFlow's sessions: how they are made, all ways to run them, what Keras calls."""
@@ -27,15 +32,57 @@ WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
 _numbers = itertools.count(1)
 
 
+class SessionStep:
+    """What a session runs again and again, with the same things fed, fetched and run.
+
+    Args:
+        session: The session.
+        ops: The names of the ops that are run or fetched.
+        number: How often what it runs is named for its first plan.
+    """
+
+    _name = "session graph"
+
+    def __init__(self, session: Any, ops: tuple[str, ...], number: int) -> None:
+        self._session: Callable[[], Any] = weakref.ref(session)
+        self._ops = ops
+        self._numbers = [number]
+        self.latest = -1
+        """The number of the plan that ran last."""
+
+    def number(self, generation: int) -> int:
+        """Return how often what it runs is named for a plan: in no session as often for two."""
+        while len(self._numbers) <= generation:
+            self._numbers.append(next(_numbers))
+        return self._numbers[generation]
+
+    @cached_property
+    def _reached(self) -> tuple[Any, ...]:
+        """The ops that it runs, if there are gradients among them; else none."""
+        graph, seen = self._session().graph, dict[str, Any]()
+        left = [graph.get_operation_by_name(name) for name in self._ops]
+        while left:
+            op = left.pop()
+            if op.name not in seen:
+                seen[op.name] = op
+                left += [*op.control_inputs, *(one.op for one in op.inputs)]
+        ops = tuple(seen.values())
+        return ops if any(is_backward(op.name, op.type) for op in ops) else ()
+
+    def values(self) -> SessionValues | None:
+        """Read the variables that it reaches; ``None`` where it is no training step."""
+        return SessionValues.of(self._session(), self._reached) if self._reached else None
+
+
 @dataclass(frozen=True)
 class SessionRun:
     """A run of a session that is under way."""
 
     graph: Any
+    call: Call
+    """The same as a call: its function is the :class:`SessionStep`."""
     feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of what is fed, by the name of its node."""
-    ops: tuple[str, ...] = ()
-    """The names of the ops that are run or fetched."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
 
@@ -45,7 +92,8 @@ class Charge:
     """The guest that has asked for the plans of a graph, and how it is to be planned."""
 
     guest: Any
-    config: Any
+    rescue: Rescue
+    """The configuration to plan with, and what is kept to run steps again."""
     assumed_batch: int | None = None
     """The batch size where nothing tells it."""
     limit_bytes: int | None = None
@@ -55,20 +103,20 @@ class Charge:
 class Observer(Protocol):
     """The interface of the object that the watch reports to."""
 
-    def run_session(self, run: SessionRun, step: Callable[[], Any]) -> Any:
-        """Run ``step``, the run of a session."""
+    def run_session(self, run: SessionRun, step: Callable[[int], Any]) -> Any:
+        """Run ``step``, the run of a session, with the plan of a number."""
 
 
 class _UnderWay(threading.local):
     run: SessionRun | None = None
+    is_aside: bool = False
+    """Whether a session runs something for us."""
 
 
 class SessionWatch:
     """Sets the optimizer options that a plan needs, and notes the shapes that each run feeds.
 
-    A session keeps what TensorFlow has made of its graph by what is fed, fetched and run. One that ran before
-    gets plans nevertheless: what it runs is named once more for each watch that has been installed, which
-    makes another key and changes nothing.
+    A session that ran before gets plans nevertheless, for each watch that has been installed.
     """
 
     def __init__(self, observer: Observer, options: OptimizerOptions) -> None:
@@ -81,11 +129,18 @@ class SessionWatch:
         self._charges: weakref.WeakKeyDictionary[Any, Charge] = weakref.WeakKeyDictionary()
         self._local = _UnderWay()
         self._values = SharedValues()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[Any, SessionStep]] = weakref.WeakKeyDictionary()
+        """The steps of each session, by what they feed, run and fetch."""
 
     @property
     def run(self) -> SessionRun | None:
         """The run under way in this thread."""
         return self._local.run
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether a session of this thread runs something for us."""
+        return self._local.is_aside
 
     def install(self) -> None:
         """Begin to watch."""
@@ -99,30 +154,45 @@ class SessionWatch:
         def watched_run(
             session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, metadata: Any
         ) -> Any:
+            if self._local.is_aside:
+                return run(session, options, feeds, fetches, targets, metadata)
             shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
             named = (targets or [fetched.oper for fetched in fetches])[:1]
-            step = partial(run, session, options, feeds, fetches, [*targets, *named * self._number], metadata)
             asked = [*targets, *(fetched.oper for fetched in fetches)]
-            names = tuple(map(c_session.TF_OperationName, asked))
-            return self._observe(session, SessionRun(session.graph, shapes, names), step)
+            ops = tuple(map(c_session.TF_OperationName, asked))
+            step = self._step(session, (*sorted(shapes), None, *ops), ops)
+            buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
+
+            def once(generation: int) -> Any:
+                again = named * step.number(generation)
+                told = buffers.pop() if buffers else None
+                return run(session, options, feeds, fetches, [*targets, *again], told)
+
+            return self._observe(session, step, ops, shapes, once)
 
         class WatchedCallable(made):  # type: ignore[misc, valid-type]
             """Made when it is first called: TensorFlow optimizes the graph then, and shapes are known."""
 
             def __init__(self, session: Any, options: Any) -> None:
                 self._session, self._options, self._handle = session, options, None
+                asked = (*options.target, *options.fetch)
+                self._ops = tuple(name.partition(":")[0] for name in asked)
+                self._step, self._made = SessionStep(session, self._ops, watch._number), -1
 
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 names = (name.partition(":")[0] for name in self._options.feed)
                 shapes = dict(zip(names, map(np.shape, args), strict=False))
-                step = partial(self._run, *args, **kwargs)
-                asked = (*self._options.target, *self._options.fetch)
-                ops = tuple(name.partition(":")[0] for name in asked)
-                return watch._observe(self._session, SessionRun(self._session.graph, shapes, ops), step)
 
-            def _run(self, *args: Any, **kwargs: Any) -> Any:
-                if self._handle is None:
+                def once(generation: int) -> Any:
+                    return self._run(generation, *args, **kwargs)
+
+                return watch._observe(self._session, self._step, self._ops, shapes, once)
+
+            def _run(self, generation: int, *args: Any, **kwargs: Any) -> Any:
+                if self._made != generation:
+                    super().__del__()
                     super().__init__(self._session, self._options)
+                    self._made = generation
                 return super().__call__(*args, **kwargs)
 
         for name, changed in zip(WATCHED, (watched_init, watched_run, WatchedCallable), strict=True):
@@ -133,15 +203,38 @@ class SessionWatch:
         for name, original in self._originals.items():
             setattr(tf_session.BaseSession, name, original)
 
-    def _observe(self, session: Any, run: SessionRun, step: Callable[[], Any]) -> Any:
+    def _step(self, session: Any, key: Any, ops: tuple[str, ...]) -> SessionStep:
+        known = self._steps.setdefault(session, {})
+        if key not in known:
+            known[key] = SessionStep(session, ops, self._number)
+        return known[key]
+
+    def _observe(
+        self,
+        session: Any,
+        step: SessionStep,
+        ops: tuple[str, ...],
+        feeds: Mapping[str, tuple[int, ...]],
+        once: Callable[[int], Any],
+    ) -> Any:
         plugin.expect_iterations(iterations_of(session._config) if session._config else 2)
-        outer, self._local.run = self._local.run, replace(run, shared=self._values.of(session))
+        run = SessionRun(session.graph, Call(function=step), feeds, self._values.of(session))
+        outer, self._local.run = self._local.run, run
         try:
-            found = self._observer.run_session(run, step)
+            found = self._observer.run_session(run, once)
         finally:
             self._local.run = outer
-        self._values.ran(session, run.ops)
+        self._values.ran(session, ops)
         return found
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let sessions run without a plan in this thread, for us."""
+        outer, self._local.run, self._local.is_aside = self._local.run, None, True
+        try:
+            yield
+        finally:
+            self._local.run, self._local.is_aside = outer, False
 
     def put_in_charge(self, graph: Any, charge: Charge) -> None:
         """Have the steps of ``graph`` planned as ``charge`` says."""

@@ -49,6 +49,13 @@ LASTING = {
 NEVER_THE_SAME = frozenset({"GeneratorDataset", "RngReadAndSkip", "RngSkip"})
 """Ops of a pipeline with a state that nobody can put back: of Python code, of a random generator."""
 
+OF_FUNCTION = (
+    "those of an iterator that is none of its arguments, of a distribution strategy, of rows of ragged "
+    "tensors, on a GPU, or in a later trace; pass a plain iterator to the tf.function"
+)
+OF_SESSION = "those of an iterator of the session; feed the batches"
+"""The batches that are not kept, and what to do."""
+
 PEERS = "other ranks may have received a part of it already"
 
 SEEDS = ("seed", "seed2")
@@ -65,23 +72,23 @@ WITH_OWN_ITERATORS = frozenset({*MAKES_ITERATOR, "DeleteIterator", "MakeIterator
 iterator between steps, or reach one by its name."""
 
 
-def cannot_be_undone(table: NodeTable, inputs: Sequence[Any], kept: Collection[Any]) -> str:
+def cannot_be_undone(
+    table: NodeTable, inputs: Sequence[Any], kept: Collection[Any], *, in_session: bool = False
+) -> str:
     """Return why the step in this graph must not be run again; empty where it may.
 
     Args:
         table: The step.
         inputs: What the function is called with.
         kept: The handles of iterators that give the same batches again.
+        in_session: Whether a session runs it.
     """
     types = set(table.types)
     if may_reach_peers(types):
         return PEERS
     if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):
-        return (
-            "it has taken batches that were not kept, and would get others now: those of an iterator "
-            "that is none of its arguments, of a distribution strategy, of rows of ragged tensors, "
-            "on a GPU, or in a later trace; pass a plain iterator to the tf.function"
-        )
+        which = OF_SESSION if in_session else OF_FUNCTION
+        return f"it has taken batches that were not kept, and would get others now: {which}"
     return _lasting(types)
 
 

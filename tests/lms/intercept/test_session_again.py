@@ -1,0 +1,58 @@
+"""Steps of compat.v1's sessions that are planned again, for more rows or because memory ran out."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+RETRIED = ("run", "callable", "references", "final graph", "third step", "hook")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    pytest.importorskip("tensorflow")
+    return run_job("session_again_job.py", "400", "plain")
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    """Without new plans more rows need more than 30 MiB."""
+    pytest.importorskip("tensorflow")
+    return run_job("session_again_job.py", "30", "lms")
+
+
+@pytest.mark.parametrize("case", RETRIED)
+def test_a_step_that_failed_twice_behind_its_updates_ends_in_the_same_bits(
+    plain: Any, seen: Any, case: str
+) -> None:
+    assert seen[case]["found"] == plain[case]["found"]
+    assert seen[case]["retries"] == 2 and len(seen[case]["tensors"]) == 3
+    told = [text for text in seen[case]["said"] if "planned again" in text]
+    first, second = told
+    assert "with margin 0.25 instead of 0.00" in first and "with policy all instead of budget" in second
+    assert first.startswith("a step" if case == "third step" else "the first step")
+
+
+@pytest.mark.parametrize("case", ["grows", "callable grows"])
+def test_more_rows_get_another_plan(plain: Any, seen: Any, case: str) -> None:
+    assert seen[case]["found"] == plain[case]["found"]
+    assert seen[case]["retries"] == 0 and seen[case]["tensors"]
+    (said,) = seen[case]["said"]
+    assert "session graph was planned for batches of 64x256, and is again for 4096x256" in said
+
+
+def test_a_step_that_counts_its_random_numbers_keeps_its_plan(plain: Any, seen: Any) -> None:
+    assert seen["random numbers"]["found"] == plain["random numbers"]["found"]
+    (said,) = seen["random numbers"]["said"]
+    assert "keeps its plan" in said and "begin its random numbers anew" in said
+
+
+def test_a_step_that_took_its_batch_from_an_iterator_is_not_tried_again(seen: Any) -> None:
+    assert seen["iterator"]["retries"] == 0
+    assert seen["iterator"]["found"].endswith("those of an iterator of the session; feed the batches.")
+
+
+def test_every_case_is_looked_at(seen: Any) -> None:
+    assert seen.keys() == {*RETRIED, "grows", "callable grows", "random numbers", "iterator"}
