@@ -9,6 +9,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
 from lms.config import LMSConfig
+from lms.device.device import Device
 from lms.engine.books import Books
 from lms.engine.editing import Editing
 from lms.engine.lifecycle import Guest, Lifecycle
@@ -60,10 +61,16 @@ class Engine:
     def report(self, *, settled: bool = True) -> Report:
         """Report what was done so far; ``settled``: also the figures of steps that fit without a plan."""
         used = self.resources
-        found = self.books.collector.report(used.devices[0], used.active_transport, settled=settled)
+        found = self.books.collector.report(self.fullest_device, used.active_transport, settled=settled)
         functions = {graph.function for graph in found.graphs if graph.function}
         gone = frozenset(name for name in functions if not context.context().has_function(name))
         return replace(found, gone=gone, document=self._document)
+
+    @property
+    def fullest_device(self) -> Device:
+        """The device with the largest planned peak, whose memory is told; before any plan the first one."""
+        devices, name = self.resources.devices, self.books.collector.fullest_device
+        return next((device for device in devices if device.name == name), devices[0])
 
     def _document(self, report: Report) -> dict[str, Any]:
         steps = self.books.collector.planned.values()

@@ -506,7 +506,7 @@ class Steps:
         return self._engine.report(settled=False), transport is not None and transport.counts
 
     def _counters(self) -> tuple[StoreStats | None, int | None]:
-        memory = self._engine.resources.devices[0].memory()
+        memory = self._engine.fullest_device.memory()
         return self._moved(), None if memory is None else memory[1]
 
     def _other_than_device_memory(self, failure: Any) -> Exception | None:
@@ -519,7 +519,7 @@ class Steps:
     def _explained(self, error: Any, owner: Any, name: str, refusal: str) -> Exception:
         collector = self._engine.books.collector
         if collector.latest is not None and not self.history.holds_step(owner):
-            limit = self._engine.resources.devices[0].limit_bytes
+            limit = self._engine.fullest_device.limit_bytes
             return _with_lines(error, explain_unplanned(name, limit))
         swaps = self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on

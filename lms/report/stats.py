@@ -413,6 +413,12 @@ class Collector:
         self.graphs[:] = [now.get(id(one), one) for one in self.graphs]
         self._postponed = [(now.get(id(one), one), describe) for one, describe in self._postponed]
 
+    @property
+    def fullest_device(self) -> str:
+        """The name of the device with the largest planned peak of all; empty before any plan."""
+        fullest = max(self.graphs, key=lambda one: one.planned_peak_bytes or 0, default=None)
+        return fullest.place[0] if fullest is not None and fullest.planned_peak_bytes else ""
+
     def report(self, device: Device, transport: Any, *, settled: bool = True) -> Report:
         """Return the figures so far as a value; ``settled``: those that were postponed, too."""
         if settled:

@@ -58,5 +58,12 @@ digest = hashlib.sha256()
 for variable in [*model.variables, *model.optimizer.variables]:
     digest.update(np.asarray(variable).tobytes())
 digest.update(model.predict(rows, verbose=0).tobytes())
-warnings = list(lms.report().warnings) if mode != "plain" else []
-print(json.dumps({"bits": digest.hexdigest(), "left": left, "warnings": warnings}))
+told = {}
+if mode != "plain":
+    report = lms.report()
+    told = {
+        "warnings": list(report.warnings),
+        "device": report.device.name,
+        "peak": report.measured_peak_bytes,
+    }
+print(json.dumps({"bits": digest.hexdigest(), "left": left, **told}))

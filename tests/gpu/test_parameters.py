@@ -49,6 +49,8 @@ def test_the_bits_are_the_same_on_two_devices_under_a_condition_and_in_a_loop(wa
         for mode in ("plain", "state", "host")
     )
     assert plain["bits"] == state["bits"] == host["bits"]
+    if way == "second":
+        assert host["device"] == "GPU:1" and host["peak"] > MIB
     if way != "several":
         assert state["warnings"] == host["warnings"] == []
         # A weight has 1 MiB; what keeps the room for small buffers apart stays on each device, too.
