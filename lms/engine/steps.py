@@ -21,7 +21,7 @@ from lms.intercept.keras_batch_size import BatchSizes
 from lms.intercept.missed_steps import Unseen
 from lms.intercept.oom_retry import Rescue
 from lms.intercept.sessions import SessionRun, SessionStep, SessionWatch
-from lms.intercept.side_effects import draws_from_seed
+from lms.intercept.side_effects import draws_from_seed, functions_draw_from_seed
 from lms.intercept.variable_values import VariableValues
 from lms.optimizer.plugin import Request
 from lms.optimizer.stopped import LEFT
@@ -220,9 +220,11 @@ class Steps:
         call, table = run.call, work.table
         if table is None or work.task.is_body:
             return
+        size, draws = self._session_batch_size(run), functions_draw_from_seed(run.graph, table)
         if call.begun is not None:  # else its variables' values are not known
-            self._rescue_of(run).planned(call, table, (), fits=fits, edited=edited, is_body=False)
-        size, draws = self._session_batch_size(run), draws_from_seed(table)
+            self._rescue_of(run).planned(
+                call, table, (), fits=fits, edited=edited, is_body=False, draws=draws
+            )
         self.growth.planned(call.function, "", size, () if size else call.batches, {}, draws=draws)
 
     def left_whole(self, works: Sequence[Work]) -> None:
@@ -305,7 +307,7 @@ class Steps:
             return step(*args, **kwargs)
 
         try:
-            done = self._tried(call, once, self.rescue, owner=function, logged=function._name)
+            done = self._tried(call, once, self.rescue, function, function._name)
         finally:
             call.feed.forget()
         self._engine.resources.fusion.step_done()
@@ -332,7 +334,8 @@ class Steps:
             function.latest = generation
             return made
 
-        return self._tried(call, once, rescue, owner=run.graph, logged="session run", idle=False)
+        found = run.graph, "session run"
+        return self._tried(call, once, rescue, *found, idle=False, is_alone=run.is_alone)
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -378,10 +381,11 @@ class Steps:
         call: Call,
         step: Callable[[], Any],
         rescue: Rescue,
-        *,
         owner: Any,
         logged: str,
+        *,
         idle: bool = True,
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> Any:
         """Run the step, and try it again after each failure that another plan may mend.
 
@@ -391,7 +395,8 @@ class Steps:
             rescue: What is kept to run it again.
             owner: The function, or the graph of a session.
             logged: The name of the step in the log of steps.
-            idle: Whether the log notes the time since the step before.
+            idle: Whether the log has a line of it although it moves nothing.
+            is_alone: Tells whether no other step may have changed its variables since it began.
         """
         log, engine, function = self.log, self._engine, call.function
         while True:
@@ -403,7 +408,7 @@ class Steps:
                 if (other := self._other_than_device_memory(failure)) is not None:
                     raise other from (None if other is failure else error)
                 with self.sessions.aside():
-                    is_retried = rescue.prepare(call)
+                    is_retried = rescue.prepare(call, is_alone=is_alone())
                 if not is_retried:
                     raise self._explained(failure, owner, function._name, rescue.refusal) from error
             else:

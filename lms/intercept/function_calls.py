@@ -47,7 +47,8 @@ class Call:
     batches: tuple[tuple[int, ...], ...] = ()
     """The shapes to plan for of what iterators among the arguments give, where they had to be asked."""
     begun: Any = None
-    """The state kept before a function that goes through a dataset itself began; ``None`` for others."""
+    """The state kept before the call began: of a function that goes through a dataset itself, of one of the
+    steps behind a first one, of a session's step; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
 

@@ -15,6 +15,7 @@ What other ranks have received cannot be taken back, nor what lies in a table or
 tried again (:mod:`lms.intercept.side_effects`).
 """
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,14 @@ ANEW = (
     "without LMS"
 )
 
+UNPLANNED = "nothing was planned for it"
+DRAWS_ON = (
+    "its kernels count what they draw from a seed, and a session keeps them, so that they would draw others "
+    "now; draw statelessly (tf.random.stateless_uniform), or begin with a smaller batch"
+)
+
+BESIDE = "The step is not tried again: the session ran something else beside it."
+
 LATER_STEP = (
     "The step is not tried again: it is not one of the first, and has updated some variables already. Start "
     "again from the last checkpoint."
@@ -131,7 +140,7 @@ class Rescue:
         """By function of the runtime the calls for which what it may change was kept."""
         self._over_budget: set[str] = set()
         """The functions of the runtime that go through a dataset, and whose last plan is above its budget."""
-        self._worked = False
+        self._worked, self._lock = False, threading.Lock()
         self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
         """By function what is known of its step, and how many more of its calls may be tried again."""
 
@@ -191,16 +200,25 @@ class Rescue:
         if not self._left or call.begun is not None or not (is_new or settling):
             return
         if (values := read()) is not None:
-            known = _Attempt() if settling is None else settling[0]
-            call.begun = replace(known, session=values)
+            known = _Attempt(lasting=UNPLANNED) if settling is None else settling[0]
+            call.begun = replace(known, session=values, lasting=known.lasting or values.lost)
 
     def planned(
-        self, call: Call, table: NodeTable, inputs: Sequence[Any], *, fits: bool, edited: bool, is_body: bool
+        self,
+        call: Call,
+        table: NodeTable,
+        inputs: Sequence[Any],
+        *,
+        fits: bool,
+        edited: bool,
+        is_body: bool,
+        draws: bool = False,
     ) -> None:
         """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
 
         ``inputs`` are those of the graph; those of a body are not known. ``fits`` says whether the plan keeps
-        to its budget, ``edited`` whether it changes the graph.
+        to its budget, ``edited`` whether it changes the graph, ``draws`` whether kernels within the functions
+        that it calls count what they draw.
         """
         if not self._left or call.function is None:
             return
@@ -209,24 +227,35 @@ class Rescue:
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
         attempt.edited |= edited
-        attempt.draws |= draws_from_seed(table)
+        is_seeded = draws_from_seed(table)
+        attempt.draws |= is_seeded or draws
         if attempt.name:
             (self._over_budget.discard if attempt.fits else self._over_budget.add)(attempt.name)
-        if (is_body or goes_through_dataset(table.types)) and call.begun is None:
-            attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
+        if attempt.session is not None:
+            attempt.lasting = attempt.session.lost or (DRAWS_ON if is_seeded else "")
         if not is_body:
-            lost = attempt.session.lost if attempt.session is not None else ""
-            kept = call.feed.handles
-            undone = cannot_be_undone(table, inputs, kept, in_session=attempt.session is not None)
-            attempt.lasting = attempt.lasting or lost or undone
+            in_session, kept = attempt.session is not None, call.feed.handles
+            undone = cannot_be_undone(table, inputs, kept, in_session=in_session)
+            attempt.lasting = attempt.lasting or undone
+        if (is_body or goes_through_dataset(table.types)) and not (call.begun and call.begun.anew):
+            attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
 
-    def prepare(self, call: Call) -> bool:
-        """Undo the failed step and choose the next kind of plan; return False if it cannot be retried."""
+    def prepare(self, call: Call, *, is_alone: bool = True) -> bool:
+        """Undo the failed step and choose the next kind of plan; return False if it cannot be retried.
+
+        ``is_alone`` tells whether no other step may have changed the same variables since it began.
+        """
+        with self._lock:
+            return self._prepare(call, is_alone=is_alone)
+
+    def _prepare(self, call: Call, *, is_alone: bool) -> bool:
         attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
+        if not is_alone:
+            self.refusal = BESIDE
         if attempt is None or self.refusal or not self._left:
             return False
         try:

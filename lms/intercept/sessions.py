@@ -29,7 +29,32 @@ from lms.variables.session_values import SessionValues
 WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
 """What is replaced in TensorFlow's sessions: how they are made, all ways to run them, what Keras calls."""
 
+CALLABLE = tf_session.BaseSession._Callable
+"""TensorFlow's own class."""
+
 _numbers = itertools.count(1)
+_current: "SessionWatch | None" = None
+"""The watch that is installed."""
+
+
+class Runs:
+    """Counts the runs of a session, of all its threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._begun, self._under_way = threading.Lock(), 0, 0
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[], bool]]:
+        """Count a run; yield what tells whether there was no other one since it began."""
+        with self._lock:
+            self._begun += 1
+            self._under_way += 1
+            number, is_first = self._begun, self._under_way == 1
+        try:
+            yield lambda: is_first and self._begun == number
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
 
 class SessionStep:
@@ -70,8 +95,10 @@ class SessionStep:
         return ops if any(is_backward(op.name, op.type) for op in ops) else ()
 
     def values(self) -> SessionValues | None:
-        """Read the variables that it reaches; ``None`` where it is no training step."""
-        return SessionValues.of(self._session(), self._reached) if self._reached else None
+        """Read the variables that it reaches; ``None`` where it is no training step, or runs elsewhere."""
+        session = self._session()
+        is_here = not session.sess_str  # a server plans in threads of its own
+        return SessionValues.of(session, self._reached) if is_here and self._reached else None
 
 
 @dataclass(frozen=True)
@@ -85,6 +112,8 @@ class SessionRun:
     """Shapes of what is fed, by the name of its node."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
+    is_alone: Callable[[], bool] = bool
+    """Tells whether the session has run nothing else since it began."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +159,8 @@ class SessionWatch:
         self._local = _UnderWay()
         self._values = SharedValues()
         self._steps: weakref.WeakKeyDictionary[Any, dict[Any, SessionStep]] = weakref.WeakKeyDictionary()
-        """The steps of each session, by what they feed, run and fetch."""
+        """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow."""
+        self._runs: weakref.WeakKeyDictionary[Any, Runs] = weakref.WeakKeyDictionary()
 
     @property
     def run(self) -> SessionRun | None:
@@ -144,64 +174,47 @@ class SessionWatch:
 
     def install(self) -> None:
         """Begin to watch."""
-        make, run, made = (self._originals[name] for name in WATCHED)
-        watch = self
+        global _current
+        _current = self
+        make = self._originals["__init__"]
 
         def watched_init(session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
             make(session, target, graph, self._options.as_planned(config))
             adopt_gpus(config)
 
-        def watched_run(
-            session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, metadata: Any
-        ) -> Any:
-            if self._local.is_aside:
-                return run(session, options, feeds, fetches, targets, metadata)
-            shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
-            named = (targets or [fetched.oper for fetched in fetches])[:1]
-            asked = [*targets, *(fetched.oper for fetched in fetches)]
-            ops = tuple(map(c_session.TF_OperationName, asked))
-            step = self._step(session, (*sorted(shapes), None, *ops), ops)
-            buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
-
-            def once(generation: int) -> Any:
-                again = named * step.number(generation)
-                told = buffers.pop() if buffers else None
-                return run(session, options, feeds, fetches, [*targets, *again], told)
-
-            return self._observe(session, step, ops, shapes, once)
-
-        class WatchedCallable(made):  # type: ignore[misc, valid-type]
-            """Made when it is first called: TensorFlow optimizes the graph then, and shapes are known."""
-
-            def __init__(self, session: Any, options: Any) -> None:
-                self._session, self._options, self._handle = session, options, None
-                asked = (*options.target, *options.fetch)
-                self._ops = tuple(name.partition(":")[0] for name in asked)
-                self._step, self._made = SessionStep(session, self._ops, watch._number), -1
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                names = (name.partition(":")[0] for name in self._options.feed)
-                shapes = dict(zip(names, map(np.shape, args), strict=False))
-
-                def once(generation: int) -> Any:
-                    return self._run(generation, *args, **kwargs)
-
-                return watch._observe(self._session, self._step, self._ops, shapes, once)
-
-            def _run(self, generation: int, *args: Any, **kwargs: Any) -> Any:
-                if self._made != generation:
-                    super().__del__()
-                    super().__init__(self._session, self._options)
-                    self._made = generation
-                return super().__call__(*args, **kwargs)
+        def watched_run(session: Any, *arguments: Any) -> Any:
+            return self._run(session, *arguments)
 
         for name, changed in zip(WATCHED, (watched_init, watched_run, WatchedCallable), strict=True):
             setattr(tf_session.BaseSession, name, changed)
 
     def uninstall(self) -> None:
         """Put TensorFlow's own methods back."""
+        global _current
+        _current = None
         for name, original in self._originals.items():
             setattr(tf_session.BaseSession, name, original)
+
+    def _run(self, session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, metadata: Any) -> Any:
+        run = self._originals["_call_tf_sessionrun"]
+        if self._local.is_aside:
+            return run(session, options, feeds, fetches, targets, metadata)
+        shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
+        names = [c_session.TF_OperationName(fetched.oper) for fetched in fetches]
+        ran = {c_session.TF_OperationName(target): target for target in targets}
+        alone = sorted({*ran}.difference(names))
+        first = ran[alone[0]] if alone else fetches[names.index(min(names))].oper if names else None
+        fetched = sorted((name, one.index) for name, one in zip(names, fetches, strict=True))
+        ops = (*alone, *names)
+        step = self._step(session, (tuple(sorted(shapes)), tuple(fetched), tuple(alone)), ops)
+        buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
+
+        def once(generation: int) -> Any:
+            again = [] if first is None else [first] * step.number(generation)
+            told = buffers.pop() if buffers else None
+            return run(session, options, feeds, fetches, [*(ran[name] for name in alone), *again], told)
+
+        return self.observe(session, step, ops, shapes, once)
 
     def _step(self, session: Any, key: Any, ops: tuple[str, ...]) -> SessionStep:
         known = self._steps.setdefault(session, {})
@@ -209,7 +222,7 @@ class SessionWatch:
             known[key] = SessionStep(session, ops, self._number)
         return known[key]
 
-    def _observe(
+    def observe(
         self,
         session: Any,
         step: SessionStep,
@@ -217,24 +230,31 @@ class SessionWatch:
         feeds: Mapping[str, tuple[int, ...]],
         once: Callable[[int], Any],
     ) -> Any:
+        """Run a step of a session with the plan whose number ``once`` gets."""
         plugin.expect_iterations(iterations_of(session._config) if session._config else 2)
-        run = SessionRun(session.graph, Call(function=step), feeds, self._values.of(session))
-        outer, self._local.run = self._local.run, run
-        try:
-            found = self._observer.run_session(run, once)
-        finally:
-            self._local.run = outer
+        shared, outer = self._values.of(session), self._local.run
+        with self._runs.setdefault(session, Runs()).one() as is_alone:
+            self._local.run = SessionRun(session.graph, Call(function=step), feeds, shared, is_alone)
+            try:
+                found = self._observer.run_session(self._local.run, once)
+            finally:
+                self._local.run = outer
         self._values.ran(session, ops)
         return found
+
+    def step_of(self, session: Any, ops: tuple[str, ...]) -> SessionStep:
+        """Return a new step, for a callable."""
+        return SessionStep(session, ops, self._number)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Let sessions run without a plan in this thread, for us."""
-        outer, self._local.run, self._local.is_aside = self._local.run, None, True
+        outer = self._local.run, self._local.is_aside
+        self._local.run, self._local.is_aside = None, True
         try:
             yield
         finally:
-            self._local.run, self._local.is_aside = outer, False
+            self._local.run, self._local.is_aside = outer
 
     def put_in_charge(self, graph: Any, charge: Charge) -> None:
         """Have the steps of ``graph`` planned as ``charge`` says."""
@@ -251,6 +271,40 @@ class SessionWatch:
     def leaves(self, graph: Any) -> bool:
         """Tell whether nothing of ``graph`` is to be planned."""
         return graph in self._left_alone
+
+
+class WatchedCallable:
+    """A callable of a session, made anew for each plan when it is called: shapes are known then."""
+
+    def __init__(self, session: Any, options: Any) -> None:
+        self._session, self._options, self._lock = session, options, threading.Lock()
+        self._ops = tuple(name.partition(":")[0] for name in (*options.target, *options.fetch))
+        self._watch: SessionWatch | None = None
+        self._step: SessionStep | None = None
+        self._made: Any = None
+        self._made_for: tuple[SessionWatch | None, int] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, watched by the watch that is installed now."""
+        watch = _current
+        if watch is None:
+            return self._callable(None, 0)(*args, **kwargs)
+        if self._watch is not watch or self._step is None:
+            self._watch, self._step = watch, watch.step_of(self._session, self._ops)
+        names = (name.partition(":")[0] for name in self._options.feed)
+        shapes = dict(zip(names, map(np.shape, args), strict=False))
+
+        def once(generation: int) -> Any:
+            return self._callable(watch, generation)(*args, **kwargs)
+
+        return watch.observe(self._session, self._step, self._ops, shapes, once)
+
+    def _callable(self, watch: SessionWatch | None, generation: int) -> Any:
+        """Return TensorFlow's own callable, made for a plan."""
+        with self._lock:
+            if self._made_for != (watch, generation):
+                self._made, self._made_for = CALLABLE(self._session, self._options), (watch, generation)
+            return self._made
 
 
 def has_training_step(graph: Any) -> bool:

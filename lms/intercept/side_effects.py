@@ -212,6 +212,26 @@ def draws_from_seed(table: NodeTable) -> bool:
     return any(node.attr[seed].i for node in nodes for seed in SEEDS if seed in node.attr)
 
 
+def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:
+    """Tell whether a function that a session's step calls may count its own random numbers from a seed.
+
+    A session keeps the kernels of the step itself, which draw on, but not those within functions.
+
+    Args:
+        graph: The session's graph.
+        table: The step.
+    """
+    if not any(map(_calls_functions, {*table.types})):
+        return False
+    nodes = (node for function in graph.as_graph_def().library.function for node in function.node_def)
+    return any(node.attr[seed].i for node in nodes for seed in SEEDS if seed in node.attr)
+
+
+def _calls_functions(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
+
+
 def _may_have_seed(op_type: str) -> bool:
     definition = op_def_registry.get(op_type)
     return definition is None or any(attr.name in SEEDS for attr in definition.attr)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
+from zlib import crc32
 
 import tensorflow as tf
 
@@ -504,7 +505,9 @@ class _Editor:
         copies = sorted(self._backs[filler.op]) if filler.copies else []
         backs = [back for _, _, back, _ in copies]
         device = copies[0][3] if copies else self._device(filler.op)
-        node = self.added[self._add(f"{ends[0]}/{MARK}/filler_{int(filler.copies)}", "filler")]
+        # A session keeps kernels by their nodes' names, also for another plan.
+        takes = crc32(repr((filler.sizes, filler.least)).encode())
+        node = self.added[self._add(f"{ends[0]}/{MARK}/filler_{int(filler.copies)}_{takes:08x}", "filler")]
         node.op, node.device = FILLER, device
         node.attr["sizes"].list.i.extend(filler.sizes)
         node.attr["least"].i = filler.least

@@ -40,8 +40,14 @@ class SessionValues:
                 return cls(session, lost=f"no op of the graph reads {op.name} alone, or gives it a value")
         try:
             values = session.run(readers)
-        except tf.errors.FailedPreconditionError:
-            return cls(session, lost="not all of its variables had a value")
+        except tf.errors.OpError as error:
+            return cls(
+                session, lost=f"its variables could not be read before it ({error.message.splitlines()[0]})"
+            )
+        for op, assigner, value in zip(variables, assigners, values, strict=True):
+            given = assigner.inputs[1]
+            if not (session.graph.is_feedable(given) and given.shape.is_compatible_with(value.shape)):
+                return cls(session, lost=f"{op.name} cannot be given the value back that it had")
         return cls(session, [*zip(assigners, (one.inputs[1] for one in assigners), values, strict=True)])
 
     def put_back(self) -> None:

@@ -28,11 +28,14 @@ v1.disable_eager_execution()
 WIDTH, LAYERS, FEW, MANY = 256, 6, 64, 4096
 WITH_LMS = sys.argv[2] == "lms"
 FAILURES: list[str] = []
+BESIDE: list[Callable[[], None]] = []
 Net = tuple[Any, Any, Any]
 
 
 def mark(value: Any) -> Any:
     """Fails as long as that is wanted."""
+    while BESIDE:
+        BESIDE.pop()()
     if FAILURES:
         raise MemoryError(FAILURES.pop())
     return value
@@ -108,18 +111,59 @@ def grows(**options: Any) -> Callable[[], Any]:
     return case
 
 
-def takes_from_iterator() -> Any:
-    """A step that takes its batch from an iterator of the session."""
-    batches = tf.data.Dataset.range(8).map(lambda n: tf.random.stateless_normal((FEW, WIDTH), (n, 1)))
-    iterator = v1.data.make_one_shot_iterator(batches)
-    _, _, loss = network(rows=iterator.get_next())
+def refused(loss: Any, given: Any = None, beside: Callable[[Any], None] | None = None) -> str:
+    """The last line of the error of a step that fails once; ``beside`` runs before it fails."""
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
+        BESIDE[:] = [lambda: beside(session)] if beside is not None else []
         FAILURES[:] = ["OOM when allocating tensor"] if WITH_LMS else []
         try:
-            session.run(loss)
+            session.run(loss, None if given is None else {given: rows(0)})
         except tf.errors.OpError as error:
-            return error.message.splitlines()[-1]
+            return str(error.message.splitlines()[-1])
+        return ""
+
+
+def takes_from_iterator() -> str:
+    """A step that takes its batch from an iterator of the session."""
+    batches = tf.data.Dataset.range(8).map(lambda n: tf.random.stateless_normal((FEW, WIDTH), (n, 1)))
+    _, _, loss = network(rows=v1.data.make_one_shot_iterator(batches).get_next())
+    return refused(loss)
+
+
+def draws() -> str:
+    """A step whose kernels count what they draw, in a session, which keeps them."""
+    given, _, loss = network(seed=7)
+    return refused(loss, given)
+
+
+def runs_beside() -> str:
+    """A session that runs something else while the step is under way."""
+    given, variables, loss = network()
+    return refused(loss, given, lambda session: session.run(variables[0]))
+
+
+def is_tiny() -> str:
+    """A step that is too small to be planned."""
+    weight = v1.get_variable("w", (4, 4))
+    loss = tf.reduce_sum(weight * weight)
+    with tf.control_dependencies([v1.train.GradientDescentOptimizer(0.1).minimize(loss)]):
+        marked = tf.numpy_function(mark, [loss], tf.float32)
+    return refused(marked)
+
+
+def changes_its_shape() -> str:
+    """A variable that cannot be given its value back where its initial value was."""
+    given, _, loss = network()
+    other = tf.Variable(tf.zeros((1,)), shape=tf.TensorShape(None))
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(other.assign(tf.zeros((5,))))
+        FAILURES[:] = ["OOM when allocating tensor"] if WITH_LMS else []
+        try:
+            session.run(loss + tf.reduce_sum(other), {given: rows(0)})
+        except tf.errors.OpError as error:
+            return str(error.message.splitlines()[-1])
         return ""
 
 
@@ -147,8 +191,12 @@ CASES = {
     "third step": fails(fails_in=(2,)),
     "grows": grows(),
     "callable grows": grows(calls=True),
-    "random numbers": grows(seed=7, many=2 * FEW),
+    "random numbers": grows(seed=7),
     "iterator": takes_from_iterator,
+    "draws": draws,
+    "beside": runs_beside,
+    "tiny": is_tiny,
+    "shape": changes_its_shape,
     "hook": with_hook,
 }
 
