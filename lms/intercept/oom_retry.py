@@ -221,6 +221,8 @@ class Rescue:
         that it calls count what they draw.
         """
         if not self._left or call.function is None:
+            if call.begun is not None and call.begun.lasting == UNPLANNED:
+                call.begun = replace(call.begun, lasting="")
             return
         if call.attempt is None:
             call.attempt = replace(call.begun, fits=True) if call.begun is not None else _Attempt()
