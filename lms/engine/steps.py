@@ -53,6 +53,11 @@ FULL_POOL = (
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
 """The remedy for batches of many lengths."""
 
+NOT_OPTIMIZED = (
+    "TensorFlow does not optimize the graph of a session with place_pruned_graph, which InteractiveSession "
+    "sets; make a tf.compat.v1.Session"
+)
+
 OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"
 """Why XLA compiles nothing at all."""
 
@@ -319,11 +324,11 @@ class Steps:
         function: SessionStep = call.function
         size = self._session_batch_size(run)
         if not size:
-            call.batches = self.growth.at_least(
-                function, tuple(run.feeds[name] for name in sorted(run.feeds))
-            )
-        if grown := self.growth.outgrown(function, size, call.batches):
-            self._engine.books.warn(f"{function._name} {grown}", "session")
+            shapes = tuple(run.feeds[name] for name in sorted(run.feeds))
+            call.batches = self.growth.at_least(function, shapes)
+        self._renew_if_grown(call, size)
+        if function.latest < 0 and function.trains and not function.is_optimized:
+            self._engine.books.warn(f"{function._name} is not planned: {NOT_OPTIMIZED}")
 
         def once() -> Any:
             generation = self.growth.generation(function, "")
@@ -529,7 +534,7 @@ class Steps:
         swaps = self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()
-        explanation = explain_out_of_memory(collector.latest, report, swaps=swaps, streams=streams)
+        explanation = explain_out_of_memory(collector.planned_of(name), report, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
 
 

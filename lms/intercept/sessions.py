@@ -64,16 +64,33 @@ class SessionStep:
         session: The session.
         ops: The names of the ops that are run or fetched.
         number: How often what it runs is named for its first plan.
+        count: Counts the steps that train.
     """
 
-    _name = "session graph"
-
-    def __init__(self, session: Any, ops: tuple[str, ...], number: int) -> None:
+    def __init__(self, session: Any, ops: tuple[str, ...], number: int, count: Iterator[int]) -> None:
+        self._count = count
         self._session: Callable[[], Any] = weakref.ref(session)
         self._ops = ops
         self._numbers = [number]
         self.latest = -1
         """The number of the plan that ran last."""
+
+    @cached_property
+    def _name(self) -> str:
+        """What it is called, like a function."""
+        count = next(self._count) if self.trains else 1
+        return "session graph" if count == 1 else f"session graph {count}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are gradients among its ops."""
+        return bool(self._reached)
+
+    @property
+    def is_optimized(self) -> bool:
+        """Whether TensorFlow optimizes the graph of its session, so that it can be planned."""
+        config = self._session()._config
+        return config is None or not config.graph_options.place_pruned_graph
 
     def number(self, generation: int) -> int:
         """Return how often what it runs is named for a plan: in no session as often for two."""
@@ -98,7 +115,7 @@ class SessionStep:
         """Read the variables that it reaches; ``None`` where it is no training step, or runs elsewhere."""
         session = self._session()
         is_here = not session.sess_str  # a server plans in threads of its own
-        return SessionValues.of(session, self._reached) if is_here and self._reached else None
+        return SessionValues.of(session, self._reached) if is_here and self.trains else None
 
 
 @dataclass(frozen=True)
@@ -160,6 +177,7 @@ class SessionWatch:
         self._values = SharedValues()
         self._steps: weakref.WeakKeyDictionary[Any, dict[Any, SessionStep]] = weakref.WeakKeyDictionary()
         """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow."""
+        self._trained = itertools.count(1)
         self._runs: weakref.WeakKeyDictionary[Any, Runs] = weakref.WeakKeyDictionary()
 
     @property
@@ -219,7 +237,7 @@ class SessionWatch:
     def _step(self, session: Any, key: Any, ops: tuple[str, ...]) -> SessionStep:
         known = self._steps.setdefault(session, {})
         if key not in known:
-            known[key] = SessionStep(session, ops, self._number)
+            known[key] = self.step_of(session, ops)
         return known[key]
 
     def observe(
@@ -243,8 +261,8 @@ class SessionWatch:
         return found
 
     def step_of(self, session: Any, ops: tuple[str, ...]) -> SessionStep:
-        """Return a new step, for a callable."""
-        return SessionStep(session, ops, self._number)
+        """Return a new step."""
+        return SessionStep(session, ops, self._number, self._trained)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

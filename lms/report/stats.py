@@ -372,6 +372,10 @@ class Collector:
         """The latest plan."""
         return next(iter([*self.planned.values()][-1:]), None)
 
+    def planned_of(self, name: str) -> Planned | None:
+        """Return the latest plan of a step of that name; else the latest of all."""
+        return next((one for one in reversed([*self.planned.values()]) if one.name == name), self.latest)
+
     def _forget(self, stats: GraphStats) -> None:
         """Describe no more what a later plan of the same graph has replaced."""
         self._postponed = [one for one in self._postponed if _key(one[0]) != _key(stats)]

@@ -152,6 +152,34 @@ def is_tiny() -> str:
     return refused(marked)
 
 
+def is_interactive() -> str:
+    """A session whose graph TensorFlow does not optimize."""
+    given, _, loss = network()
+    session = v1.InteractiveSession()
+    session.run(v1.global_variables_initializer())
+    session.run(loss, {given: rows(0)})
+    session.close()
+    return ""
+
+
+def trains_two() -> str:
+    """Two steps in one session, of which the first fails when the second has been planned."""
+    given, _, loss = network()
+    with v1.variable_scope("other"):
+        more, _, other = network()
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for number in range(5):
+            session.run(loss, {given: rows(number)})
+        session.run(other, {more: rows(0)})
+        FAILURES[:] = ["OOM when allocating tensor"] if WITH_LMS else []
+        try:
+            session.run(loss, {given: rows(0)})
+        except tf.errors.OpError as error:
+            return error.message[error.message.index("LMS:") :]
+        return ""
+
+
 def changes_its_shape() -> str:
     """A variable that cannot be given its value back where its initial value was."""
     given, _, loss = network()
@@ -197,6 +225,8 @@ CASES = {
     "beside": runs_beside,
     "tiny": is_tiny,
     "shape": changes_its_shape,
+    "interactive": is_interactive,
+    "two": trains_two,
     "hook": with_hook,
 }
 

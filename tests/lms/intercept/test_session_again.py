@@ -41,7 +41,7 @@ def test_more_rows_get_another_plan(plain: Any, seen: Any, case: str) -> None:
     assert seen[case]["found"] == plain[case]["found"]
     assert seen[case]["retries"] == 0 and seen[case]["tensors"]
     (said,) = seen[case]["said"]
-    assert "session graph was planned for batches of 64x256, and is again for 4096x256" in said
+    assert said.startswith("session graph was planned for batches of 64x256, and is again for 4096x256; ")
 
 
 REFUSED = {
@@ -59,5 +59,23 @@ def test_what_cannot_be_undone_is_not_tried_again(seen: Any, case: str) -> None:
     assert seen[case]["found"].endswith(REFUSED[case])
 
 
+def test_a_session_whose_graph_is_not_optimized_is_told(seen: Any) -> None:
+    (said,) = seen["interactive"]["said"]
+    assert "session graph is not planned" in said and "make a tf.compat.v1.Session" in said
+
+
+def test_an_error_tells_the_plan_of_the_step_that_failed(seen: Any) -> None:
+    text = seen["two"]["found"]
+    assert "Planned for session graph:" in text and "other/" not in text
+
+
 def test_every_case_is_looked_at(seen: Any) -> None:
-    assert seen.keys() == {*RETRIED, "grows", "callable grows", "random numbers", *REFUSED}
+    assert seen.keys() == {
+        *RETRIED,
+        "grows",
+        "callable grows",
+        "random numbers",
+        "interactive",
+        "two",
+        *REFUSED,
+    }
