@@ -1,15 +1,34 @@
 """Remember the batch sizes that each step was planned for, and ask for a new plan when they grow.
 
+A plan serves all batches of which no dimension is larger than in those that it was made for. Long batches
+of few rows and short ones of many get plans of their own, for one plan for both would be for a batch of many
+long rows, which nobody feeds; so plans that were made before may be the right ones again.
+
 A step whose kernels count their own random numbers from a seed keeps its first plan: with a new one it would
 have new kernels, and draw from the beginning again.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 Shapes = tuple[tuple[int, ...], ...]
+Arguments = dict[str, dict[int, tuple[int, ...]]]
+
+SPREAD = 1.5
+"""Batches get one plan where the largest dimensions of both make at most so many times the most elements that
+were fed. Batches of as many words with 10 to 500 words a row need ten plans then."""
+
+
+@dataclass
+class _Plan:
+    """What a plan was made for."""
+
+    generation: int
+    batches: Shapes
+    arguments: Arguments
 
 
 @dataclass
@@ -17,12 +36,19 @@ class _Step:
     """The sizes and shapes that a step was planned for."""
 
     generation: int = 0
+    """The number of the plan to run."""
+    newest: int = 0
+    """The largest number of a plan."""
     batch_size: int | None = None
     batches: Shapes = ()
-    arguments: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     """By function of the runtime the shapes of those of its arguments whose shape is open."""
-    whole: dict[str, int] = field(default_factory=dict)
-    """By function of the runtime the latest plan that leaves it to XLA."""
+    plans: list[_Plan] = field(default_factory=list)
+    """The plans that may run again."""
+    fed: dict[str, int] = field(default_factory=dict)
+    """The most elements of any batches, and by function of the runtime of those arguments."""
+    whole: set[tuple[str, int]] = field(default_factory=set)
+    """The functions of the runtime that a plan leaves to XLA, each with the plan's number."""
     never_whole: bool = False
     draws: set[str] = field(default_factory=set)
     """The functions of the runtime whose random numbers would begin anew with another plan, whose kernels are
@@ -31,14 +57,57 @@ class _Step:
     @property
     def draws_on(self) -> bool:
         """Tell whether random numbers of the latest plan would begin anew with another one."""
-        return any(self.whole.get(name) != self.generation for name in self.draws)
+        return any((name, self.generation) not in self.whole for name in self.draws)
+
+    def to_plan_for(
+        self, name: str, shapes: Shapes, now: Shapes, plans: Mapping[Shapes, _Plan]
+    ) -> tuple[Shapes, _Plan | None]:
+        """Return the shapes to plan for, and the plan for these if there is one.
+
+        Args:
+            name: The function of the runtime whose arguments these are; empty for batches.
+            shapes: Those of a call.
+            now: Those of the plan that ran last.
+            plans: Plans by the shapes that they were made for.
+        """
+        most = self.fed[name] = max(self.fed.get(name, _elements(now)), _elements(shapes))
+        if self.draws_on:
+            return _largest(now, shapes) or shapes, None
+        if serving := [made for made in plans if _covers(made, shapes)]:
+            best = min(serving, key=_elements)
+            return best, plans[best]
+        if _covers(now, shapes):
+            return now, None
+        found = [(made, larger) for made in {now, *plans} if (larger := _largest(made, shapes)) is not None]
+        if not found:
+            return shapes, None
+        _, larger = min(found, key=lambda one: (_elements(one[1]), one[0] != now))
+        return larger if _elements(larger) <= SPREAD * most else shapes, None
+
+    def note_plan(self) -> None:
+        """Note that the plan to run is made."""
+        self.plans = [one for one in self.plans if one.generation != self.generation]
+        self.plans.append(_Plan(self.generation, self.batches, {**self.arguments}))
+
+    def renew(self) -> None:
+        """Have another plan made in place of the one to run."""
+        self.plans = [one for one in self.plans if one.generation != self.generation]
+        self.newest += 1
+        self.generation = self.newest
+
+    def renew_beside(self) -> None:
+        """Have another plan made; what was planned for larger batches or arguments alone may run again."""
+        covered = (self.batches, self.arguments)
+        self.plans = [one for one in self.plans if not _all_cover(*covered, one)]
+        self.newest += 1
+        self.generation = self.newest
 
     def grown(self, what: str, was: object, will: object) -> str:
         """Count another plan, unless that would change what the step computes; return what has grown."""
         if self.draws_on:
             kept = f"keeps its plan for {what} of {was} with {will}"
             return f"{kept}: a new one would begin its random numbers anew"
-        self.generation += 1
+        self.renew_beside()
         return f"was planned for {what} of {was}, and is again for {will}"
 
 
@@ -69,6 +138,7 @@ class Growth:
         step.draws |= {name} if draws else set()
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
+        step.note_plan()
 
     def generation(self, function: Any, name: str) -> int:
         """Return the number of a step's latest plan."""
@@ -77,21 +147,23 @@ class Growth:
 
     def renew(self, function: Any, name: str) -> None:
         """Have a step planned again at its next call."""
-        self._step(function, name).generation += 1
+        self._step(function, name).renew()
 
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
         for step in (*self._steps.values(), *self._nameless.values()):
-            step.generation += 0 if step.draws_on else 1
+            if not step.draws_on:
+                step.plans = []
+                step.renew()
 
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""
-        self._step(function, name).whole[name] = generation
+        self._step(function, name).whole.add((name, generation))
 
     def is_whole(self, function: Any, name: str) -> bool:
         """Tell whether the latest plan of a step leaves it to XLA."""
         step = self._known(function, name)
-        return step is not None and step.whole.get(name) == step.generation
+        return step is not None and (name, step.generation) in step.whole
 
     def may_be_whole(self, function: Any, name: str) -> bool:
         """Tell whether a plan may leave a step to XLA."""
@@ -101,10 +173,11 @@ class Growth:
     def forbid_whole(self, function: Any, name: str) -> bool:
         """Have a step planned again that was left to XLA; return False where it was not."""
         step = self._known(function, name)
-        if step is None or step.whole.get(name) != step.generation:
+        if step is None or (name, step.generation) not in step.whole:
             return False
         step.never_whole = True
-        step.generation += 1
+        step.plans = []
+        step.renew()
         return True
 
     def watches_shapes(self, function: Any) -> bool:
@@ -116,12 +189,18 @@ class Growth:
         return function in self._steps and self._steps[function].batch_size is not None
 
     def at_least(self, function: Any, shapes: Shapes) -> Shapes:
-        """Return ``shapes``, each dimension at least as large as the step was planned for."""
-        planned = self._steps[function].batches if function in self._steps else ()
-        if [len(shape) for shape in planned] != [len(shape) for shape in shapes]:
+        """Return the shapes to plan for of batches of ``shapes``: those of a plan that serves them, if any.
+
+        That plan is the one to run then.
+        """
+        step = self._steps.get(function)
+        if step is None:
             return shapes
-        pairs = zip(planned, shapes, strict=True)
-        return tuple(tuple(map(max, earlier, now)) for earlier, now in pairs)
+        plans = {one.batches: one for one in step.plans if one.arguments == step.arguments}
+        planned, best = step.to_plan_for("", shapes, step.batches, plans)
+        if best is not None:
+            step.batches, step.generation = best.batches, best.generation
+        return planned
 
     def outgrown(self, function: Any, batch_size: int | None, batches: Shapes) -> str:
         """Have a step planned again if it was planned for smaller batches than it is about to get.
@@ -139,6 +218,7 @@ class Growth:
             return ""
         if batch_size and step.batch_size and batch_size > step.batch_size:
             was, step.batch_size = step.batch_size, batch_size
+            step.plans = []
             return step.grown("batches", was, batch_size)
         if batches and step.batches and batches != step.batches:
             earlier, step.batches = step.batches, batches
@@ -151,13 +231,25 @@ class Growth:
         known = None if step is None else step.arguments.get(name)
         if step is None or not known:
             return ""
-        now = {number: tuple(inputs[number].shape) for number in known}
-        larger = {n: tuple(map(max, known[n], now[n])) for n in known if len(known[n]) == len(now[n])}
-        if all(larger[n] == known[n] for n in larger):
+        numbers = [number for number in known if len(known[number]) == len(inputs[number].shape)]
+        now = tuple(tuple(inputs[number].shape) for number in numbers)
+        before = tuple(known[number] for number in numbers)
+        others = {**step.arguments, name: {}}
+        plans = {
+            tuple(one.arguments[name][number] for number in numbers): one
+            for one in step.plans
+            if one.batches == step.batches
+            and {**one.arguments, name: {}} == others
+            and one.arguments.get(name, {}).keys() == known.keys()
+        }
+        planned, best = step.to_plan_for(name, now, before, plans)
+        if planned == before:
             return ""
-        step.arguments[name] = {**known, **larger}
-        was, will = (_text(tuple(shapes[n] for n in larger)) for shapes in (known, larger))
-        return step.grown("arguments", was, will)
+        step.arguments[name] = {**known, **dict(zip(numbers, planned, strict=True))}
+        if best is not None:
+            step.arguments, step.generation = {**best.arguments}, best.generation
+            return ""
+        return step.grown("arguments", _text(before), _text(planned))
 
     def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
         """Return the shapes to plan for of the tensors that a function of the runtime is called with."""
@@ -172,6 +264,32 @@ class Growth:
         if function is None:
             return self._nameless.setdefault(name, _Step())
         return self._steps.setdefault(function, _Step())
+
+
+def _all_cover(batches: Shapes, arguments: Arguments, plan: _Plan) -> bool:
+    """Tell whether batches and arguments are as large as those of a plan in all dimensions."""
+    if not _covers(batches, plan.batches) or arguments.keys() != plan.arguments.keys():
+        return False
+    pairs = ((arguments[name], plan.arguments[name]) for name in arguments)
+    return all(
+        ours.keys() == theirs.keys() and all(_covers((ours[n],), (theirs[n],)) for n in ours)
+        for ours, theirs in pairs
+    )
+
+
+def _covers(shapes: Shapes, others: Shapes) -> bool:
+    return _largest(shapes, others) == shapes
+
+
+def _largest(shapes: Shapes, others: Shapes) -> Shapes | None:
+    """Return the larger of each dimension; ``None`` where the ranks are not the same."""
+    if [*map(len, shapes)] != [*map(len, others)]:
+        return None
+    return tuple(tuple(map(max, one, other)) for one, other in zip(shapes, others, strict=True))
+
+
+def _elements(shapes: Iterable[Sequence[int]]) -> int:
+    return sum(map(prod, shapes))
 
 
 def _plain_shapes(inputs: Sequence[Any]) -> list[tuple[int, tuple[int, ...]]]:

@@ -111,6 +111,25 @@ def grows(**options: Any) -> Callable[[], Any]:
     return case
 
 
+def has_buckets() -> Any:
+    """Many short sequences and few long ones in turn."""
+    given = v1.placeholder(tf.float32, (None, None, WIDTH))
+    made, variables = given, []
+    for layer in range(LAYERS):
+        start = v1.glorot_uniform_initializer(seed=layer)
+        variables.append(v1.get_variable(f"w{layer}", (WIDTH, WIDTH), initializer=start))
+        made = tf.tanh(tf.einsum("bsw,wv->bsv", made, variables[-1]))
+    loss = tf.reduce_mean(tf.square(made))
+    step = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        losses = []
+        for number, (count, words) in enumerate([(256, 16), (8, 512), (256, 16), (8, 512), (4, 256)]):
+            batch = rows(number, count * words).reshape(count, words, WIDTH)
+            losses.append(float(session.run([loss, step], {given: batch})[0]))
+        return losses, b"".join(value.tobytes() for value in session.run(variables)).hex()[-4000:]
+
+
 def refused(loss: Any, given: Any = None, beside: Callable[[Any], None] | None = None) -> str:
     """The last line of the error of a step that fails once; ``beside`` runs before it fails."""
     with v1.Session() as session:
@@ -210,7 +229,7 @@ def with_hook() -> Any:
 
 
 BUDGET = {"policy": "budget", "budget_bytes": 600 << 10, "margin": 0.0, "min_tensor_bytes": 1 << 12}
-GROWING = ("grows", "callable grows", "random numbers")
+GROWING = ("grows", "callable grows", "random numbers", "buckets")
 CASES = {
     "run": fails(),
     "callable": fails(calls=True),
@@ -220,6 +239,7 @@ CASES = {
     "grows": grows(),
     "callable grows": grows(calls=True),
     "random numbers": grows(seed=7),
+    "buckets": has_buckets,
     "iterator": takes_from_iterator,
     "draws": draws,
     "beside": runs_beside,

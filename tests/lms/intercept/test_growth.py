@@ -2,6 +2,10 @@
 
 import pytest
 from child_job import run_job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lms.intercept.batch_growth import SPREAD, Growth
 
 pytestmark = pytest.mark.tensorflow
 
@@ -30,3 +34,83 @@ def test_open_lengths_are_planned_for_the_first_batch_and_again_for_a_longer_one
     assert longest > 1.6 * first > 0, "and in the planned peaks"
     (said,) = seen["said"]
     assert "and 32x20, and is again for 32x41" in said
+
+
+class Step:
+    """Something that owns plans."""
+
+
+def run(growth: Growth, step: Step, *shapes: tuple[int, ...]) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
+    """A call with batches of these shapes: the number of its plan, what is said, and what is planned for."""
+    batches = growth.at_least(step, shapes)
+    said = growth.outgrown(step, None, batches)
+    before = growth.generation(step, "")
+    if said or growth.generation(step, "") not in growth.made:
+        growth.made.add(before)
+        growth.planned(step, "", None, batches, {})
+    return before, said, batches
+
+
+@pytest.fixture
+def growth() -> Growth:
+    found = Growth()
+    found.made = set()
+    return found
+
+
+def test_batches_that_grow_in_one_dimension_get_one_plan_after_the_other(growth: Growth) -> None:
+    step = Step()
+    seen = [run(growth, step, (rows, 20))[::2] for rows in (8, 4, 16, 8, 17)]
+    assert seen == [(0, ((8, 20),)), (0, ((8, 20),)), (1, ((16, 20),)), (1, ((16, 20),)), (2, ((17, 20),))]
+
+
+def test_long_batches_of_few_rows_get_a_plan_of_their_own(growth: Growth) -> None:
+    """Else there would be one for 64 rows of 500, of which none is fed."""
+    step = Step()
+    shapes = ((64, 100), (1, 500), (64, 100), (1, 400), (32, 90), (2, 500), (1, 500), (64, 110))
+    seen = [run(growth, step, shape)[::2] for shape in shapes]
+    assert [number for number, _ in seen] == [0, 1, 0, 1, 0, 2, 2, 3]
+    assert seen[3][1] == ((1, 500),) and seen[5][1] == ((2, 500),) and seen[7][1] == ((64, 110),)
+
+
+def test_a_plan_that_failed_is_not_run_again(growth: Growth) -> None:
+    step = Step()
+    run(growth, step, (64, 100))
+    run(growth, step, (1, 500))
+    growth.renew(step, "")
+    assert run(growth, step, (1, 500))[0] == 2
+    growth.renew_all()
+    assert [run(growth, step, shape)[0] for shape in ((64, 100), (1, 500))] == [4, 5]
+
+
+def test_arguments_get_plans_of_their_own_too(growth: Growth) -> None:
+    step, seen = Step(), []
+    for shape in ((64, 100), (1, 500), (64, 90), (1, 500)):
+        growth.outgrown_arguments(step, "f", [_Tensor(shape)])
+        number = growth.generation(step, "f")
+        if number not in growth.made:
+            growth.made.add(number)
+            planned = growth.argument_shapes(step, "f", [_Tensor(shape)])
+            growth.planned(step, "f", None, (), planned or {0: shape})
+        seen.append(number)
+    assert seen == [0, 1, 0, 1]
+
+
+class _Tensor:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+SHAPE = st.tuples(st.integers(1, 40), st.integers(1, 40))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SHAPE, min_size=1, max_size=30))
+def test_each_call_runs_a_plan_that_serves_it_and_none_is_much_larger(shapes: list[tuple[int, int]]) -> None:
+    growth, step, planned_for, fed = Growth(), Step(), {}, 0
+    growth.made = set()
+    for shape in shapes:
+        fed = max(fed, shape[0] * shape[1])
+        number, _, ((rows, words),) = run(growth, step, shape)
+        assert planned_for.setdefault(number, (rows, words)) == (rows, words), "a plan keeps its shapes"
+        assert rows >= shape[0] and words >= shape[1] and rows * words <= SPREAD * fed
