@@ -314,6 +314,8 @@ class Steps:
         try:
             done = self._tried(call, once, self.rescue, function, function._name)
         finally:
+            if call.feed.takes_several:
+                self.growth.plan_together(function)
             call.feed.forget()
         self._engine.resources.fusion.step_done()
         return done
@@ -327,16 +329,16 @@ class Steps:
             shapes = tuple(run.feeds[name] for name in sorted(run.feeds))
             call.batches = self.growth.at_least(function, shapes)
         self._renew_if_grown(call, size)
-        if function.latest < 0 and function.trains and not function.is_optimized:
+        if not function.ran and function.trains and not function.is_optimized:
             self._engine.books.warn(f"{function._name} is not planned: {NOT_OPTIMIZED}")
 
         def once() -> Any:
             generation = self.growth.generation(function, "")
             if self._engine.refusal() is None and not self.sessions.leaves(run.graph):
                 with self.sessions.aside():
-                    rescue.begins_in_session(call, function.values, is_new=function.latest != generation)
+                    rescue.begins_in_session(call, function.values, is_new=generation not in function.ran)
             made = step(generation)
-            function.latest = generation
+            function.ran.add(generation)
             return made
 
         found = run.graph, "session run"

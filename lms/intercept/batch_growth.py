@@ -2,7 +2,8 @@
 
 A plan serves all batches of which no dimension is larger than in those that it was made for. Long batches
 of few rows and short ones of many get plans of their own, for one plan for both would be for a batch of many
-long rows, which nobody feeds; so plans that were made before may be the right ones again.
+long rows, which nobody feeds; so plans that were made before may be the right ones again. Not so where a call
+takes several batches, or where a function has several traces, which count their plans together.
 
 A step whose kernels count their own random numbers from a seed keeps its first plan: with a new one it would
 have new kernels, and draw from the beginning again.
@@ -45,6 +46,10 @@ class _Step:
     """By function of the runtime the shapes of those of its arguments whose shape is open."""
     plans: list[_Plan] = field(default_factory=list)
     """The plans that may run again."""
+    names: set[str] = field(default_factory=set)
+    """The functions of the runtime that were planned, one for each trace."""
+    takes_several: bool = False
+    """Whether a call takes several batches, of which only the first is looked at."""
     fed: dict[str, int] = field(default_factory=dict)
     """The most elements of any batches, and by function of the runtime of those arguments."""
     whole: set[tuple[str, int]] = field(default_factory=set)
@@ -71,7 +76,7 @@ class _Step:
             plans: Plans by the shapes that they were made for.
         """
         most = self.fed[name] = max(self.fed.get(name, _elements(now)), _elements(shapes))
-        if self.draws_on:
+        if self.draws_on or self.takes_several or len(self.names) > 1:  # all traces have one number
             return _largest(now, shapes) or shapes, None
         if serving := [made for made in plans if _covers(made, shapes)]:
             best = min(serving, key=_elements)
@@ -136,6 +141,7 @@ class Growth:
         """
         step = self._step(function, name)
         step.draws |= {name} if draws else set()
+        step.names.add(name)
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
         step.note_plan()
@@ -155,6 +161,11 @@ class Growth:
             if not step.draws_on:
                 step.plans = []
                 step.renew()
+
+    def plan_together(self, function: Any) -> None:
+        """Plan for the largest dimensions of all batches: a call takes several, of any sizes."""
+        if function in self._steps:
+            self._steps[function].takes_several = True
 
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""

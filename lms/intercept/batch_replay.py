@@ -69,6 +69,11 @@ class Source:
         return self._nbytes > KEPT_BYTES
 
     @property
+    def given(self) -> int:
+        """The number of batches that the step has been given."""
+        return self._given
+
+    @property
     def is_ahead(self) -> bool:
         """Whether it holds a batch that no step has been given: the real iterator would leave it out."""
         return len(self._kept) > self._given
@@ -234,6 +239,11 @@ class Feed:
     def handles(self) -> list[Any]:
         """The stand-ins as the functions of the runtime get them."""
         return [source.handle for source in self.sources.values()]
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether the call has taken more than one batch of an iterator."""
+        return any(source.given > 1 for source in self.sources.values())
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the step gets them, with stand-ins for the iterators."""

@@ -72,8 +72,8 @@ class SessionStep:
         self._session: Callable[[], Any] = weakref.ref(session)
         self._ops = ops
         self._numbers = [number]
-        self.latest = -1
-        """The number of the plan that ran last."""
+        self.ran: set[int] = set()
+        """The numbers of the plans that ran to their end."""
 
     @cached_property
     def _name(self) -> str:
@@ -292,15 +292,16 @@ class SessionWatch:
 
 
 class WatchedCallable:
-    """A callable of a session, made anew for each plan when it is called: shapes are known then."""
+    """A callable of a session, made for each plan when it is called: shapes are known then."""
 
     def __init__(self, session: Any, options: Any) -> None:
         self._session, self._options, self._lock = session, options, threading.Lock()
         self._ops = tuple(name.partition(":")[0] for name in (*options.target, *options.fetch))
         self._watch: SessionWatch | None = None
         self._step: SessionStep | None = None
-        self._made: Any = None
-        self._made_for: tuple[SessionWatch | None, int] | None = None
+        self._made: dict[int, Any] = {}
+        """TensorFlow's own callables, by the number of the plan."""
+        self._made_for: SessionWatch | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, watched by the watch that is installed now."""
@@ -320,9 +321,11 @@ class WatchedCallable:
     def _callable(self, watch: SessionWatch | None, generation: int) -> Any:
         """Return TensorFlow's own callable, made for a plan."""
         with self._lock:
-            if self._made_for != (watch, generation):
-                self._made, self._made_for = CALLABLE(self._session, self._options), (watch, generation)
-            return self._made
+            if self._made_for is not watch:
+                self._made, self._made_for = {}, watch
+            if generation not in self._made:
+                self._made[generation] = CALLABLE(self._session, self._options)
+            return self._made[generation]
 
 
 def has_training_step(graph: Any) -> bool:

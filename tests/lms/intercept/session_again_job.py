@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -22,14 +23,27 @@ from tensorflow.core.protobuf.config_pb2 import CallableOptions  # noqa: E402
 import lms  # noqa: E402
 from lms.errors import LMSWarning  # noqa: E402
 from lms.session import LMSSessionRunHook  # noqa: E402
+from lms.variables.session_values import SessionValues  # noqa: E402
 
 v1 = tf.compat.v1
 v1.disable_eager_execution()
 WIDTH, LAYERS, FEW, MANY = 256, 6, 64, 4096
 WITH_LMS = sys.argv[2] == "lms"
 FAILURES: list[str] = []
+READS: list[Any] = []
+"""The sessions whose variables were read to be put back."""
 BESIDE: list[Callable[[], None]] = []
 Net = tuple[Any, Any, Any]
+read_values = SessionValues.of
+
+
+def noted(session: Any, ops: Any) -> SessionValues:
+    """Read the variables, and note that."""
+    READS.append(session)
+    return read_values(session, ops)
+
+
+SessionValues.of = noted
 
 
 def mark(value: Any) -> Any:
@@ -111,8 +125,8 @@ def grows(**options: Any) -> Callable[[], Any]:
     return case
 
 
-def has_buckets() -> Any:
-    """Many short sequences and few long ones in turn."""
+def has_buckets(*, calls: bool = False) -> Any:
+    """Many short sequences and few long ones in turn; how often the variables were read, too."""
     given = v1.placeholder(tf.float32, (None, None, WIDTH))
     made, variables = given, []
     for layer in range(LAYERS):
@@ -120,13 +134,15 @@ def has_buckets() -> Any:
         variables.append(v1.get_variable(f"w{layer}", (WIDTH, WIDTH), initializer=start))
         made = tf.tanh(tf.einsum("bsw,wv->bsv", made, variables[-1]))
     loss = tf.reduce_mean(tf.square(made))
-    step = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    with tf.control_dependencies([v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)]):
+        loss = tf.identity(loss)
+    READS.clear()
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
-        losses = []
+        step, losses = stepper(session, loss, given, calls=calls), []
         for number, (count, words) in enumerate([(256, 16), (8, 512), (256, 16), (8, 512), (4, 256)]):
             batch = rows(number, count * words).reshape(count, words, WIDTH)
-            losses.append(float(session.run([loss, step], {given: batch})[0]))
+            losses.append(float(step(batch)))
         return losses, b"".join(value.tobytes() for value in session.run(variables)).hex()[-4000:]
 
 
@@ -229,7 +245,7 @@ def with_hook() -> Any:
 
 
 BUDGET = {"policy": "budget", "budget_bytes": 600 << 10, "margin": 0.0, "min_tensor_bytes": 1 << 12}
-GROWING = ("grows", "callable grows", "random numbers", "buckets")
+GROWING = ("grows", "callable grows", "random numbers", "buckets", "callable buckets")
 CASES = {
     "run": fails(),
     "callable": fails(calls=True),
@@ -240,6 +256,7 @@ CASES = {
     "callable grows": grows(calls=True),
     "random numbers": grows(seed=7),
     "buckets": has_buckets,
+    "callable buckets": partial(has_buckets, calls=True),
     "iterator": takes_from_iterator,
     "draws": draws,
     "beside": runs_beside,
@@ -265,6 +282,7 @@ def main() -> dict[str, Any]:
             "found": found,
             "said": [str(one.message) for one in caught if issubclass(one.category, LMSWarning)],
             "retries": report.retries if report else 0,
+            "reads": len(READS),
             "tensors": [graph.tensors for graph in report.edited] if report else [],
         }
         if WITH_LMS:

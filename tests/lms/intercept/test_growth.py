@@ -73,6 +73,18 @@ def test_long_batches_of_few_rows_get_a_plan_of_their_own(growth: Growth) -> Non
     assert seen[3][1] == ((1, 500),) and seen[5][1] == ((2, 500),) and seen[7][1] == ((64, 110),)
 
 
+@pytest.mark.parametrize("why", ["several batches", "several traces"])
+def test_one_plan_serves_all_where_the_sizes_of_a_call_are_not_all_known(growth: Growth, why: str) -> None:
+    step = Step()
+    run(growth, step, (64, 100))
+    if why == "several batches":
+        growth.plan_together(step)
+    else:
+        growth.planned(step, "another", None, ((64, 100),), {})
+    seen = [run(growth, step, shape)[::2] for shape in ((1, 500), (64, 100), (2, 400))]
+    assert seen == [(1, ((64, 500),))] * 3
+
+
 def test_a_plan_that_failed_is_not_run_again(growth: Growth) -> None:
     step = Step()
     run(growth, step, (64, 100))
