@@ -129,6 +129,8 @@ class Books:
             varies=step.varies,
             place=_place(work),
             function=work.task.function,
+            plan=work.task.plan,
+            beside=work.task.beside,
         )
         if work.whole:
             stats = replace(stats, why=LEFT_TO_XLA, whole=True)

@@ -163,6 +163,8 @@ class Steps:
             function_name(runtime.name),
             config,
             hints,
+            plan=self.growth.generation(call.function, runtime.name),
+            beside=self.growth.beside(call.function, runtime.name),
             compiled=may_compile and (may_be_whole or config.xla == "auto"),
             may_be_whole=may_be_whole,
         )
@@ -178,8 +180,9 @@ class Steps:
         assumed = charge.assumed_batch if charge else None
         hints = ShapeHints(batch_size=size or assumed, feeds={} if size else _largest_feeds(run))
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
-        name = run.call.function._name
-        return Task(request, name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
+        step = run.call.function
+        task = Task(request, step._name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
+        return replace(task, plan=self.growth.generation(step, ""), beside=self.growth.beside(step, ""))
 
     def _rescue_of(self, run: SessionRun) -> Rescue:
         charge = self.sessions.charge_of(run.graph)

@@ -34,6 +34,10 @@ class Task:
     """The function of TensorFlow's runtime that is called; empty where no call is known."""
     inputs: Sequence[Any] = ()
     """The tensors that the function is called with."""
+    plan: int = 0
+    """The number of the plan among those of the called function."""
+    beside: frozenset[int] = frozenset()
+    """The numbers of its plans for other batches, which may run again."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable of a session that shares memory, by the name of its handle."""
     is_body: bool = False

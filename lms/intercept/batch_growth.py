@@ -151,6 +151,12 @@ class Growth:
         found = self._known(function, name)
         return 0 if found is None else found.generation
 
+    def beside(self, function: Any, name: str) -> frozenset[int]:
+        """Return the numbers of the plans of a step that may run again, but for the one to run."""
+        found = self._known(function, name)
+        plans = [] if found is None else found.plans
+        return frozenset(one.generation for one in plans) - {self.generation(function, name)}
+
     def renew(self, function: Any, name: str) -> None:
         """Have a step planned again at its next call."""
         self._step(function, name).renew()

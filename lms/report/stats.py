@@ -77,6 +77,10 @@ class GraphStats:
     """The device and the frame that were planned."""
     function: str = ""
     """The function of TensorFlow's runtime that holds it, one for each trace; empty where none is known."""
+    plan: int = 0
+    """The number of its plan."""
+    beside: frozenset[int] = frozenset()
+    """The numbers of the plans before it that may run again, for other batches."""
     policy: str = ""
     """The policy that made the plan; for ``auto`` that is ``budget`` or ``all``."""
     asked_policy: str = ""
@@ -245,11 +249,14 @@ class Report:
 
     @property
     def _latest(self) -> tuple[GraphStats, ...]:
-        """The latest figures of each graph, and of each trace of it that may run again."""
+        """The latest figures of each graph, and of each trace and plan of it that may run again."""
         planned = [graph for graph in self.graphs if graph.policy]
         last = {_key(graph): graph for graph in planned}
         kept = [one for one in planned if one.function not in self.gone or one is last[_key(one)]]
-        return tuple({(_key(graph), graph.function): graph for graph in kept}.values())
+        newest = {(_key(graph), graph.function): graph for graph in kept}
+        live = {key: {one.plan, *one.beside} for key, one in newest.items()}
+        kept = [one for one in kept if one.plan in live[_key(one), one.function]]
+        return tuple({(_key(one), one.function, one.plan): one for one in kept}.values())
 
     @property
     def peak_error(self) -> float | None:

@@ -132,6 +132,16 @@ def test_the_largest_plan_of_all_traces_of_a_function_counts() -> None:
     assert ended.planned_peak_bytes == 9 * MIB, "the latest, where none is left"
 
 
+def test_plans_for_other_batches_that_may_run_again_count() -> None:
+    first = replace(stats_of("a step", None), plan=0)
+    second = replace(first, planned_peak_bytes=9 * MIB, plan=1)
+    assert report_of(first, second).planned_peak_bytes == 9 * MIB, "it replaces the first"
+    beside = replace(second, beside=frozenset({0}))
+    assert report_of(first, beside).planned_peak_bytes == 22 * MIB
+    third = replace(first, planned_peak_bytes=12 * MIB, plan=2, beside=frozenset({1}))
+    assert report_of(first, beside, third).planned_peak_bytes == 12 * MIB
+
+
 def test_what_has_no_plan_is_not_explained_by_that_of_a_step() -> None:
     assert explain_unplanned("one_step_on_data", 40 * MIB) == (
         "LMS: one_step_on_data ran out of memory (limit 40.0 MiB). It has no plan: it trains nothing, as "
