@@ -344,8 +344,8 @@ class Steps:
             function.ran.add(generation)
             return made
 
-        found = run.graph, "session run"
-        return self._tried(call, once, rescue, *found, idle=False, is_alone=run.is_alone)
+        graph, is_alone = run.graph, run.is_alone
+        return self._tried(call, once, rescue, graph, "session run", idle=False, is_alone=is_alone)
 
     # --- inside ------------------------------------------------------------------------------------------
 

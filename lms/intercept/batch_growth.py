@@ -25,7 +25,7 @@ were fed. Batches of as many words with 10 to 500 words a row need ten plans the
 
 @dataclass
 class _Plan:
-    """What a plan was made for."""
+    """Hold what a plan was made for."""
 
     generation: int
     batches: Shapes
@@ -49,7 +49,7 @@ class _Step:
     names: set[str] = field(default_factory=set)
     """The functions of the runtime that were planned, one for each trace."""
     takes_several: bool = False
-    """Whether a call takes several batches, of which only the first is looked at."""
+    """Set where a call takes several batches, of which only the first is looked at."""
     fed: dict[str, int] = field(default_factory=dict)
     """The most elements of any batches, and by function of the runtime of those arguments."""
     whole: set[tuple[str, int]] = field(default_factory=set)
@@ -94,16 +94,9 @@ class _Step:
         self.plans = [one for one in self.plans if one.generation != self.generation]
         self.plans.append(_Plan(self.generation, self.batches, {**self.arguments}))
 
-    def renew(self) -> None:
-        """Have another plan made in place of the one to run."""
-        self.plans = [one for one in self.plans if one.generation != self.generation]
-        self.newest += 1
-        self.generation = self.newest
-
-    def renew_beside(self) -> None:
-        """Have another plan made; what was planned for larger batches or arguments alone may run again."""
-        covered = (self.batches, self.arguments)
-        self.plans = [one for one in self.plans if not _all_cover(*covered, one)]
+    def renew(self, kept: Iterable[_Plan] = ()) -> None:
+        """Have another plan made; of those before it only the ``kept`` ones may run again."""
+        self.plans = [*kept]
         self.newest += 1
         self.generation = self.newest
 
@@ -112,7 +105,7 @@ class _Step:
         if self.draws_on:
             kept = f"keeps its plan for {what} of {was} with {will}"
             return f"{kept}: a new one would begin its random numbers anew"
-        self.renew_beside()
+        self.renew(one for one in self.plans if not _all_cover(self.batches, self.arguments, one))
         return f"was planned for {what} of {was}, and is again for {will}"
 
 
@@ -159,13 +152,13 @@ class Growth:
 
     def renew(self, function: Any, name: str) -> None:
         """Have a step planned again at its next call."""
-        self._step(function, name).renew()
+        step = self._step(function, name)
+        step.renew(one for one in step.plans if one.generation != step.generation)
 
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
         for step in (*self._steps.values(), *self._nameless.values()):
             if not step.draws_on:
-                step.plans = []
                 step.renew()
 
     def plan_together(self, function: Any) -> None:
@@ -193,7 +186,6 @@ class Growth:
         if step is None or (name, step.generation) not in step.whole:
             return False
         step.never_whole = True
-        step.plans = []
         step.renew()
         return True
 
@@ -285,13 +277,14 @@ class Growth:
 
 def _all_cover(batches: Shapes, arguments: Arguments, plan: _Plan) -> bool:
     """Tell whether batches and arguments are as large as those of a plan in all dimensions."""
-    if not _covers(batches, plan.batches) or arguments.keys() != plan.arguments.keys():
+    ours, theirs = _by_place(arguments), _by_place(plan.arguments)
+    if ours.keys() != theirs.keys():
         return False
-    pairs = ((arguments[name], plan.arguments[name]) for name in arguments)
-    return all(
-        ours.keys() == theirs.keys() and all(_covers((ours[n],), (theirs[n],)) for n in ours)
-        for ours, theirs in pairs
-    )
+    return _covers((*batches, *ours.values()), (*plan.batches, *(theirs[place] for place in ours)))
+
+
+def _by_place(arguments: Arguments) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(name, number): shape for name, own in arguments.items() for number, shape in own.items()}
 
 
 def _covers(shapes: Shapes, others: Shapes) -> bool:

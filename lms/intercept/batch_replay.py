@@ -242,7 +242,7 @@ class Feed:
 
     @property
     def takes_several(self) -> bool:
-        """Whether the call has taken more than one batch of an iterator."""
+        """Tell whether the call has taken more than one batch of an iterator."""
         return any(source.given > 1 for source in self.sources.values())
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

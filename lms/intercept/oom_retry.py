@@ -256,8 +256,8 @@ class Rescue:
         attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
-        if not is_alone:
-            self.refusal = BESIDE
+        if attempt is not None and not is_alone:
+            self.refusal = self.refusal or BESIDE
         if attempt is None or self.refusal or not self._left:
             return False
         try:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from lms.intercept.oom_retry import Rescue
 from lms.intercept.optimizer_options import OptimizerOptions, iterations_of
 from lms.ir.op_traits import is_backward
 from lms.optimizer import plugin
-from lms.variables.initial_values import SharedValues
+from lms.variables.initial_values import SharedValues, ops_reached
 from lms.variables.session_values import SessionValues
 
 WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
@@ -58,7 +58,7 @@ class Runs:
 
 
 class SessionStep:
-    """What a session runs again and again, with the same things fed, fetched and run.
+    """Stands for what a session runs again and again, with the same things fed, fetched and run.
 
     Args:
         session: The session.
@@ -101,14 +101,7 @@ class SessionStep:
     @cached_property
     def _reached(self) -> tuple[Any, ...]:
         """The ops that it runs, if there are gradients among them; else none."""
-        graph, seen = self._session().graph, dict[str, Any]()
-        left = [graph.get_operation_by_name(name) for name in self._ops]
-        while left:
-            op = left.pop()
-            if op.name not in seen:
-                seen[op.name] = op
-                left += [*op.control_inputs, *(one.op for one in op.inputs)]
-        ops = tuple(seen.values())
+        ops = tuple(ops_reached(self._session().graph, self._ops))
         return ops if any(is_backward(op.name, op.type) for op in ops) else ()
 
     def values(self) -> SessionValues | None:
@@ -125,11 +118,11 @@ class SessionRun:
     graph: Any
     call: Call
     """The same as a call: its function is the :class:`SessionStep`."""
-    feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    feeds: Mapping[str, tuple[int, ...]]
     """Shapes of what is fed, by the name of its node."""
-    shared: Mapping[str, int] = field(default_factory=dict)
+    shared: Mapping[str, int]
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
-    is_alone: Callable[[], bool] = bool
+    is_alone: Callable[[], bool]
     """Tells whether the session has run nothing else since it began."""
 
 

@@ -209,7 +209,7 @@ def draws_from_seed(table: NodeTable) -> bool:
     """Tell whether a kernel of the step counts its own random numbers, and begins them from a seed."""
     seeded = {op_type for op_type in {*table.types} if _may_have_seed(op_type)}
     nodes = (node for node, op_type in zip(table.nodes, table.types, strict=True) if op_type in seeded)
-    return any(node.attr[seed].i for node in nodes for seed in SEEDS if seed in node.attr)
+    return any(map(_is_seeded, nodes))
 
 
 def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:
@@ -224,7 +224,11 @@ def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:
     if not any(map(_calls_functions, {*table.types})):
         return False
     nodes = (node for function in graph.as_graph_def().library.function for node in function.node_def)
-    return any(node.attr[seed].i for node in nodes for seed in SEEDS if seed in node.attr)
+    return any(map(_is_seeded, nodes))
+
+
+def _is_seeded(node: Any) -> bool:
+    return any(node.attr[seed].i for seed in SEEDS if seed in node.attr)
 
 
 def _calls_functions(op_type: str) -> bool:

@@ -7,7 +7,7 @@ lack these copies: an optimizer's momenta, most often.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,24 +50,29 @@ class SharedValues:
         known = self._effects.setdefault(session.graph, {})
         key = tuple(names)
         if key not in known:
-            known[key] = _effect_of(map(session.graph.get_operation_by_name, names))
+            known[key] = _effect_of(ops_reached(session.graph, names))
         effect = known[key]
         if effect.shared or not effect.own.isdisjoint(self.of(session)):
             kept = {name: nbytes for name, nbytes in self.of(session).items() if name not in effect.own}
             self._shared[session] = {**kept, **effect.shared}
 
 
+def ops_reached(graph: Any, names: Iterable[str]) -> Iterator[Any]:
+    """Yield the ops of these names, and all that they depend on."""
+    left, seen = [*map(graph.get_operation_by_name, names)], set[str]()
+    while left:
+        op = left.pop()
+        if op.name not in seen:
+            seen.add(op.name)
+            left += [*op.control_inputs, *(one.op for one in op.inputs)]
+            yield op
+
+
 def _effect_of(ops: Iterable[Any]) -> _Effect:
-    left, seen = [*ops], set[str]()
     shared: dict[str, int] = {}
     computed: dict[object, list[str]] = {}
     own: set[str] = set()
-    while left:
-        op = left.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        left += [*op.control_inputs, *(one.op for one in op.inputs)]
+    for op in ops:
         handles = [one.op.name for one in op.inputs if one.dtype == tf.resource]
         value = op.inputs[1] if op.type == ASSIGN else None
         nbytes = 0 if value is None else static_bytes(value.shape, value.dtype)
