@@ -70,15 +70,16 @@ LMS = {
     "variables": {"ir", "native", "transports"},
     "device": {"ir", "native", "simulate", "transports", "variables"},
     "reader": {"device", "ir", "optimizer"},
+    "specialiser": {"ir", "optimizer", "reader"},
     "rewriter": {
         *("device", "ir", "optimizer", "planner", "reader", "schedule", "transports", "variables"),
     },
     "report": {"device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "transports"},
-    "intercept": {"device", "ir", "optimizer", "reader", "variables"},
+    "intercept": {"device", "ir", "optimizer", "reader", "specialiser", "variables"},
     "estimates": {"device", "forecast", "simulate"},
     "engine": {
         *("device", "estimates", "forecast", "intercept", "ir", "optimizer", "planner"),
-        *("profiling", "reader", "report", "rewriter", "simulate", "transports", "variables"),
+        *("profiling", "reader", "report", "rewriter", "simulate", "specialiser", "transports", "variables"),
     },
     "tf_names": {"device"},
     "compat": {"callbacks", "enable", "engine", "intercept", "ir", "report", "tf_names"},

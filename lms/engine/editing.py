@@ -24,16 +24,21 @@ from lms.engine.passes import (
     variables_in_loop,
     variables_known,
 )
-from lms.engine.work import Task, Work, place_of
+from lms.engine.work import Specialised, Task, Work, place_of
 from lms.errors import LMSError
 from lms.ir.graph import GraphError
 from lms.optimizer.stopped import LEFT, stopped
 from lms.planner.planner import usable_bytes
 from lms.reader.function_bodies import unread_arguments
-from lms.reader.node_table import ROOT
+from lms.reader.node_table import ROOT, NodeTable
+from lms.reader.step_reader import read_step
 from lms.reader.survey import step_frames
 from lms.rewriter.streamable import Finder, bytes_by_kind
+from lms.rewriter.sum_order import beginnings, has_long_sums
+from lms.rewriter.validation import require_same_pairs
 from lms.rewriter.writer import RewriteError, put_copies_first
+from lms.specialiser.decided_branches import may_decide, with_branches_taken
+from lms.specialiser.late_sources import delay_sources
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
@@ -103,6 +108,7 @@ class Editing:
         if len(graph_def.node) < FEWEST_OPS or is_edited(graph_def, task.request.graph):
             return Edit()
         task = _task_of(graph_def, task)
+        graph_def, task = self._specialised(graph_def, task)
         used = self._engine.resources
         shares, facts = used.host.shares, (_key(graph_def, task), used.profiles().kept)
         flags = task.compiled, task.may_be_whole
@@ -125,6 +131,47 @@ class Editing:
         if works and shares == used.host.shares:  # else another thread has moved variables meanwhile
             self._keep((*facts, *flags, shares), made)
         return made
+
+    def _specialised(self, graph_def: Any, task: Task) -> tuple[Any, Task]:
+        """Return a session's graph without the conditions that its call decides, and the task with it."""
+        item = task.request.item
+        fed = fed_nodes(item, graph_def)
+        predicates = {name: value for name, value in task.predicates.items() if name in fed}
+        if not may_decide(graph_def, predicates):
+            return graph_def, task
+        kept = {*item.preserved(), *(fetched.partition(":")[0] for fetched in item.fetches())}
+        made = with_branches_taken(graph_def, NodeTable.of(graph_def, fed), predicates, kept)
+        if made is None:
+            return graph_def, task
+        graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
+        outputs = delay_sources(made, kept, task.config.min_tensor_bytes)
+        try:
+            sums = self._sums(task, graph_def, NodeTable.of(made, fed))
+        except RewriteError as error:
+            logger.info("%s keeps its conditions: %s", task.name, error)
+            return graph_def, task
+        request = replace(task.request, graph=made.SerializeToString())
+        return made, replace(task, request=request, specialised=Specialised(outputs, sums))
+
+    def _sums(self, task: Task, graph_def: Any, specialised: NodeTable) -> dict[str, int]:
+        """Return by name the slots that sums begin with in a graph that is specialised.
+
+        Raises:
+            RewriteError: If TensorFlow would merge other nodes in the specialised graph.
+        """
+        sums: dict[str, int] = {}
+        for device in self._devices(task):
+            place = place_of(device, self._environ)
+            work = run_passes([self._passes.parse], Work(task, device, place, graph_def=graph_def))
+            table = work.table
+            assert table is not None  # noqa: S101 - it is parsed
+            require_same_pairs(place.kernels, table, specialised)
+            if has_long_sums(table):
+                work = run_passes(self._passes.survey[:1], work)
+                step = read_step(table, work.outputs, place)
+                names = [table.names[members[0]] for members in step.members]
+                sums |= {names[op]: slot for op, slot in beginnings(step.graph).items()}
+        return sums
 
     def _works(self, task: Task, graph_def: Any) -> list[Work]:
         works: list[Work] = []

@@ -98,6 +98,9 @@ class Shaping:
         if work.outputs:
             return replace(work, outputs=with_added(work.table, work.outputs))
         outputs = work.task.request.item.output_properties(work.table.names)
+        made = work.task.specialised.outputs
+        if made:
+            outputs = [made.get(*one) for one in zip(work.table.names, outputs, strict=True)]
         completed = complete_shapes(work.graph_def, work.table, outputs, work.task.hints)
         return replace(work, outputs=completed)
 
@@ -352,7 +355,7 @@ class Writing:
         decided, transport = work.decision, self._transport()
         streamed = work.streamed
         transport.require_room(work.stored_bytes)
-        edits = write_decision(work.graph_def, work.step, decided, transport)
+        edits = write_decision(work.graph_def, work.step, decided, transport, work.task.specialised.sums)
         edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
         small, batches = rooms_of(decided.case, decided.plan, work.limit_bytes)
         self._rooms.make_small(small, work.device.name, work.residents.pending)

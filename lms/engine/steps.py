@@ -182,6 +182,7 @@ class Steps:
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
         step = run.call.function
         task = Task(request, step._name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
+        task = replace(task, predicates=run.predicates)
         return replace(task, plan=self.growth.generation(step, ""), beside=self.growth.beside(step, ""))
 
     def _rescue_of(self, run: SessionRun) -> Rescue:

@@ -22,6 +22,16 @@ from lms.rewriter.writer import Edits
 
 
 @dataclass(frozen=True)
+class Specialised:
+    """What a graph has become by what its call knows."""
+
+    outputs: Mapping[str, list[Output]] = field(default_factory=dict)
+    """Type and shape of what new nodes make, by their names."""
+    sums: Mapping[str, int] | None = None
+    """The slots that sums begin with in the step as it was, by name; ``None``: it is as it was."""
+
+
+@dataclass(frozen=True)
 class Task:
     """A graph to plan, and what only its call knows."""
 
@@ -40,6 +50,10 @@ class Task:
     """The numbers of its plans for other batches, which may run again."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable of a session that shares memory, by the name of its handle."""
+    predicates: Mapping[str, bool] = field(default_factory=dict)
+    """What a session feeds that decides conditions, by the name of its node."""
+    specialised: Specialised = field(default_factory=Specialised)
+    """What its call has made of the graph before it is planned."""
     is_body: bool = False
     """Whether the graph is that of another function, which the called one runs."""
     guest: Guest | None = None

@@ -23,6 +23,7 @@ from lms.intercept.oom_retry import Rescue
 from lms.intercept.optimizer_options import OptimizerOptions, iterations_of
 from lms.ir.op_traits import is_backward
 from lms.optimizer import plugin
+from lms.specialiser.known_predicates import fed_predicates
 from lms.variables.initial_values import SharedValues, ops_reached
 from lms.variables.session_values import SessionValues
 
@@ -63,11 +64,20 @@ class SessionStep:
     Args:
         session: The session.
         ops: The names of the ops that are run or fetched.
+        predicates: What is fed that decides conditions, by the name of its node.
         number: How often what it runs is named for its first plan.
         count: Counts the steps that train.
     """
 
-    def __init__(self, session: Any, ops: tuple[str, ...], number: int, count: Iterator[int]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        ops: tuple[str, ...],
+        predicates: Mapping[str, bool],
+        number: int,
+        count: Iterator[int],
+    ) -> None:
+        self.predicates = predicates
         self._count = count
         self._session: Callable[[], Any] = weakref.ref(session)
         self._ops = ops
@@ -120,6 +130,8 @@ class SessionRun:
     """The same as a call: its function is the :class:`SessionStep`."""
     feeds: Mapping[str, tuple[int, ...]]
     """Shapes of what is fed, by the name of its node."""
+    predicates: Mapping[str, bool]
+    """What is fed that decides conditions, by the name of its node."""
     shared: Mapping[str, int]
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
     is_alone: Callable[[], bool]
@@ -168,8 +180,11 @@ class SessionWatch:
         self._charges: weakref.WeakKeyDictionary[Any, Charge] = weakref.WeakKeyDictionary()
         self._local = _UnderWay()
         self._values = SharedValues()
-        self._steps: weakref.WeakKeyDictionary[Any, dict[Any, SessionStep]] = weakref.WeakKeyDictionary()
-        """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow."""
+        self._lock = threading.Lock()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[Any, dict[Any, SessionStep]]]
+        self._steps = weakref.WeakKeyDictionary()
+        """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow, and
+        then by the branches that are taken."""
         self._trained = itertools.count(1)
         self._runs: weakref.WeakKeyDictionary[Any, Runs] = weakref.WeakKeyDictionary()
 
@@ -217,7 +232,10 @@ class SessionWatch:
         first = ran[alone[0]] if alone else fetches[names.index(min(names))].oper if names else None
         fetched = sorted((name, one.index) for name, one in zip(names, fetches, strict=True))
         ops = (*alone, *names)
-        step = self._step(session, (tuple(sorted(shapes)), tuple(fetched), tuple(alone)), ops)
+        values = {c_session.TF_OperationName(fed.oper): value for fed, value in feeds.items()}
+        predicates = fed_predicates(session.graph, values)
+        wanted = tuple(sorted(shapes)), tuple(fetched), tuple(alone)
+        step = self._step(session, wanted, predicates, ops)
         buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
 
         def once(generation: int) -> Any:
@@ -227,10 +245,16 @@ class SessionWatch:
 
         return self.observe(session, step, ops, shapes, once)
 
-    def _step(self, session: Any, key: Any, ops: tuple[str, ...]) -> SessionStep:
-        known = self._steps.setdefault(session, {})
-        if key not in known:
-            known[key] = self.step_of(session, ops)
+    def _step(
+        self, session: Any, wanted: Any, predicates: Mapping[str, bool], ops: tuple[str, ...]
+    ) -> SessionStep:
+        """Return a step; one with other branches has a number of its own, for TensorFlow knows no values."""
+        known = self._steps.setdefault(session, {}).setdefault(wanted, {})
+        key = tuple(sorted(predicates.items()))
+        with self._lock:
+            if key not in known:
+                number = next(_numbers) if known else self._number
+                known[key] = SessionStep(session, ops, predicates, number, self._trained)
         return known[key]
 
     def observe(
@@ -245,7 +269,8 @@ class SessionWatch:
         plugin.expect_iterations(iterations_of(session._config) if session._config else 2)
         shared, outer = self._values.of(session), self._local.run
         with self._runs.setdefault(session, Runs()).one() as is_alone:
-            self._local.run = SessionRun(session.graph, Call(function=step), feeds, shared, is_alone)
+            call = Call(function=step)
+            self._local.run = SessionRun(session.graph, call, feeds, step.predicates, shared, is_alone)
             try:
                 found = self._observer.run_session(self._local.run, once)
             finally:
@@ -253,9 +278,9 @@ class SessionWatch:
         self._values.ran(session, ops)
         return found
 
-    def step_of(self, session: Any, ops: tuple[str, ...]) -> SessionStep:
+    def step_of(self, session: Any, ops: tuple[str, ...], predicates: Mapping[str, bool]) -> SessionStep:
         """Return a new step."""
-        return SessionStep(session, ops, self._number, self._trained)
+        return SessionStep(session, ops, predicates, self._number, self._trained)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -291,9 +316,10 @@ class WatchedCallable:
         self._session, self._options, self._lock = session, options, threading.Lock()
         self._ops = tuple(name.partition(":")[0] for name in (*options.target, *options.fetch))
         self._watch: SessionWatch | None = None
-        self._step: SessionStep | None = None
-        self._made: dict[int, Any] = {}
-        """TensorFlow's own callables, by the number of the plan."""
+        self._steps: dict[Any, SessionStep] = {}
+        """By the branches that are taken."""
+        self._made: dict[Any, Any] = {}
+        """TensorFlow's own callables, by these and the number of the plan."""
         self._made_for: SessionWatch | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,17 +327,24 @@ class WatchedCallable:
         watch = _current
         if watch is None:
             return self._callable(None, 0)(*args, **kwargs)
-        if self._watch is not watch or self._step is None:
-            self._watch, self._step = watch, watch.step_of(self._session, self._ops)
         names = (name.partition(":")[0] for name in self._options.feed)
-        shapes = dict(zip(names, map(np.shape, args), strict=False))
+        feeds = dict(zip(names, args, strict=False))
+        shapes = {name: np.shape(value) for name, value in feeds.items()}
+        predicates = fed_predicates(self._session.graph, feeds)
+        key = tuple(sorted(predicates.items()))
+        with self._lock:
+            if self._watch is not watch:
+                self._watch, self._steps = watch, {}
+            if key not in self._steps:
+                self._steps[key] = watch.step_of(self._session, self._ops, predicates)
+            step = self._steps[key]
 
         def once(generation: int) -> Any:
-            return self._callable(watch, generation)(*args, **kwargs)
+            return self._callable(watch, (key, generation))(*args, **kwargs)
 
-        return watch.observe(self._session, self._step, self._ops, shapes, once)
+        return watch.observe(self._session, step, self._ops, shapes, once)
 
-    def _callable(self, watch: SessionWatch | None, generation: int) -> Any:
+    def _callable(self, watch: SessionWatch | None, generation: Any) -> Any:
         """Return TensorFlow's own callable, made for a plan."""
         with self._lock:
             if self._made_for is not watch:

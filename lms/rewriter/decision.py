@@ -1,5 +1,6 @@
 """Write what was decided for a step into the GraphDef that it was read from."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,13 @@ from lms.rewriter.writer import Edits, relocated, write_plan
 from lms.transports.base import Transport
 
 
-def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Transport) -> Edits:
+def write_decision(
+    graph_def: Any,
+    step: Step,
+    decided: Decision,
+    transport: Transport,
+    sums_before: Mapping[str, int] | None = None,
+) -> Edits:
     """Edit ``graph_def``: first the ops that are repeated, then the plan for the graph with these.
 
     Segments are marked at last: to the plan each is one op.
@@ -24,12 +31,14 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
         step: Its values, and the nodes behind them.
         decided: A decision for ``step.graph``, or for one that differs from it in what may be swapped.
         transport: How tensors leave and come back.
+        sums_before: The slots that sums begin with in the step that the user runs, by the names of their
+            nodes; ``None``: it is ``step``.
 
     Raises:
         RewriteError: If the decision does not fit the graph, which is of no use then.
     """
     known, segmentation = len(graph_def.node), decided.segmentation
-    sums, made = beginnings(step.graph), decided.recomputation
+    sums, made = _sums(step, sums_before), decided.recomputation
     if made is not None:
         sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
@@ -49,6 +58,14 @@ def write_decision(graph_def: Any, step: Step, decided: Decision, transport: Tra
         mark_segments(graph_def, [[names[node] for node in step.members[op]] for op in segmentation.segments])
     added = (node.name for node in list(graph_def.node)[known:])
     return replace(edits, nodes=tuple(dict.fromkeys([*added, *parted, *edits.nodes])))
+
+
+def _sums(step: Step, before: Mapping[str, int] | None) -> dict[int, int]:
+    """Return the slots that sums begin with without an edit, by op."""
+    if before is None:
+        return beginnings(step.graph)
+    names = [step.table.names[members[0]] for members in step.members]
+    return {op: before[name] for op, name in enumerate(names) if name in before}
 
 
 def _dropped(decided: Decision) -> set[int]:

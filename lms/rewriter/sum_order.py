@@ -12,6 +12,7 @@ from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
 from lms.ir.op_traits import SUM
 from lms.planner.recomputation import Recomputation
+from lms.reader.node_table import NodeTable
 from lms.schedule.op_order import executor_order
 
 FEWEST_TERMS = 3
@@ -20,6 +21,12 @@ NEVER_FREE = frozenset(
     While""".split()
 )
 """What these make may be their input, or the executor still holds it: no sum writes into it."""
+
+
+def has_long_sums(table: NodeTable) -> bool:
+    """Tell whether any sum of a graph has so many terms that their order counts."""
+    sums = (node for node, op_type in enumerate(table.types) if op_type == SUM)
+    return any(len(table.inputs[node]) >= FEWEST_TERMS for node in sums)
 
 
 def beginnings(graph: Graph) -> dict[int, int]:

@@ -1,0 +1,180 @@
+"""Take the conditions out of a graph that its call decides: their branches become part of the step.
+
+Without that most of a step may lie under conditions: each batch normalization and each dropout of a script
+that feeds ``is_training``. What a condition may leave out is hard to move to the host in time, and the
+tensors that a branch keeps for the backward pass get there in optionals, whose bytes nobody knows.
+
+The branch that is not taken goes. A ``Switch`` hands on what it reads, a ``Merge`` the only input left to it,
+and what is got from an optional is what was put into it: their readers read that, and wait for what these
+have waited for. The ops that compute stay the same.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework import op_def_registry
+
+from lms.ir.op_traits import MERGES
+from lms.reader.node_table import TURNS, NodeTable, Source
+from lms.specialiser.known_predicates import DEFAULT, known_predicates
+
+PUT, GOT = "OptionalFromValue", "OptionalGetValue"
+PARTING = frozenset({"Switch", "RefSwitch"})
+"""Types of the ops that hand their input on to one of two branches: if the predicate holds the second."""
+
+
+def may_decide(graph_def: Any, predicates: Mapping[str, bool]) -> bool:
+    """Tell whether a call may decide conditions of a session's graph, at first sight."""
+    return bool(predicates) or any(node.op == DEFAULT for node in graph_def.node)
+
+
+def with_branches_taken(
+    graph_def: Any, table: NodeTable, predicates: Mapping[str, bool], kept: Collection[str]
+) -> Any | None:
+    """Return a session's graph without the conditions that are known; ``None`` where there are none.
+
+    Args:
+        graph_def: The graph; its nodes are changed.
+        table: The graph as a table.
+        predicates: Those that are fed, by the names of their nodes.
+        kept: The names of the nodes that are fed, fetched or run.
+    """
+    found = _Branches.taken(table, known_predicates(table, predicates))
+    if not found.are_known or not found.may_be_taken(kept):
+        return None
+    made = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    made.node.extend(_needed(found.written(kept), kept))
+    return made
+
+
+@dataclass
+class _Branches:
+    """Holds what becomes of the nodes of a graph."""
+
+    table: NodeTable
+    dead: set[int] = field(default_factory=set)
+    """The nodes that never run."""
+    never: set[Source] = field(default_factory=set)
+    """The outputs of switches that never come."""
+    passed: set[int] = field(default_factory=set)
+    """The nodes whose readers read something else."""
+    instead: dict[Source, Source] = field(default_factory=dict)
+    """What is read in place of an output."""
+    also: dict[Source, frozenset[int]] = field(default_factory=dict)
+    """The nodes that the readers of an output wait for then."""
+    left: dict[int, list[Source]] = field(default_factory=dict)
+    """What is left to a merge of its inputs."""
+
+    @classmethod
+    def taken(cls, table: NodeTable, predicates: Mapping[Source, bool]) -> "_Branches":
+        """Follow a graph from its beginning with the predicates that are known."""
+        found = cls(table)
+        for node in table.order:
+            op_type, read = table.types[node], table.inputs[node]
+            if op_type in MERGES:
+                found._merge(node)
+            elif any(map(found._is_never, read)) or not found.dead.isdisjoint(table.controls[node]):
+                found.dead.add(node)
+            elif op_type in PARTING and read[1] in predicates:
+                taken = int(predicates[read[1]])
+                found.never.add(Source(node, 1 - taken))
+                found._pass(Source(node, taken), read[0])
+            elif op_type == GOT:
+                found._get(node)
+        return found
+
+    @property
+    def are_known(self) -> bool:
+        """Whether any branch is known."""
+        return bool(self.never)
+
+    def may_be_taken(self, kept: Collection[str]) -> bool:
+        """Tell whether all that is wanted still runs, and nobody asks a merge which input it has taken."""
+        table = self.table
+        which = {Source(node, 1) for node in self.left}
+        asks = (
+            table.inputs[reader][slot] in which for node in self.left for reader, slot in table.readers[node]
+        )
+        return all(table.names[node] not in kept for node in self.dead) and not any(asks)
+
+    def written(self, kept: Collection[str]) -> list[Any]:
+        """Return the nodes that are left, with what they read and wait for."""
+        table = self.table
+        self.passed = {node for node in self.passed if table.names[node] not in kept}
+        nodes = [one for one in range(len(table.nodes)) if one not in self.dead and one not in self.passed]
+        for node in nodes:
+            self._write(node)
+        return [table.nodes[node] for node in nodes]
+
+    def _is_never(self, source: Source) -> bool:
+        return source.node in self.dead or source in self.never
+
+    def _pass(self, made: Source, read: Source) -> None:
+        """Have the readers of an output read what its node hands on."""
+        self.passed.add(made.node)
+        self.instead[made] = self.instead.get(read, read)
+        self.also[made] = self.also.get(read, frozenset()).union(self.table.controls[made.node])
+
+    def _merge(self, node: int) -> None:
+        read = self.table.inputs[node]
+        coming = [source for source in read if not self._is_never(source)]
+        if all(self.table.types[source.node] in TURNS for source in coming):
+            self.dead.add(node)
+        elif len(coming) < len(read):
+            self.left[node] = coming
+            if len(coming) == 1:
+                self._pass(Source(node, 0), coming[0])
+
+    def _get(self, node: int) -> None:
+        """Have what is got from an optional read where it was put in."""
+        table = self.table
+        read = table.inputs[node][0]
+        optional = self.instead.get(read, read)
+        if table.types[optional.node] == PUT and table.frame[optional.node] == table.frame[node]:
+            waits = self.also.get(read, frozenset()).union(table.controls[optional.node])
+            for index, source in enumerate(table.inputs[optional.node]):
+                self._pass(Source(node, index), source)
+                self.also[Source(node, index)] |= waits
+
+    def _waits(self, nodes: Iterable[int]) -> set[int]:
+        """Return the nodes to wait for in place of ``nodes``."""
+        found: set[int] = set()
+        for node in nodes:
+            if node in self.passed:
+                read = self.left.get(node) or self.table.inputs[node]
+                found |= self._waits([source.node for source in read] + list(self.table.controls[node]))
+            elif node not in self.dead:
+                found.add(node)
+        return found
+
+    def _write(self, node: int) -> None:
+        table, own = self.table, self.table.nodes[node]
+        read = self.left.get(node) or table.inputs[node]
+        now = [self.instead.get(source, source) for source in read]
+        waits = self._waits(frozenset(table.controls[node]).union(*(self.also.get(one, ()) for one in read)))
+        if (*now,) == table.inputs[node] and waits == {*table.controls[node]}:
+            return
+        del own.input[:]
+        own.input.extend(f"{table.names[one]}:{index}" if index else table.names[one] for one, index in now)
+        own.input.extend(f"^{table.names[one]}" for one in sorted(waits.difference(one for one, _ in now)))
+        if node in self.left:
+            own.attr["N"].i = len(now)
+
+
+def _needed(nodes: Iterable[Any], kept: Collection[str]) -> Iterable[Any]:
+    """Return those of the nodes that have effects, are ``kept``, or are used by such."""
+    by_name = {node.name: node for node in nodes}
+    pending = [name for name, node in by_name.items() if name in kept or _has_effects(node.op)]
+    needed = set(pending)
+    while pending:
+        read = {text.removeprefix("^").partition(":")[0] for text in by_name[pending.pop()].input}
+        pending.extend(read - needed)
+        needed |= read
+    return (node for name, node in by_name.items() if name in needed)
+
+
+def _has_effects(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    return definition is None or definition.is_stateful
