@@ -140,18 +140,19 @@ class Editing:
         if not may_decide(graph_def, predicates):
             return graph_def, task
         kept = {*item.preserved(), *(fetched.partition(":")[0] for fetched in item.fetches())}
-        made = with_branches_taken(graph_def, NodeTable.of(graph_def, fed), predicates, kept)
-        if made is None:
+        taken = with_branches_taken(graph_def, NodeTable.of(graph_def, fed), predicates, kept)
+        if taken is None:
             return graph_def, task
         graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-        outputs = delay_sources(made, kept, task.config.min_tensor_bytes)
+        made = taken.graph_def
+        outputs = {**taken.outputs, **delay_sources(made, kept, task.config.min_tensor_bytes)}
         try:
             sums = self._sums(task, graph_def, NodeTable.of(made, fed))
         except RewriteError as error:
             logger.info("%s keeps its conditions: %s", task.name, error)
             return graph_def, task
         request = replace(task.request, graph=made.SerializeToString())
-        return made, replace(task, request=request, specialised=Specialised(outputs, sums))
+        return made, replace(task, request=request, specialised=Specialised(outputs, taken.like, sums))
 
     def _sums(self, task: Task, graph_def: Any, specialised: NodeTable) -> dict[str, int]:
         """Return by name the slots that sums begin with in a graph that is specialised.

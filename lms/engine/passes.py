@@ -14,7 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from lms.device.horovod_fusion_buffer import FusionBuffer
 from lms.device.memory_pool import PoolClaim, Rooms
 from lms.engine.planning import Planning
-from lms.engine.work import Residents, Work
+from lms.engine.work import Residents, Specialised, Work
 from lms.ir.name_filters import select
 from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import GrapplerItem, Output
@@ -97,12 +97,24 @@ class Shaping:
         assert work.table is not None  # noqa: S101 - Parsing went before
         if work.outputs:
             return replace(work, outputs=with_added(work.table, work.outputs))
-        outputs = work.task.request.item.output_properties(work.table.names)
-        made = work.task.specialised.outputs
-        if made:
-            outputs = [made.get(*one) for one in zip(work.table.names, outputs, strict=True)]
+        inferred = work.task.request.item.output_properties(work.table.names)
+        outputs = with_specialised(work.table, inferred, work.task.specialised)
         completed = complete_shapes(work.graph_def, work.table, outputs, work.task.hints)
         return replace(work, outputs=completed)
+
+
+def with_specialised(
+    table: NodeTable, outputs: Sequence[list[Output]], made: Specialised
+) -> Sequence[list[Output]]:
+    """Extend the outputs that TensorFlow infers for a graph to what it has become."""
+    if not made.outputs and not made.like:
+        return outputs
+    known = [made.outputs.get(*one) for one in zip(table.names, outputs, strict=True)]
+    for name, text in made.like.items():
+        if name in table.number:
+            source, _, index = text.partition(":")
+            known[table.number[name]] = [known[table.number[source]][int(index or 0)]]
+    return known
 
 
 def with_added(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Sequence[Sequence[Output]]:

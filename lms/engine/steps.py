@@ -178,7 +178,7 @@ class Steps:
         charge = self.sessions.charge_of(run.graph)
         config, size = self._rescue_of(run).config, self._session_batch_size(run)
         assumed = charge.assumed_batch if charge else None
-        hints = ShapeHints(batch_size=size or assumed, feeds={} if size else _largest_feeds(run))
+        hints = ShapeHints(batch_size=size or assumed, feeds=_largest_feeds(run))
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
         step = run.call.function
         task = Task(request, step._name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
@@ -229,12 +229,12 @@ class Steps:
         call, table = run.call, work.table
         if table is None or work.task.is_body:
             return
-        size, draws = self._session_batch_size(run), functions_draw_from_seed(run.graph, table)
+        draws = functions_draw_from_seed(run.graph, table)
         if call.begun is not None:  # else its variables' values are not known
             self._rescue_of(run).planned(
                 call, table, (), fits=fits, edited=edited, is_body=False, draws=draws
             )
-        self.growth.planned(call.function, "", size, () if size else call.batches, {}, draws=draws)
+        self.growth.planned(call.function, "", None, call.batches, {}, draws=draws)
 
     def left_whole(self, works: Sequence[Work]) -> None:
         """Note what a step may need that XLA shall compile as one, when it runs for the first time."""
@@ -328,11 +328,9 @@ class Steps:
         """Run a step of a session, counted and logged; try it again where a plan may help."""
         call, rescue = run.call, self._rescue_of(run)
         function: SessionStep = call.function
-        size = self._session_batch_size(run)
-        if not size:
-            shapes = tuple(run.feeds[name] for name in sorted(run.feeds))
-            call.batches = self.growth.at_least(function, shapes)
-        self._renew_if_grown(call, size)
+        shapes = run.whole_batches(self._session_batch_size(run))
+        call.batches = self.growth.at_least(function, shapes)
+        self._renew_if_grown(call, None)
         if not function.ran and function.trains and not function.is_optimized:
             self._engine.books.warn(f"{function._name} is not planned: {NOT_OPTIMIZED}")
 

@@ -27,6 +27,8 @@ class Specialised:
 
     outputs: Mapping[str, list[Output]] = field(default_factory=dict)
     """Type and shape of what new nodes make, by their names."""
+    like: Mapping[str, str] = field(default_factory=dict)
+    """The nodes whose shape is that of another node's output, which is named as inputs are."""
     sums: Mapping[str, int] | None = None
     """The slots that sums begin with in the step as it was, by name; ``None``: it is as it was."""
 

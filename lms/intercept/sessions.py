@@ -137,6 +137,15 @@ class SessionRun:
     is_alone: Callable[[], bool]
     """Tells whether the session has run nothing else since it began."""
 
+    def whole_batches(self, size: int | None) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of what is fed, by name; of an open number of rows at least ``size``."""
+        found = []
+        for name, shape in sorted(self.feeds.items()):
+            known = self.graph.get_operation_by_name(name).outputs[0].shape if size and shape else None
+            has_rows = known is not None and (known.rank is None or known.as_list()[0] is None)
+            found.append((max(shape[0], size or 0), *shape[1:]) if has_rows else shape)
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class Charge:

@@ -9,20 +9,25 @@ and what is got from an optional is what was put into it: their readers read tha
 have waited for. The ops that compute stay the same.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorflow.core.framework import graph_pb2
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from lms.ir.op_traits import MERGES
+from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import TURNS, NodeTable, Source
-from lms.specialiser.known_predicates import DEFAULT, known_predicates
+from lms.specialiser.known_predicates import DEFAULT, PARTING, known_predicates
 
 PUT, GOT = "OptionalFromValue", "OptionalGetValue"
-PARTING = frozenset({"Switch", "RefSwitch"})
-"""Types of the ops that hand their input on to one of two branches: if the predicate holds the second."""
+INT32 = tf.int32.as_datatype_enum
+BESIDE, BESIDE_NODE = "_class", "loc:@"
+"""The attribute with the names of the nodes beside which a node was placed, and what is before each."""
+ZEROS = "ZerosLike"
+"""The type of the op that makes zeros of what is in an optional: its gradient."""
 
 
 def may_decide(graph_def: Any, predicates: Mapping[str, bool]) -> bool:
@@ -30,9 +35,20 @@ def may_decide(graph_def: Any, predicates: Mapping[str, bool]) -> bool:
     return bool(predicates) or any(node.op == DEFAULT for node in graph_def.node)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A graph without the conditions that are known."""
+
+    graph_def: Any
+    outputs: Mapping[str, list[Output]]
+    """Type and shape of what new nodes make, by their names."""
+    like: Mapping[str, str]
+    """The nodes that make zeros now, each with the output whose shape these have."""
+
+
 def with_branches_taken(
     graph_def: Any, table: NodeTable, predicates: Mapping[str, bool], kept: Collection[str]
-) -> Any | None:
+) -> Taken | None:
     """Return a session's graph without the conditions that are known; ``None`` where there are none.
 
     Args:
@@ -46,7 +62,8 @@ def with_branches_taken(
         return None
     made = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     made.node.extend(_needed(found.written(kept), kept))
-    return made
+    _forget_neighbours(made)
+    return Taken(made, found.outputs, found.like)
 
 
 @dataclass
@@ -64,6 +81,11 @@ class _Branches:
     """What is read in place of an output."""
     also: dict[Source, frozenset[int]] = field(default_factory=dict)
     """The nodes that the readers of an output wait for then."""
+    zeros: dict[int, Source] = field(default_factory=dict)
+    """The nodes that get zeros from an optional, each with the tensor of whose shape these are."""
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    like: dict[str, str] = field(default_factory=dict)
+    """As in :class:`Taken`."""
     left: dict[int, list[Source]] = field(default_factory=dict)
     """What is left to a merge of its inputs."""
 
@@ -106,7 +128,8 @@ class _Branches:
         nodes = [one for one in range(len(table.nodes)) if one not in self.dead and one not in self.passed]
         for node in nodes:
             self._write(node)
-        return [table.nodes[node] for node in nodes]
+        shapes = [shape for node, like in self.zeros.items() for shape in self._write_zeros(node, like)]
+        return [*(table.nodes[node] for node in nodes), *shapes]
 
     def _is_never(self, source: Source) -> bool:
         return source.node in self.dead or source in self.never
@@ -132,11 +155,22 @@ class _Branches:
         table = self.table
         read = table.inputs[node][0]
         optional = self.instead.get(read, read)
-        if table.types[optional.node] == PUT and table.frame[optional.node] == table.frame[node]:
-            waits = self.also.get(read, frozenset()).union(table.controls[optional.node])
-            for index, source in enumerate(table.inputs[optional.node]):
-                self._pass(Source(node, index), source)
-                self.also[Source(node, index)] |= waits
+        are_zeros = table.types[optional.node] == ZEROS
+        if are_zeros:
+            read = table.inputs[optional.node][0]
+            optional = self.instead.get(read, read)
+        held = table.inputs[optional.node]
+        if table.types[optional.node] != PUT or table.frame[optional.node] != table.frame[node]:
+            return
+        if are_zeros:
+            (dtype, *more) = table.nodes[node].attr["output_types"].list.type
+            if not more and tf.as_dtype(dtype).is_floating:
+                self.zeros[node] = self.instead.get(held[0], held[0])
+            return
+        waits = self.also.get(read, frozenset()).union(table.controls[optional.node])
+        for index, source in enumerate(held):
+            self._pass(Source(node, index), source)
+            self.also[Source(node, index)] |= waits
 
     def _waits(self, nodes: Iterable[int]) -> set[int]:
         """Return the nodes to wait for in place of ``nodes``."""
@@ -157,10 +191,39 @@ class _Branches:
         if (*now,) == table.inputs[node] and waits == {*table.controls[node]}:
             return
         del own.input[:]
-        own.input.extend(f"{table.names[one]}:{index}" if index else table.names[one] for one, index in now)
+        own.input.extend(_text(table, source) for source in now)
         own.input.extend(f"^{table.names[one]}" for one in sorted(waits.difference(one for one, _ in now)))
         if node in self.left:
             own.attr["N"].i = len(now)
+
+    def _write_zeros(self, node: int, like: Source) -> Iterator[Any]:
+        """Have a node make the zeros itself that it got from an optional; yield the nodes that it needs.
+
+        It reads a shape in place of a tensor, which is not kept for that.
+        """
+        own, table = self.table.nodes[node], self.table
+        device, dtype = own.device, own.attr["output_types"].list.type[0]
+        shape = node_def_pb2.NodeDef(name=f"{own.name}/lms_shape", op="Shape", device=device)
+        shape.input.append(_text(table, like))
+        shape.attr["T"].type, shape.attr["out_type"].type = dtype, INT32
+        zero = node_def_pb2.NodeDef(name=f"{own.name}/lms_zero", op="Const", device=device)
+        zero.attr["dtype"].type = dtype
+        zero.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.as_dtype(dtype)))
+        waits = [text for text in own.input if text[0] == "^"]
+        own.op = "Fill"
+        own.attr.clear()
+        own.attr["T"].type, own.attr["index_type"].type = dtype, INT32
+        del own.input[:]
+        own.input.extend([shape.name, zero.name, *waits])
+        self.outputs |= {shape.name: [Output(INT32, (-1,))], zero.name: [Output(dtype, ())]}
+        self.like[own.name] = shape.input[0]
+        yield from (shape, zero)
+
+
+def _text(table: NodeTable, source: Source) -> str:
+    """Return the text with which a NodeDef names an output."""
+    name = table.names[source.node]
+    return f"{name}:{source.index}" if source.index else name
 
 
 def _needed(nodes: Iterable[Any], kept: Collection[str]) -> Iterable[Any]:
@@ -173,6 +236,18 @@ def _needed(nodes: Iterable[Any], kept: Collection[str]) -> Iterable[Any]:
         pending.extend(read - needed)
         needed |= read
     return (node for name, node in by_name.items() if name in needed)
+
+
+def _forget_neighbours(graph_def: Any) -> None:
+    """Delete the notes that nodes were placed beside others that are gone; all have their devices."""
+    names = {node.name for node in graph_def.node}
+    for node in graph_def.node:
+        beside = node.attr[BESIDE].list.s if BESIDE in node.attr else ()
+        gone = [one for one in beside if one.decode().removeprefix(BESIDE_NODE) not in names]
+        if gone:
+            left = [one for one in beside if one not in gone]
+            del beside[:]
+            beside.extend(left)
 
 
 def _has_effects(op_type: str) -> bool:

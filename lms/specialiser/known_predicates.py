@@ -20,6 +20,8 @@ COMPUTED: Mapping[str, Callable[..., bool]] = {
 }
 """What others compute from predicates."""
 
+PARTING = frozenset({"Switch", "RefSwitch"})
+"""Types of the ops that hand their input on to one of two branches: if the predicate holds the second."""
 CONDITIONS = frozenset({"If", "StatelessIf", *SWITCHES})
 """Types of ops that part the branches of a condition."""
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -37,7 +39,8 @@ def known_predicates(table: NodeTable, fed: Mapping[str, bool]) -> dict[Source, 
     for node in table.order:
         value = _value(table, node, fed, known)
         if value is not None:
-            known[Source(node, 0)] = value
+            outputs = 2 if table.types[node] in PARTING else 1
+            known.update((Source(node, index), value) for index in range(outputs))
     return known
 
 
@@ -53,7 +56,7 @@ def _value(table: NodeTable, node: int, fed: Mapping[str, bool], known: Mapping[
     if not read or any(source not in known for source in read):
         return None
     values = [known[source] for source in read]
-    if op_type in PASSING:
+    if op_type in PASSING or op_type in PARTING:
         return values[0]
     return COMPUTED[op_type](*values) if op_type in COMPUTED else None
 
@@ -76,6 +79,8 @@ def _is_predicate(value: Any) -> bool:
 
 def _decides(fed: Any) -> bool:
     """Tell whether what an op of a graph makes may part the branches of a condition."""
+    if len(fed.outputs) != 1:
+        return False
     seen: set[Any] = {fed}
     pending = [fed]
     while pending:

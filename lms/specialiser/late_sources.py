@@ -16,9 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from lms.ir.op_traits import CONSTANTS, EXIT
+from lms.ir.op_traits import CONSTANTS, EXIT, MERGES
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import MARK_ATTR, NodeTable, inverted
+from lms.reader.conditions import find_conditions
+from lms.reader.node_table import MARK_ATTR, ROOT, NodeTable, inverted
 from lms.reader.shapes import SHAPES
 
 FILL, CONSTANT = "Fill", "Const"
@@ -41,14 +42,17 @@ def delay_sources(graph_def: Any, kept: Collection[str], min_bytes: int) -> Mapp
     """
     table = NodeTable.of(graph_def, kept)
     apart = _apart_from_data(table)
-    after = inverted(table.before)
+    after, conditions = inverted(table.before), find_conditions(table, ROOT)
     place = {node: position for position, node in enumerate(table.order)}
     made: dict[str, list[Output]] = {}
     for node in sorted(apart):
         nbytes = 0 if table.names[node] in kept else _source_bytes(table, node)
         if nbytes is not None and nbytes < min_bytes:
             continue
-        if waits := _waits(table, node, apart, after, place):
+        waits = _waits(table, node, apart, after, place)
+        if waits and all(
+            table.frame[one] == ROOT and conditions.runs_with(one, node) for one in (node, *waits)
+        ):
             names = [table.names[one] for one in sorted(waits)]
             filled = _filled(table, node)
             if filled is None:
@@ -91,6 +95,8 @@ def _waits(
     if not readers:
         return set()
     first = min(readers, key=place.__getitem__)
+    if table.types[first] in MERGES:  # it runs where another input of it does not come
+        return set()
     return {source.node for source in table.inputs[first] if source.node not in apart}
 
 

@@ -1,0 +1,71 @@
+"""Sessions whose feeds decide conditions compute the same, and are planned as if there were none."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+ACTIVATION = 8 * 16 * 16 * 32 * 4
+"""Bytes of the tensor between two layers of the job's networks, of which five layers keep two or more."""
+CASES = (
+    *("batch norm", "dropout", "sums", "both ways", "default", "computed", "nested", "fetched", "callable"),
+    *("threads", "values", "three"),
+)
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def control_flow(request: pytest.FixtureRequest) -> str:
+    """TensorFlow's older control flow and its newer one."""
+    found: str = request.param
+    return found
+
+
+@cache
+def seen(control_flow: str, mode: str) -> dict[str, Any]:
+    return run_job("branches_job.py", control_flow, mode)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_gives_the_same_bits(control_flow: str, case: str) -> None:
+    plain, found = seen(control_flow, "plain")[case], seen(control_flow, "lms")[case]
+    for what in {"bits", "seen", "others"} & plain.keys():
+        assert found[what] == plain[what]
+
+
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [("batch norm", 4), ("dropout", 4), ("computed", 4), ("fetched", 4), ("sums", 6), ("callable", 6)],
+)
+def test_what_a_branch_makes_is_swapped(control_flow: str, case: str, most: int) -> None:
+    found = seen(control_flow, "lms")[case]
+    assert found["step"] <= most * ACTIVATION
+    assert not found["warnings"]
+
+
+def test_each_way_is_a_step_of_its_own(control_flow: str) -> None:
+    assert seen(control_flow, "lms")["both ways"]["graphs"] == ["session graph", "session graph 2"]
+
+
+def test_what_is_not_fed_has_its_default(control_flow: str) -> None:
+    found = seen(control_flow, "lms")["default"]
+    assert found["graphs"] == ["session graph", "session graph 2"]
+    assert found["step"] <= 6 * ACTIVATION
+
+
+def test_two_threads_get_their_own_branches(control_flow: str) -> None:
+    taken, left = seen(control_flow, "lms")["threads"]["seen"]
+    assert len(taken) == len(left) == 1
+    assert taken != left
+
+
+def test_every_case_is_looked_at(control_flow: str) -> None:
+    assert seen(control_flow, "plain").keys() == set(CASES)
+
+
+def test_random_conditions_give_the_same_numbers() -> None:
+    found = run_job("random_conditions_job.py", "0", "6")
+    assert found["differ"] == []
+    assert found["after"] < 0.7 * found["before"]
