@@ -241,13 +241,11 @@ def _needed(nodes: Iterable[Any], kept: Collection[str]) -> Iterable[Any]:
 def _forget_neighbours(graph_def: Any) -> None:
     """Delete the notes that nodes were placed beside others that are gone; all have their devices."""
     names = {node.name for node in graph_def.node}
-    for node in graph_def.node:
-        beside = node.attr[BESIDE].list.s if BESIDE in node.attr else ()
-        gone = [one for one in beside if one.decode().removeprefix(BESIDE_NODE) not in names]
-        if gone:
-            left = [one for one in beside if one not in gone]
-            del beside[:]
-            beside.extend(left)
+    for node in (one for one in graph_def.node if BESIDE in one.attr):
+        beside = node.attr[BESIDE].list.s
+        left = [one for one in beside if one.decode().removeprefix(BESIDE_NODE) in names]
+        if len(left) < len(beside):
+            beside[:] = left
 
 
 def _has_effects(op_type: str) -> bool:
