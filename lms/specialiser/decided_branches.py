@@ -153,24 +153,31 @@ class _Branches:
     def _get(self, node: int) -> None:
         """Have what is got from an optional read where it was put in."""
         table = self.table
-        read = table.inputs[node][0]
-        optional = self.instead.get(read, read)
-        are_zeros = table.types[optional.node] == ZEROS
+        optional, waits = self._maker(table.inputs[node][0])
+        are_zeros = table.types[optional] == ZEROS
         if are_zeros:
-            read = table.inputs[optional.node][0]
-            optional = self.instead.get(read, read)
-        held = table.inputs[optional.node]
-        if table.types[optional.node] != PUT or table.frame[optional.node] != table.frame[node]:
+            optional, _ = self._maker(table.inputs[optional][0])
+        held = table.inputs[optional]
+        if table.types[optional] != PUT or table.frame[optional] != table.frame[node]:
             return
         if are_zeros:
             (dtype, *more) = table.nodes[node].attr["output_types"].list.type
             if not more and tf.as_dtype(dtype).is_floating:
                 self.zeros[node] = self.instead.get(held[0], held[0])
             return
-        waits = self.also.get(read, frozenset()).union(table.controls[optional.node])
+        waits |= {*table.controls[optional]}
         for index, source in enumerate(held):
             self._pass(Source(node, index), source)
             self.also[Source(node, index)] |= waits
+
+    def _maker(self, source: Source) -> tuple[int, set[int]]:
+        """Return the node that makes what others only hand on, and the nodes that these wait for."""
+        waits = {*self.also.get(source, ())}
+        node = self.instead.get(source, source).node
+        if self.table.types[node] != "Identity":
+            return node, waits
+        maker, before = self._maker(self.table.inputs[node][0])
+        return maker, waits.union(before, self.table.controls[node])
 
     def _waits(self, nodes: Iterable[int]) -> set[int]:
         """Return the nodes to wait for in place of ``nodes``."""
