@@ -137,8 +137,9 @@ class Editing:
         item = task.request.item
         fed = fed_nodes(item, graph_def)
         predicates = {name: value for name, value in task.predicates.items() if name in fed}
-        if not may_decide(graph_def, predicates):
+        if task.is_body or not may_decide(graph_def, predicates):
             return graph_def, task
+        fed |= {*task.hints.feeds}
         kept = {*item.preserved(), *(fetched.partition(":")[0] for fetched in item.fetches())}
         taken = with_branches_taken(graph_def, NodeTable.of(graph_def, fed), predicates, kept)
         if taken is None:
