@@ -39,6 +39,7 @@ from lms.rewriter.validation import require_same_pairs
 from lms.rewriter.writer import RewriteError, put_copies_first
 from lms.specialiser.decided_branches import may_decide, with_branches_taken
 from lms.specialiser.late_sources import delay_sources
+from lms.specialiser.needless_nodes import without_needless
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
@@ -134,19 +135,20 @@ class Editing:
 
     def _specialised(self, graph_def: Any, task: Task) -> tuple[Any, Task]:
         """Return a session's graph without the conditions that its call decides, and the task with it."""
-        item = task.request.item
-        fed = fed_nodes(item, graph_def)
-        predicates = {name: value for name, value in task.predicates.items() if name in fed}
-        if task.is_body or not may_decide(graph_def, predicates):
+        if task.is_body or task.predicates is None or not may_decide(graph_def, task.predicates):
             return graph_def, task
-        fed |= {*task.hints.feeds}
-        kept = {*item.preserved(), *(fetched.partition(":")[0] for fetched in item.fetches())}
-        taken = with_branches_taken(graph_def, NodeTable.of(graph_def, fed), predicates, kept)
+        if self._fits_as_it_is(task, graph_def):
+            return graph_def, task
+        item, fed = task.request.item, fed_nodes(task, graph_def)
+        fetches = item.fetches()
+        kept = {*item.preserved(), *fed, *(fetched.partition(":")[0] for fetched in fetches)}
+        table = NodeTable.of(graph_def, fed)
+        taken = with_branches_taken(graph_def, table, task.predicates, kept, fetches)
         if taken is None:
             return graph_def, task
-        graph_def = graph_pb2.GraphDef.FromString(task.request.graph)
-        made = taken.graph_def
+        made = without_needless(taken.graph_def, kept)
         outputs = {**taken.outputs, **delay_sources(made, kept, task.config.min_tensor_bytes)}
+        made = without_needless(made, kept)
         try:
             sums = self._sums(task, graph_def, NodeTable.of(made, fed))
         except RewriteError as error:
@@ -154,6 +156,14 @@ class Editing:
             return graph_def, task
         request = replace(task.request, graph=made.SerializeToString())
         return made, replace(task, request=request, specialised=Specialised(outputs, taken.like, sums))
+
+    def _fits_as_it_is(self, task: Task, graph_def: Any) -> bool:
+        """Tell whether a step needs no plan for certain, also with its conditions."""
+        begun = (
+            Work(task, one, place_of(one, self._environ), graph_def=graph_def) for one in self._devices(task)
+        )
+        passes = [self._passes.parse, *self._passes.survey]
+        return all(run_passes(passes, work).fits for work in begun)
 
     def _sums(self, task: Task, graph_def: Any, specialised: NodeTable) -> dict[str, int]:
         """Return by name the slots that sums begin with in a graph that is specialised.
@@ -431,10 +441,10 @@ def _key(graph_def: Any, task: Task) -> object:
             node.attr.pop("_user_specified_name", None)
     digest = hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
     item = task.request.item
-    names = tuple(item.fetches()), frozenset(fed_nodes(item, graph_def))
+    names = tuple(item.fetches()), frozenset(fed_nodes(task, graph_def))
     hints = task.hints
     known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
-    return digest, task.config, task.is_body, repr(known), names
+    return digest, task.config, task.is_body, repr(known), names, repr(task.specialised)
 
 
 def _to_keep(work: Work) -> Work:

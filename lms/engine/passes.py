@@ -14,10 +14,10 @@ from tensorflow.core.framework import graph_pb2
 from lms.device.horovod_fusion_buffer import FusionBuffer
 from lms.device.memory_pool import PoolClaim, Rooms
 from lms.engine.planning import Planning
-from lms.engine.work import Residents, Specialised, Work
+from lms.engine.work import Residents, Specialised, Task, Work
 from lms.ir.name_filters import select
 from lms.ir.op_traits import MERGES
-from lms.optimizer.grappler_item import GrapplerItem, Output
+from lms.optimizer.grappler_item import Output
 from lms.planner.fragmentation import rooms_of
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.profiling.store import Profiles
@@ -79,7 +79,7 @@ class Parsing:
         if graph_def is None:
             graph_def = graph_pb2.GraphDef.FromString(work.task.request.graph)
         item = work.task.request.item
-        table = NodeTable.of(graph_def, fed_nodes(item, graph_def))
+        table = NodeTable.of(graph_def, fed_nodes(work.task, graph_def))
         return replace(work, graph_def=graph_def, table=table, fetches=tuple(item.fetches()))
 
 
@@ -109,7 +109,7 @@ def with_specialised(
     """Extend the outputs that TensorFlow infers for a graph to what it has become."""
     if not made.outputs and not made.like:
         return outputs
-    known = [made.outputs.get(*one) for one in zip(table.names, outputs, strict=True)]
+    known = [made.outputs.get(name, told) for name, told in zip(table.names, outputs, strict=True)]
     for name, text in made.like.items():
         if name in table.number:
             source, _, index = text.partition(":")
@@ -196,7 +196,8 @@ class Bounding:
         """Tell whether the policy leaves alone what fits."""
         task = work.task
         leaves = task.config.policy in LEAVES_WHAT_FITS and (task.may_be_whole or not task.compiled)
-        return bool(work.outputs) and leaves and not self._host.is_on
+        is_as_it_was = task.specialised.sums is None  # else what runs without an edit is another graph
+        return bool(work.outputs) and leaves and is_as_it_was and not self._host.is_on
 
     def apply(self, work: Work) -> Work:
         """Say whether the step fits, or the device has no known limit."""
@@ -228,7 +229,7 @@ class Streaming:
             return replace(work, streamed=Streamed(stay=variables_in_loop(work)))
         graph_def = graph_pb2.GraphDef()
         graph_def.CopyFrom(work.graph_def)
-        fed = fed_nodes(item, graph_def)
+        fed = fed_nodes(work.task, graph_def)
         table = NodeTable.of(graph_def, fed)
         streamed = stream_variables(
             graph_def,
@@ -359,6 +360,8 @@ class Writing:
         decided, limit = work.decision, work.limit_bytes
         if work.streamed.nodes or decided.segmentation or not decided.plan.is_empty:
             return True
+        if work.task.specialised.sums is not None:  # it takes what is planned only without its conditions
+            return True
         return bool(work.held_bytes) and limit is not None and decided.peak_bytes + work.held_bytes > limit
 
     def apply(self, work: Work) -> Work:
@@ -391,15 +394,17 @@ class Validating:
         return work
 
 
-def fed_nodes(item: GrapplerItem, graph_def: Any) -> set[str]:
+def fed_nodes(task: Task, graph_def: Any) -> set[str]:
     """Return the nodes in whose place a session feeds values.
 
-    They are the nodes that TensorFlow must preserve and does not fetch. A function has arguments instead, and
-    there the preserved nodes are those with effects.
+    They are those that its call tells, and those that TensorFlow must preserve and does not fetch. A function
+    has arguments instead, and there the preserved nodes are those with effects.
     """
     if any(node.op == "_Arg" for node in graph_def.node):
         return set()
-    return set(item.preserved()) - {fetched.partition(":")[0] for fetched in item.fetches()}
+    item = task.request.item
+    fetched = {name.partition(":")[0] for name in item.fetches()}
+    return {*task.hints.feeds}.union(set(item.preserved()) - fetched)
 
 
 def arguments_of(table: NodeTable, names: Collection[str]) -> Iterator[int]:

@@ -182,8 +182,8 @@ class Steps:
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
         step = run.call.function
         task = Task(request, step._name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
-        task = replace(task, predicates=run.predicates)
-        return replace(task, plan=self.growth.generation(step, ""), beside=self.growth.beside(step, ""))
+        plan, beside = self.growth.generation(step, ""), self.growth.beside(step, "")
+        return replace(task, plan=plan, beside=beside, predicates=step.predicates)
 
     def _rescue_of(self, run: SessionRun) -> Rescue:
         charge = self.sessions.charge_of(run.graph)
@@ -328,7 +328,7 @@ class Steps:
         """Run a step of a session, counted and logged; try it again where a plan may help."""
         call, rescue = run.call, self._rescue_of(run)
         function: SessionStep = call.function
-        shapes = run.whole_batches(self._session_batch_size(run))
+        shapes = run.whole_batches(None if function.ran else self._session_batch_size(run))
         call.batches = self.growth.at_least(function, shapes)
         self._renew_if_grown(call, None)
         if not function.ran and function.trains and not function.is_optimized:

@@ -52,8 +52,8 @@ class Task:
     """The numbers of its plans for other batches, which may run again."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable of a session that shares memory, by the name of its handle."""
-    predicates: Mapping[str, bool] = field(default_factory=dict)
-    """What a session feeds that decides conditions, by the name of its node."""
+    predicates: Mapping[str, bool] | None = None
+    """What a session feeds that decides conditions, by the name of its node; ``None``: that is not known."""
     specialised: Specialised = field(default_factory=Specialised)
     """What its call has made of the graph before it is planned."""
     is_body: bool = False

@@ -312,5 +312,6 @@ def _plain_shapes(inputs: Sequence[Any]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _text(shapes: Shapes) -> str:
-    """Write shapes for people: ``16x128 and 16x20``."""
-    return " and ".join("x".join(map(str, shape)) or "1" for shape in shapes)
+    """Write shapes for people: ``16x128 and 16x20``; single numbers only where there is nothing else."""
+    told = [shape for shape in shapes if shape] or shapes[:1]
+    return " and ".join("x".join(map(str, shape)) or "1" for shape in told)

@@ -38,6 +38,11 @@ _current: "SessionWatch | None" = None
 """The watch that is installed."""
 
 
+MOST_BRANCHES = 4
+"""So many ways through its conditions get a step of their own; what decides more of them changes from step to
+step (stochastic depth), and each way takes TensorFlow a graph of its own."""
+
+
 class Runs:
     """Counts the runs of a session, of all its threads."""
 
@@ -89,7 +94,13 @@ class SessionStep:
     def _name(self) -> str:
         """What it is called, like a function."""
         count = next(self._count) if self.trains else 1
-        return "session graph" if count == 1 else f"session graph {count}"
+        name = "session graph" if count == 1 else f"session graph {count}"
+        values = ", ".join(f"{fed}={value}" for fed, value in self.predicates.items())
+        return f"{name} ({values})" if values else name
+
+    def as_read(self, name: str, value: Any) -> Any:
+        """Return what is fed to a node; of a predicate the value that was read, whatever becomes of it."""
+        return np.array(self.predicates[name]) if name in self.predicates else value
 
     @property
     def trains(self) -> bool:
@@ -121,6 +132,32 @@ class SessionStep:
         return SessionValues.of(session, self._reached) if is_here and self.trains else None
 
 
+class Branches:
+    """The steps of a session that feed, fetch and run the same, by the branches that they take.
+
+    Args:
+        session: The session.
+        ops: The names of the ops that are run or fetched.
+        watch: Makes the steps.
+    """
+
+    def __init__(self, session: Any, ops: tuple[str, ...], watch: "SessionWatch") -> None:
+        self._session: Callable[[], Any] = weakref.ref(session)
+        self._ops, self._watch, self._lock = ops, watch, threading.Lock()
+        self._steps: dict[Any, SessionStep] = {}
+
+    def step(self, predicates: Mapping[str, bool]) -> SessionStep:
+        """Return the step with these predicates; one that decides nothing where there are too many."""
+        with self._lock:
+            key = tuple(sorted(predicates.items()))
+            if key not in self._steps and len(self._steps) >= MOST_BRANCHES:
+                key = ()
+            if key not in self._steps:
+                make, is_first = self._watch.step_of, not self._steps
+                self._steps[key] = make(self._session(), self._ops, dict(key), is_first=is_first)
+            return self._steps[key]
+
+
 @dataclass(frozen=True)
 class SessionRun:
     """A run of a session that is under way."""
@@ -130,8 +167,6 @@ class SessionRun:
     """The same as a call: its function is the :class:`SessionStep`."""
     feeds: Mapping[str, tuple[int, ...]]
     """Shapes of what is fed, by the name of its node."""
-    predicates: Mapping[str, bool]
-    """What is fed that decides conditions, by the name of its node."""
     shared: Mapping[str, int]
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
     is_alone: Callable[[], bool]
@@ -189,11 +224,8 @@ class SessionWatch:
         self._charges: weakref.WeakKeyDictionary[Any, Charge] = weakref.WeakKeyDictionary()
         self._local = _UnderWay()
         self._values = SharedValues()
-        self._lock = threading.Lock()
-        self._steps: weakref.WeakKeyDictionary[Any, dict[Any, dict[Any, SessionStep]]]
-        self._steps = weakref.WeakKeyDictionary()
-        """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow, and
-        then by the branches that are taken."""
+        self._steps: weakref.WeakKeyDictionary[Any, dict[Any, Branches]] = weakref.WeakKeyDictionary()
+        """The steps of each session, by what they feed, fetch and run, in any order, as for TensorFlow."""
         self._trained = itertools.count(1)
         self._runs: weakref.WeakKeyDictionary[Any, Runs] = weakref.WeakKeyDictionary()
 
@@ -242,9 +274,13 @@ class SessionWatch:
         fetched = sorted((name, one.index) for name, one in zip(names, fetches, strict=True))
         ops = (*alone, *names)
         values = {c_session.TF_OperationName(fed.oper): value for fed, value in feeds.items()}
-        predicates = fed_predicates(session.graph, values)
-        wanted = tuple(sorted(shapes)), tuple(fetched), tuple(alone)
-        step = self._step(session, wanted, predicates, ops)
+        branches = self._steps.setdefault(session, {}).setdefault(
+            (tuple(sorted(shapes)), tuple(fetched), tuple(alone)), Branches(session, ops, self)
+        )
+        step = branches.step(fed_predicates(session.graph, values))
+        feeds = {
+            fed: step.as_read(c_session.TF_OperationName(fed.oper), value) for fed, value in feeds.items()
+        }
         buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
 
         def once(generation: int) -> Any:
@@ -253,18 +289,6 @@ class SessionWatch:
             return run(session, options, feeds, fetches, [*(ran[name] for name in alone), *again], told)
 
         return self.observe(session, step, ops, shapes, once)
-
-    def _step(
-        self, session: Any, wanted: Any, predicates: Mapping[str, bool], ops: tuple[str, ...]
-    ) -> SessionStep:
-        """Return a step; one with other branches has a number of its own, for TensorFlow knows no values."""
-        known = self._steps.setdefault(session, {}).setdefault(wanted, {})
-        key = tuple(sorted(predicates.items()))
-        with self._lock:
-            if key not in known:
-                number = next(_numbers) if known else self._number
-                known[key] = SessionStep(session, ops, predicates, number, self._trained)
-        return known[key]
 
     def observe(
         self,
@@ -279,7 +303,7 @@ class SessionWatch:
         shared, outer = self._values.of(session), self._local.run
         with self._runs.setdefault(session, Runs()).one() as is_alone:
             call = Call(function=step)
-            self._local.run = SessionRun(session.graph, call, feeds, step.predicates, shared, is_alone)
+            self._local.run = SessionRun(session.graph, call, feeds, shared, is_alone)
             try:
                 found = self._observer.run_session(self._local.run, once)
             finally:
@@ -287,9 +311,12 @@ class SessionWatch:
         self._values.ran(session, ops)
         return found
 
-    def step_of(self, session: Any, ops: tuple[str, ...], predicates: Mapping[str, bool]) -> SessionStep:
-        """Return a new step."""
-        return SessionStep(session, ops, predicates, self._number, self._trained)
+    def step_of(
+        self, session: Any, ops: tuple[str, ...], predicates: Mapping[str, bool], *, is_first: bool
+    ) -> SessionStep:
+        """Return a new step; all but the first have numbers of their own: TensorFlow's key has no values."""
+        number = self._number if is_first else next(_numbers)
+        return SessionStep(session, ops, predicates, number, self._trained)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -325,10 +352,9 @@ class WatchedCallable:
         self._session, self._options, self._lock = session, options, threading.Lock()
         self._ops = tuple(name.partition(":")[0] for name in (*options.target, *options.fetch))
         self._watch: SessionWatch | None = None
-        self._steps: dict[Any, SessionStep] = {}
-        """By the branches that are taken."""
+        self._branches: Branches | None = None
         self._made: dict[Any, Any] = {}
-        """TensorFlow's own callables, by these and the number of the plan."""
+        """TensorFlow's own callables, by the step and the number of its plan."""
         self._made_for: SessionWatch | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -336,20 +362,20 @@ class WatchedCallable:
         watch = _current
         if watch is None:
             return self._callable(None, 0)(*args, **kwargs)
-        names = (name.partition(":")[0] for name in self._options.feed)
+        names = [name.partition(":")[0] for name in self._options.feed]
         feeds = dict(zip(names, args, strict=False))
         shapes = {name: np.shape(value) for name, value in feeds.items()}
-        predicates = fed_predicates(self._session.graph, feeds)
-        key = tuple(sorted(predicates.items()))
         with self._lock:
-            if self._watch is not watch:
-                self._watch, self._steps = watch, {}
-            if key not in self._steps:
-                self._steps[key] = watch.step_of(self._session, self._ops, predicates)
-            step = self._steps[key]
+            if self._watch is not watch or self._branches is None:
+                self._watch, self._branches = watch, Branches(self._session, self._ops, watch)
+            branches = self._branches
+        step = branches.step(fed_predicates(self._session.graph, feeds))
+
+        known = (step.as_read(name, value) for name, value in zip(names, args, strict=False))
+        args = (*known, *args[len(names) :])
 
         def once(generation: int) -> Any:
-            return self._callable(watch, (key, generation))(*args, **kwargs)
+            return self._callable(watch, (step, generation))(*args, **kwargs)
 
         return watch.observe(self._session, step, self._ops, shapes, once)
 

@@ -15,17 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.python.framework import op_def_registry
 
 from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import TURNS, NodeTable, Source
+from lms.reader.node_table import SWITCHES, TURNS, NodeTable, Source
 from lms.specialiser.known_predicates import DEFAULT, PARTING, known_predicates
+from lms.specialiser.new_nodes import INT32, constant, shape_of, turn_into_fill
 
 PUT, GOT = "OptionalFromValue", "OptionalGetValue"
-INT32 = tf.int32.as_datatype_enum
-BESIDE, BESIDE_NODE = "_class", "loc:@"
-"""The attribute with the names of the nodes beside which a node was placed, and what is before each."""
 ZEROS = "ZerosLike"
 """The type of the op that makes zeros of what is in an optional: its gradient."""
 
@@ -47,22 +44,26 @@ class Taken:
 
 
 def with_branches_taken(
-    graph_def: Any, table: NodeTable, predicates: Mapping[str, bool], kept: Collection[str]
+    graph_def: Any,
+    table: NodeTable,
+    predicates: Mapping[str, bool],
+    kept: Collection[str],
+    fetches: Collection[str],
 ) -> Taken | None:
     """Return a session's graph without the conditions that are known; ``None`` where there are none.
 
     Args:
-        graph_def: The graph; its nodes are changed.
+        graph_def: The graph; it is not changed.
         table: The graph as a table.
         predicates: Those that are fed, by the names of their nodes.
         kept: The names of the nodes that are fed, fetched or run.
+        fetches: The names of the outputs that are fetched.
     """
     found = _Branches.taken(table, known_predicates(table, predicates))
-    if not found.are_known or not found.may_be_taken(kept):
+    if not found.are_known or not found.may_be_taken(kept, fetches):
         return None
     made = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
-    made.node.extend(_needed(found.written(kept), kept))
-    _forget_neighbours(made)
+    made.node.extend(found.written(kept))
     return Taken(made, found.outputs, found.like)
 
 
@@ -80,12 +81,13 @@ class _Branches:
     instead: dict[Source, Source] = field(default_factory=dict)
     """What is read in place of an output."""
     also: dict[Source, frozenset[int]] = field(default_factory=dict)
-    """The nodes that the readers of an output wait for then."""
-    zeros: dict[int, Source] = field(default_factory=dict)
-    """The nodes that get zeros from an optional, each with the tensor of whose shape these are."""
+    """The nodes that the readers of an output wait for then, because those that handed it on did."""
+    zeros: dict[str, Source] = field(default_factory=dict)
+    """The names of nodes that get zeros from an optional, each with the tensor of whose shape these are."""
     outputs: dict[str, list[Output]] = field(default_factory=dict)
+    """Type and shape of what new nodes make, by their names."""
     like: dict[str, str] = field(default_factory=dict)
-    """As in :class:`Taken`."""
+    """The nodes that make zeros now, each with the output whose shape these have."""
     left: dict[int, list[Source]] = field(default_factory=dict)
     """What is left to a merge of its inputs."""
 
@@ -102,7 +104,7 @@ class _Branches:
             elif op_type in PARTING and read[1] in predicates:
                 taken = int(predicates[read[1]])
                 found.never.add(Source(node, 1 - taken))
-                found._pass(Source(node, taken), read[0])
+                found._pass(Source(node, taken), read[0], found._waits_of(read[1]))
             elif op_type == GOT:
                 found._get(node)
         return found
@@ -112,33 +114,45 @@ class _Branches:
         """Whether any branch is known."""
         return bool(self.never)
 
-    def may_be_taken(self, kept: Collection[str]) -> bool:
+    def may_be_taken(self, kept: Collection[str], fetches: Collection[str]) -> bool:
         """Tell whether all that is wanted still runs, and nobody asks a merge which input it has taken."""
         table = self.table
         which = {Source(node, 1) for node in self.left}
-        asks = (
-            table.inputs[reader][slot] in which for node in self.left for reader, slot in table.readers[node]
-        )
-        return all(table.names[node] not in kept for node in self.dead) and not any(asks)
+        readers = (reader for node in self.left for reader, _ in table.readers[node])
+        is_asked = any(not which.isdisjoint(table.inputs[reader]) for reader in readers)
+        is_fetched = any(_text(table, source) in fetches for source in which)
+        return all(table.names[node] not in kept for node in self.dead) and not is_asked and not is_fetched
 
     def written(self, kept: Collection[str]) -> list[Any]:
         """Return the nodes that are left, with what they read and wait for."""
         table = self.table
         self.passed = {node for node in self.passed if table.names[node] not in kept}
-        nodes = [one for one in range(len(table.nodes)) if one not in self.dead and one not in self.passed]
-        for node in nodes:
-            self._write(node)
-        shapes = [shape for node, like in self.zeros.items() for shape in self._write_zeros(node, like)]
-        return [*(table.nodes[node] for node in nodes), *shapes]
+        numbers = [one for one in range(len(table.nodes)) if one not in self.dead and one not in self.passed]
+        nodes = [self._written(number) for number in numbers]
+        shapes = [one for own in nodes if own.name in self.zeros for one in self._needs(own)]
+        return [*nodes, *shapes]
 
     def _is_never(self, source: Source) -> bool:
         return source.node in self.dead or source in self.never
 
-    def _pass(self, made: Source, read: Source) -> None:
-        """Have the readers of an output read what its node hands on."""
+    def _pass(self, made: Source, read: Source, waits: Collection[int] = ()) -> None:
+        """Have the readers of an output read what its node hands on.
+
+        Not where that comes from a switch: it has run whichever of its outputs comes, so that it is nothing
+        to wait for in place of the node.
+        """
+        first = self.instead.get(read, read)
+        if self.table.types[first.node] in SWITCHES:
+            return
         self.passed.add(made.node)
-        self.instead[made] = self.instead.get(read, read)
-        self.also[made] = self.also.get(read, frozenset()).union(self.table.controls[made.node])
+        self.instead[made] = first
+        self.also[made] = self.also.get(read, frozenset()).union(self.table.controls[made.node], waits)
+
+    def _waits_of(self, predicate: Source) -> set[int]:
+        """Return what a switch has waited for by its predicate, which may wait for others."""
+        node = self.instead.get(predicate, predicate).node
+        waits = {*self.also.get(predicate, ())}
+        return waits | ({node} if self.table.before[node] else set())
 
     def _merge(self, node: int) -> None:
         read = self.table.inputs[node]
@@ -163,12 +177,11 @@ class _Branches:
         if are_zeros:
             (dtype, *more) = table.nodes[node].attr["output_types"].list.type
             if not more and tf.as_dtype(dtype).is_floating:
-                self.zeros[node] = self.instead.get(held[0], held[0])
+                self.zeros[table.names[node]] = self.instead.get(held[0], held[0])
             return
         waits |= {*table.controls[optional]}
         for index, source in enumerate(held):
-            self._pass(Source(node, index), source)
-            self.also[Source(node, index)] |= waits
+            self._pass(Source(node, index), source, waits)
 
     def _maker(self, source: Source) -> tuple[int, set[int]]:
         """Return the node that makes what others only hand on, and the nodes that these wait for."""
@@ -190,40 +203,34 @@ class _Branches:
                 found.add(node)
         return found
 
-    def _write(self, node: int) -> None:
-        table, own = self.table, self.table.nodes[node]
+    def _written(self, node: int) -> Any:
+        """Return a copy of a node, with what it reads and waits for now."""
+        table, own = self.table, node_def_pb2.NodeDef()
+        own.CopyFrom(table.nodes[node])
         read = self.left.get(node) or table.inputs[node]
         now = [self.instead.get(source, source) for source in read]
         waits = self._waits(frozenset(table.controls[node]).union(*(self.also.get(one, ()) for one in read)))
-        if (*now,) == table.inputs[node] and waits == {*table.controls[node]}:
-            return
-        del own.input[:]
-        own.input.extend(_text(table, source) for source in now)
-        own.input.extend(f"^{table.names[one]}" for one in sorted(waits.difference(one for one, _ in now)))
+        if (*now,) != table.inputs[node] or waits != {*table.controls[node]}:
+            del own.input[:]
+            own.input.extend(_text(table, source) for source in now)
+            beside = waits.difference(one for one, _ in now)
+            own.input.extend(f"^{table.names[one]}" for one in sorted(beside))
         if node in self.left:
             own.attr["N"].i = len(now)
+        return own
 
-    def _write_zeros(self, node: int, like: Source) -> Iterator[Any]:
+    def _needs(self, own: Any) -> Iterator[Any]:
         """Have a node make the zeros itself that it got from an optional; yield the nodes that it needs.
 
         It reads a shape in place of a tensor, which is not kept for that.
         """
-        own, table = self.table.nodes[node], self.table
-        device, dtype = own.device, own.attr["output_types"].list.type[0]
-        shape = node_def_pb2.NodeDef(name=f"{own.name}/lms_shape", op="Shape", device=device)
-        shape.input.append(_text(table, like))
-        shape.attr["T"].type, shape.attr["out_type"].type = dtype, INT32
-        zero = node_def_pb2.NodeDef(name=f"{own.name}/lms_zero", op="Const", device=device)
-        zero.attr["dtype"].type = dtype
-        zero.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.as_dtype(dtype)))
-        waits = [text for text in own.input if text[0] == "^"]
-        own.op = "Fill"
-        own.attr.clear()
-        own.attr["T"].type, own.attr["index_type"].type = dtype, INT32
-        del own.input[:]
-        own.input.extend([shape.name, zero.name, *waits])
+        dtype, like = own.attr["output_types"].list.type[0], _text(self.table, self.zeros[own.name])
+        shape = shape_of(f"{own.name}/lms_shape", like, dtype, own.device)
+        zero = constant(f"{own.name}/lms_zero", tf.make_tensor_proto(0, tf.as_dtype(dtype)), own.device)
+        waits = [text[1:] for text in own.input if text[0] == "^"]
+        turn_into_fill(own, shape.name, zero.name, dtype, waits)
         self.outputs |= {shape.name: [Output(INT32, (-1,))], zero.name: [Output(dtype, ())]}
-        self.like[own.name] = shape.input[0]
+        self.like[own.name] = like
         yield from (shape, zero)
 
 
@@ -231,30 +238,3 @@ def _text(table: NodeTable, source: Source) -> str:
     """Return the text with which a NodeDef names an output."""
     name = table.names[source.node]
     return f"{name}:{source.index}" if source.index else name
-
-
-def _needed(nodes: Iterable[Any], kept: Collection[str]) -> Iterable[Any]:
-    """Return those of the nodes that have effects, are ``kept``, or are used by such."""
-    by_name = {node.name: node for node in nodes}
-    pending = [name for name, node in by_name.items() if name in kept or _has_effects(node.op)]
-    needed = set(pending)
-    while pending:
-        read = {text.removeprefix("^").partition(":")[0] for text in by_name[pending.pop()].input}
-        pending.extend(read - needed)
-        needed |= read
-    return (node for name, node in by_name.items() if name in needed)
-
-
-def _forget_neighbours(graph_def: Any) -> None:
-    """Delete the notes that nodes were placed beside others that are gone; all have their devices."""
-    names = {node.name for node in graph_def.node}
-    for node in (one for one in graph_def.node if BESIDE in one.attr):
-        beside = node.attr[BESIDE].list.s
-        left = [one for one in beside if one.decode().removeprefix(BESIDE_NODE) in names]
-        if len(left) < len(beside):
-            beside[:] = left
-
-
-def _has_effects(op_type: str) -> bool:
-    definition = op_def_registry.get(op_type)
-    return definition is None or definition.is_stateful

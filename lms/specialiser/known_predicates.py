@@ -20,7 +20,7 @@ COMPUTED: Mapping[str, Callable[..., bool]] = {
 }
 """What others compute from predicates."""
 
-PARTING = frozenset({"Switch", "RefSwitch"})
+PARTING = SWITCHES - {"_SwitchN"}
 """Types of the ops that hand their input on to one of two branches: if the predicate holds the second."""
 CONDITIONS = frozenset({"If", "StatelessIf", *SWITCHES})
 """Types of ops that part the branches of a condition."""
@@ -53,10 +53,12 @@ def _value(table: NodeTable, node: int, fed: Mapping[str, bool], known: Mapping[
         is_predicate = attr["dtype"].type == tf.bool.as_datatype_enum
         held = tf.make_ndarray(attr["value"].tensor) if is_predicate else None
         return bool(held) if held is not None and held.ndim == 0 else None
+    if op_type in PARTING:
+        return known.get(read[0])
     if not read or any(source not in known for source in read):
         return None
     values = [known[source] for source in read]
-    if op_type in PASSING or op_type in PARTING:
+    if op_type in PASSING:
         return values[0]
     return COMPUTED[op_type](*values) if op_type in COMPUTED else None
 

@@ -21,12 +21,11 @@ from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import find_conditions
 from lms.reader.node_table import MARK_ATTR, ROOT, NodeTable, inverted
 from lms.reader.shapes import SHAPES
+from lms.specialiser.new_nodes import CONSTANT, FILL, INT32, constant, turn_into_fill
 
-FILL, CONSTANT = "Fill", "Const"
 DRAWS = ("ParameterizedTruncatedNormal", "RandomStandardNormal", "RandomUniform", "TruncatedNormal")
 """Types of the ops that draw random numbers of the shape that they read first."""
 VALUES = ("half_val", "float_val", "double_val")
-INT32 = tf.int32.as_datatype_enum
 
 
 def delay_sources(graph_def: Any, kept: Collection[str], min_bytes: int) -> Mapping[str, list[Output]]:
@@ -49,7 +48,7 @@ def delay_sources(graph_def: Any, kept: Collection[str], min_bytes: int) -> Mapp
         nbytes = 0 if table.names[node] in kept else _source_bytes(table, node)
         if nbytes is not None and nbytes < min_bytes:
             continue
-        waits = _waits(table, node, apart, after, place)
+        waits = _needed_beside(table, node, apart, after, place)
         if waits and all(
             table.frame[one] == ROOT and conditions.runs_with(one, node) for one in (node, *waits)
         ):
@@ -73,7 +72,7 @@ def _apart_from_data(table: NodeTable) -> set[int]:
     return found
 
 
-def _waits(
+def _needed_beside(
     table: NodeTable,
     node: int,
     apart: Collection[int],
@@ -143,19 +142,12 @@ def _write_fill(graph_def: Any, node: Any, filled: Any, waits: Collection[str]) 
     one = type(filled)()
     one.CopyFrom(filled)
     one.tensor_shape.Clear()
-    for name, held in ((dims, tf.make_tensor_proto(shape, tf.int32)), (value, one)):
-        graph_def.node.add(name=name, op=CONSTANT, device=node.device)
-        graph_def.node[-1].attr["dtype"].type = held.dtype
-        graph_def.node[-1].attr["value"].tensor.CopyFrom(held)
-    graph_def.node.add(name=now, op="Merge", device=node.device, input=[dims])
-    graph_def.node[-1].attr["T"].type = INT32
-    graph_def.node[-1].attr["N"].i = 1
-    graph_def.node[-1].attr[MARK_ATTR].s = EXIT.encode()
-    node.op = FILL
-    node.attr.clear()
-    node.attr["T"].type = filled.dtype
-    node.attr["index_type"].type = INT32
-    del node.input[:]
-    node.input.extend([now, value, *(f"^{name}" for name in waits)])
+    graph_def.node.append(constant(dims, tf.make_tensor_proto(shape, tf.int32), node.device))
+    graph_def.node.append(constant(value, one, node.device))
+    merge = graph_def.node.add(name=now, op="Merge", device=node.device, input=[dims])
+    merge.attr["T"].type, merge.attr["N"].i = INT32, 1
+    merge.attr[MARK_ATTR].s = EXIT.encode()
+    before = [text[1:] for text in node.input if text[0] == "^"]
+    turn_into_fill(node, now, value, filled.dtype, dict.fromkeys([*before, *waits]))
     vector = Output(INT32, (len(shape),))
     return {dims: [vector], value: [Output(filled.dtype, ())], now: [vector, Output(INT32, ())]}

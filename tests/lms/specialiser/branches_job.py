@@ -1,6 +1,7 @@
 """Sessions of compat.v1 whose steps have conditions; prints what each case came to as JSON.
 
-Run as a child process with ``v1`` or ``v2``, the kind of control flow, and ``lms`` or ``plain``.
+Run as a child process with ``v1`` or ``v2``, the kind of control flow, ``lms`` or ``plain``, and the names of
+cases, or none for all.
 """
 
 import hashlib
@@ -89,6 +90,16 @@ def nested(outer: Any, inner: Any) -> Layer:
     return layer
 
 
+def both(training: Any) -> Layer:
+    """Return a layer that normalizes and then drops values."""
+    normalized, dropped = batch_norm(training), dropout(training)
+
+    def layer(hidden: Any, number: int) -> Any:
+        return dropped(normalized(hidden, number), number)
+
+    return layer
+
+
 def many_terms(training: Any) -> Layer:
     """Return a layer whose input has four readers, so that its gradient is a sum of four and more terms."""
     normalized, dropped = batch_norm(training), dropout(training)
@@ -155,6 +166,8 @@ class Case:
         return {
             "bits": [*self.losses, digest.hexdigest()],
             "step": max((graph.step_bytes or 0 for graph in edited), default=None),
+            "planned": report.planned_peak_bytes,
+            "measured": report.measured_peak_bytes,
             "graphs": [graph.name for graph in report.graphs],
             "warnings": list(report.warnings),
             **more,
@@ -163,7 +176,7 @@ class Case:
 
 def predicate() -> Any:
     """Return what a script feeds."""
-    return v1.placeholder(tf.bool, [])
+    return v1.placeholder(tf.bool, [], "fed")
 
 
 def fed(make: Callable[[Any], Layer]) -> dict[str, Any]:
@@ -186,7 +199,7 @@ def both_ways() -> dict[str, Any]:
 
 def by_default() -> dict[str, Any]:
     """Train with a predicate that need not be fed, and is fed once."""
-    training = v1.placeholder_with_default(True, [])
+    training = v1.placeholder_with_default(True, [], "fed")
     case = Case(many_terms(training))
     for number in range(STEPS):
         case.step({training: False} if number == 2 else {})
@@ -250,6 +263,51 @@ def threads() -> dict[str, Any]:
     return case.result(seen=[sorted(found) for found in seen.values()])
 
 
+def averages() -> dict[str, Any]:
+    """Average the new weights if a predicate holds, behind the step."""
+    training = predicate()
+    case = Case(both(training))
+    average = tf.train.ExponentialMovingAverage(0.5)
+
+    def averaged() -> Any:
+        return tf.group(average.apply(v1.trainable_variables()))
+
+    with tf.control_dependencies([case.train]):
+        case.train = v1.cond(training, averaged, tf.no_op)
+    case.session.run(v1.global_variables_initializer())
+    for _ in range(STEPS):
+        case.step({training: True})
+    return case.result()
+
+
+def fed_and_run() -> dict[str, Any]:
+    """Run what has a default, and is fed another value."""
+    training = v1.placeholder_with_default(True, [], "fed")
+    case = Case(many_terms(training))
+    for _ in range(STEPS):
+        case.step({training: False}, training.op)
+    return case.result()
+
+
+def which() -> dict[str, Any]:
+    """Fetch which branch a merge has taken, where the older control flow tells it."""
+    training = predicate()
+    case = Case(lambda hidden, number: hidden)
+    made = v1.cond(training, lambda: tf.tanh(case.last), lambda: case.last * 2)
+    taken = [made.op.outputs[1]] if made.op.type == "Merge" else []
+    others = [case.step({training: number != 1}, *taken) for number in range(STEPS)]
+    return case.result(others=[[int(one) for one in step] for step in others])
+
+
+def many_ways() -> dict[str, Any]:
+    """Train with gates that change from step to step."""
+    gates = [v1.placeholder(tf.bool, [], f"gate{number}") for number in range(3)]
+    case = Case(lambda hidden, number: dropout(gates[number % 3])(hidden, number))
+    for ways in range(2**3):
+        case.step({gate: bool(ways >> bit & 1) for bit, gate in enumerate(gates)})
+    return case.result()
+
+
 def as_it_is(layer: Layer) -> dict[str, Any]:
     """Train a network whose conditions no feed decides."""
     case = Case(layer)
@@ -269,12 +327,19 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "fetched": fetched,
     "callable": called,
     "threads": threads,
+    "both": lambda: fed(both),
+    "averages": averages,
+    "fed and run": fed_and_run,
+    "which": which,
+    "many ways": many_ways,
     "values": lambda: as_it_is(by_its_values),
     "three": lambda: as_it_is(one_of_three),
 }
 
 found = {}
 for name, run in CASES.items():
+    if sys.argv[3:] and name not in sys.argv[3:]:
+        continue
     if WITH_LMS:
         lms.disable()
         lms.enable(policy="all", min_tensor_bytes=1 << 14)

@@ -20,6 +20,7 @@ import tensorflow as tf  # noqa: E402
 from lms.reader.node_table import NodeTable  # noqa: E402
 from lms.specialiser.decided_branches import with_branches_taken  # noqa: E402
 from lms.specialiser.late_sources import delay_sources  # noqa: E402
+from lms.specialiser.needless_nodes import without_needless  # noqa: E402
 
 v1 = tf.compat.v1
 v1.disable_v2_behavior()
@@ -116,14 +117,15 @@ def differs(seed: int) -> tuple[bool, int, int]:
         kept = {"rows", *fed, *(name.partition(":")[0] for name in fetches)}
         graph_def = graph.as_graph_def()
         before += count(graph_def)
-        taken = with_branches_taken(graph_def, NodeTable.of(graph_def, {"rows", *fed}), fed, kept)
+        taken = with_branches_taken(graph_def, NodeTable.of(graph_def, {"rows", *fed}), fed, kept, fetches)
         if taken is None:
             after += count(graph_def)
             continue
         delay_sources(taken.graph_def, kept, 0)
-        after += count(taken.graph_def)
+        made = without_needless(taken.graph_def, kept)
+        after += count(made)
         with tf.Graph().as_default() as edited:
-            tf.import_graph_def(taken.graph_def, name="")
+            tf.import_graph_def(made, name="")
         known = {name: value for name, value in feeds.items() if name[:-2] in {*kept}}
         found = run(edited, known, fetches)
         if max(np.abs(one).max() for one in expected) > EXACT:

@@ -12,7 +12,7 @@ ACTIVATION = 8 * 16 * 16 * 32 * 4
 """Bytes of the tensor between two layers of the job's networks, of which five layers keep two or more."""
 CASES = (
     *("batch norm", "dropout", "sums", "both ways", "default", "computed", "nested", "fetched", "callable"),
-    *("threads", "values", "three"),
+    *("threads", "values", "three", "both", "averages", "fed and run", "which", "many ways"),
 )
 
 
@@ -25,6 +25,7 @@ def control_flow(request: pytest.FixtureRequest) -> str:
 
 @cache
 def seen(control_flow: str, mode: str) -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
     return run_job("branches_job.py", control_flow, mode)
 
 
@@ -45,13 +46,25 @@ def test_what_a_branch_makes_is_swapped(control_flow: str, case: str, most: int)
     assert not found["warnings"]
 
 
+def test_what_was_planned_is_measured(control_flow: str) -> None:
+    pytest.importorskip("tensorflow")
+    (found,) = run_job("branches_job.py", control_flow, "lms", "both").values()
+    assert found["step"] <= 4 * ACTIVATION
+    assert found["measured"] <= found["planned"] + ACTIVATION
+
+
+def test_gates_that_change_from_step_to_step_get_few_graphs(control_flow: str) -> None:
+    assert len(seen(control_flow, "lms")["many ways"]["graphs"]) == 4 + 1  # of them one with conditions
+
+
 def test_each_way_is_a_step_of_its_own(control_flow: str) -> None:
-    assert seen(control_flow, "lms")["both ways"]["graphs"] == ["session graph", "session graph 2"]
+    names = seen(control_flow, "lms")["both ways"]["graphs"]
+    assert names == ["session graph (fed=True)", "session graph 2 (fed=False)"]
 
 
 def test_what_is_not_fed_has_its_default(control_flow: str) -> None:
     found = seen(control_flow, "lms")["default"]
-    assert found["graphs"] == ["session graph", "session graph 2"]
+    assert found["graphs"] == ["session graph", "session graph 2 (fed=False)"]
     assert found["step"] <= 6 * ACTIVATION
 
 
@@ -66,6 +79,7 @@ def test_every_case_is_looked_at(control_flow: str) -> None:
 
 
 def test_random_conditions_give_the_same_numbers() -> None:
+    pytest.importorskip("tensorflow")
     found = run_job("random_conditions_job.py", "0", "6")
     assert found["differ"] == []
     assert found["after"] < 0.7 * found["before"]
