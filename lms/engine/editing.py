@@ -138,6 +138,7 @@ class Editing:
         if task.is_body or task.predicates is None or not may_decide(graph_def, task.predicates):
             return graph_def, task
         if self._fits_as_it_is(task, graph_def):
+            self._engine.steps.keeps_conditions()
             return graph_def, task
         item, fed = task.request.item, fed_nodes(task, graph_def)
         fetches = item.fetches()

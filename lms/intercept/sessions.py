@@ -38,9 +38,9 @@ _current: "SessionWatch | None" = None
 """The watch that is installed."""
 
 
-MOST_BRANCHES = 4
-"""So many ways through its conditions get a step of their own; what decides more of them changes from step to
-step (stochastic depth), and each way takes TensorFlow a graph of its own."""
+MOST_BRANCHES = 2
+"""So many ways through its conditions get a step of their own. Each holds the constants of the graph once
+more, and what decides more ways changes from step to step (stochastic depth)."""
 
 
 class Runs:
@@ -83,6 +83,8 @@ class SessionStep:
         count: Iterator[int],
     ) -> None:
         self.predicates = predicates
+        self.takes_all_ways = False
+        """Set where its graph has kept its conditions, so that it may be fed any values."""
         self._count = count
         self._session: Callable[[], Any] = weakref.ref(session)
         self._ops = ops
@@ -100,7 +102,8 @@ class SessionStep:
 
     def as_read(self, name: str, value: Any) -> Any:
         """Return what is fed to a node; of a predicate the value that was read, whatever becomes of it."""
-        return np.array(self.predicates[name]) if name in self.predicates else value
+        is_decided = name in self.predicates and not self.takes_all_ways
+        return np.array(self.predicates[name]) if is_decided else value
 
     @property
     def trains(self) -> bool:
@@ -149,6 +152,10 @@ class Branches:
     def step(self, predicates: Mapping[str, bool]) -> SessionStep:
         """Return the step with these predicates; one that decides nothing where there are too many."""
         with self._lock:
+            if (
+                general := next((one for one in self._steps.values() if one.takes_all_ways), None)
+            ) is not None:
+                return general
             key = tuple(sorted(predicates.items()))
             if key not in self._steps and len(self._steps) >= MOST_BRANCHES:
                 key = ()

@@ -54,7 +54,7 @@ def test_what_was_planned_is_measured(control_flow: str) -> None:
 
 
 def test_gates_that_change_from_step_to_step_get_few_graphs(control_flow: str) -> None:
-    assert len(seen(control_flow, "lms")["many ways"]["graphs"]) == 4 + 1  # of them one with conditions
+    assert len(seen(control_flow, "lms")["many ways"]["graphs"]) == 2 + 1  # of them one with conditions
 
 
 def test_each_way_is_a_step_of_its_own(control_flow: str) -> None:
