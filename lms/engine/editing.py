@@ -138,7 +138,7 @@ class Editing:
         if task.is_body or task.predicates is None or not may_decide(graph_def, task.predicates):
             return graph_def, task
         if self._fits_as_it_is(task, graph_def):
-            self._engine.steps.keeps_conditions()
+            self._engine.steps.keeps_conditions(keeps=True)
             return graph_def, task
         item, fed = task.request.item, fed_nodes(task, graph_def)
         fetches = item.fetches()
@@ -155,6 +155,7 @@ class Editing:
         except RewriteError as error:
             logger.info("%s keeps its conditions: %s", task.name, error)
             return graph_def, task
+        self._engine.steps.keeps_conditions(keeps=False)
         request = replace(task.request, graph=made.SerializeToString())
         return made, replace(task, request=request, specialised=Specialised(outputs, taken.like, sums))
 

@@ -192,10 +192,10 @@ class Steps:
     def _session_batch_size(self, run: SessionRun) -> int | None:
         return self._rescue_of(run).config.batch_size or self.batch_sizes.of_graph(run.graph)
 
-    def keeps_conditions(self) -> None:
-        """Note that the graph of a session's run fits with its conditions, whichever way they go."""
+    def keeps_conditions(self, *, keeps: bool) -> None:
+        """Note whether the graph of a session's run keeps its conditions, because it fits with them."""
         if (run := self.sessions.run) is not None:
-            run.call.function.takes_all_ways = True
+            run.call.function.keeps_conditions = keeps
 
     def note(self, error: BaseException) -> None:
         """Have an error that the user must hear of raised once the step of this thread has run.

@@ -23,7 +23,7 @@ from lms.rewriter.writer import Edits
 
 @dataclass(frozen=True)
 class Specialised:
-    """What a graph has become by what its call knows."""
+    """Tells what a graph has become by what its call knows."""
 
     outputs: Mapping[str, list[Output]] = field(default_factory=dict)
     """Type and shape of what new nodes make, by their names."""
@@ -53,9 +53,9 @@ class Task:
     shared: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each variable of a session that shares memory, by the name of its handle."""
     predicates: Mapping[str, bool] | None = None
-    """What a session feeds that decides conditions, by the name of its node; ``None``: that is not known."""
+    """Maps fed nodes that decide conditions to their values; ``None``: the graph keeps its conditions."""
     specialised: Specialised = field(default_factory=Specialised)
-    """What its call has made of the graph before it is planned."""
+    """Tells what its call has made of the graph before it is planned."""
     is_body: bool = False
     """Whether the graph is that of another function, which the called one runs."""
     guest: Guest | None = None

@@ -83,8 +83,8 @@ class SessionStep:
         count: Iterator[int],
     ) -> None:
         self.predicates = predicates
-        self.takes_all_ways = False
-        """Set where its graph has kept its conditions, so that it may be fed any values."""
+        self.keeps_conditions = False
+        """Set where its latest graph fits with all branches."""
         self._count = count
         self._session: Callable[[], Any] = weakref.ref(session)
         self._ops = ops
@@ -102,8 +102,7 @@ class SessionStep:
 
     def as_read(self, name: str, value: Any) -> Any:
         """Return what is fed to a node; of a predicate the value that was read, whatever becomes of it."""
-        is_decided = name in self.predicates and not self.takes_all_ways
-        return np.array(self.predicates[name]) if is_decided else value
+        return np.array(self.predicates[name]) if name in self.predicates else value
 
     @property
     def trains(self) -> bool:
@@ -150,14 +149,13 @@ class Branches:
         self._steps: dict[Any, SessionStep] = {}
 
     def step(self, predicates: Mapping[str, bool]) -> SessionStep:
-        """Return the step with these predicates; one that decides nothing where there are too many."""
+        """Return the step with these predicates; one for all where there are too many, or one fits anyway."""
         with self._lock:
-            if (
-                general := next((one for one in self._steps.values() if one.takes_all_ways), None)
-            ) is not None:
-                return general
             key = tuple(sorted(predicates.items()))
-            if key not in self._steps and len(self._steps) >= MOST_BRANCHES:
+            is_full = sum(map(bool, self._steps)) >= MOST_BRANCHES
+            if key not in self._steps and (
+                is_full or any(one.keeps_conditions for one in self._steps.values())
+            ):
                 key = ()
             if key not in self._steps:
                 make, is_first = self._watch.step_of, not self._steps

@@ -79,7 +79,7 @@ class _Branches:
     passed: set[int] = field(default_factory=set)
     """The nodes whose readers read something else."""
     instead: dict[Source, Source] = field(default_factory=dict)
-    """What is read in place of an output."""
+    """Maps an output to what is read in its place."""
     also: dict[Source, frozenset[int]] = field(default_factory=dict)
     """The nodes that the readers of an output wait for then, because those that handed it on did."""
     zeros: dict[str, Source] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Branches:
     like: dict[str, str] = field(default_factory=dict)
     """The nodes that make zeros now, each with the output whose shape these have."""
     left: dict[int, list[Source]] = field(default_factory=dict)
-    """What is left to a merge of its inputs."""
+    """Maps a merge to those of its inputs that are left."""
 
     @classmethod
     def taken(cls, table: NodeTable, predicates: Mapping[Source, bool]) -> "_Branches":

@@ -57,6 +57,14 @@ def test_gates_that_change_from_step_to_step_get_few_graphs(control_flow: str) -
     assert len(seen(control_flow, "lms")["many ways"]["graphs"]) == 2 + 1  # of them one with conditions
 
 
+def test_a_step_that_fits_takes_all_ways_until_its_batches_grow(control_flow: str) -> None:
+    pytest.importorskip("tensorflow")
+    plain = run_job("growing_job.py", control_flow, "plain", "400")
+    found = run_job("growing_job.py", control_flow, "lms", "85")
+    assert found["losses"] == plain["losses"]
+    assert found["edited"] >= 2
+
+
 def test_each_way_is_a_step_of_its_own(control_flow: str) -> None:
     names = seen(control_flow, "lms")["both ways"]["graphs"]
     assert names == ["session graph (fed=True)", "session graph 2 (fed=False)"]
