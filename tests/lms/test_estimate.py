@@ -1,6 +1,7 @@
 """``lms.estimate`` and ``lmsrun fit``: a forecast, and no step."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import warm_python
 from child_job import ROOT, run_job
 
 from lms import estimate
@@ -81,9 +83,8 @@ print(sum("MatMul" == graph.ops[one].type for op in updates for one in graph.pre
 @pytest.mark.tensorflow
 def test_an_estimate_has_updates_wait_as_a_run_has() -> None:
     pytest.importorskip("tensorflow")
-    done = subprocess.run(
-        [sys.executable, "-c", ORDERED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = warm_python.run(["-c", ORDERED], {**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) == 2, "the gradients with respect to two layers' inputs"
 
 

@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from lms.errors import PlaceError
 from lms.user_paths import require_file, require_folder
@@ -86,11 +86,5 @@ def test_a_rank_ends_before_it_trains_without_the_folder_it_was_given() -> None:
 
 
 def _python(source: str, path: Path, environ: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": str(path), "TF_CPP_MIN_LOG_LEVEL": "3", **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    wanted = {**os.environ, "PYTHONPATH": str(path), "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+    return warm_python.run(["-c", source], wanted, timeout_s=300)

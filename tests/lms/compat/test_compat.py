@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from child_job import run_job
 
 from lms.compat.parameters import parse_call
@@ -313,15 +314,8 @@ def test_the_cpus_usual_allocator_counts_nothing(tmp_path: Path) -> None:
     """TensorFlow has it count allocations of 4 KiB and more alone."""
     pytest.importorskip("tensorflow")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPU_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_ALLOCATOR],
-        env={**environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = warm_python.run(["-c", PLAIN_ALLOCATOR], environ, timeout_s=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     *texts, allocs = done.stdout.splitlines()
     assert all(": the allocator of CPU:0 does not count; needed a GPU, or TF_CPU" in text for text in texts)
@@ -349,14 +343,8 @@ for debug in (False, True):
         LMS(swapout_threshold=3, swapin_ahead=1, debug=debug).run()
         compat_job.stepped(net)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    done = warm_python.run(["-c", source], {**os.environ, "PYTHONPATH": path}, timeout_s=300)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stderr.splitlines()
     assert lines.count("[LMS][0] Editing model for LMS") == 2

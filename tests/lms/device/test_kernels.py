@@ -3,13 +3,12 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm_python
 
 from lms.device.kernels import (
     BFLOAT16,
@@ -410,14 +409,8 @@ SMALL = 9_000
 @pytest.mark.parametrize("onednn", ["1", "0"])
 def test_every_fact_is_what_tensorflow_does(onednn: str) -> None:
     pytest.importorskip("tensorflow")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "kernel_traces_job.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_ENABLE_ONEDNN_OPTS": onednn},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_ENABLE_ONEDNN_OPTS": onednn}
+    done = warm_python.run([str(HERE / "kernel_traces_job.py")], environ, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     version, found = json.loads(done.stdout.splitlines()[-1])
     wrong = {

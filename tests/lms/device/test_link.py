@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 from lms.config import LMSConfig
 from lms.simulate.cost_model import costs_of
@@ -61,9 +60,8 @@ def test_a_given_rate_is_taken_and_zero_measures_one(program: str) -> None:
     pytest.importorskip("tensorflow")
     limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "100", "PROGRAM": program}
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **limit}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = warm_python.run(["-c", CHILD], environ, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     (known, given, measured), left = json.loads(done.stdout.splitlines()[-1])
     assert (known, given) == (4.0123, 7.5)
     assert 0.1 < measured < 1000, "a copy in memory"

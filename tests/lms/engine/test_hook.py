@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Path(__file__).with_name("hook_job.py")
@@ -21,14 +20,9 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "tf_keras":
         pytest.importorskip("tf_keras")
     picture = tmp_path_factory.mktemp("plot") / "memory.png"
-    done = subprocess.run(
-        [sys.executable, str(JOB), request.param, str(picture)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_NUM_INTEROP_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    legacy = "1" if request.param == "tf_keras" else "0"
+    environ = {"PYTHONPATH": str(ROOT), "TF_NUM_INTEROP_THREADS": "1", "TF_USE_LEGACY_KERAS": legacy}
+    done = warm_python.run([str(JOB), request.param, str(picture)], {**os.environ, **environ}, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**found, "picture": picture}

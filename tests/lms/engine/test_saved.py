@@ -13,7 +13,9 @@ def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
     pytest.importorskip("tensorflow")
     if request.param == "tf_keras":
         pytest.importorskip("tf_keras")
-    found = run_job("saved_job.py", request.param)
+    found = run_job(
+        "saved_job.py", request.param, TF_USE_LEGACY_KERAS="1" if request.param == "tf_keras" else "0"
+    )
     assert found["edited"] == 1, "the training that is saved was under LMS, planned once"
     return {**found, "legacy": request.param == "tf_keras"}
 

@@ -4,11 +4,11 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Path(__file__).with_name("retry_job.py")
@@ -29,14 +29,8 @@ def _cases(group: str) -> list[str]:
 
 @cache
 def _done(kind: str, legacy_keras: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(JOB), kind],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_USE_LEGACY_KERAS": legacy_keras},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environ = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": legacy_keras}
+    return warm_python.run([str(JOB), kind], {**os.environ, **environ}, timeout_s=600)
 
 
 def _require(case: str, done: "subprocess.CompletedProcess[str]") -> None:
@@ -82,14 +76,8 @@ step()
 def test_a_step_that_no_plan_fits_is_tried_once_more_with_all() -> None:
     pytest.importorskip("tensorflow")
     limit = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "50"}
-    done = subprocess.run(
-        [sys.executable, "-c", HOPELESS],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **limit},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **limit}
+    done = warm_python.run(["-c", HOPELESS], environ, timeout_s=300)
     assert done.returncode == 1
     assert "is not met" in done.stderr, "told before the step"
     again = re.findall("ran out of memory(.*); planned again with (.*)", done.stderr)

@@ -3,10 +3,10 @@
 import ast
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Path(__file__).with_name("watch_job.py")
@@ -28,14 +28,7 @@ def _cases() -> list[str]:
 @pytest.fixture(scope="module")
 def done() -> "subprocess.CompletedProcess[str]":
     pytest.importorskip("tensorflow")
-    return subprocess.run(
-        [sys.executable, str(JOB)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return warm_python.run([str(JOB)], {**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=300)
 
 
 @pytest.mark.parametrize("case", _cases())

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 pytest.importorskip("tensorflow")
 import tensorflow as tf
@@ -209,14 +208,8 @@ print(json.dumps(found))
 def trained(policy: str, limit_mb: int = 64, width: int = 256) -> Any:
     environ = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb)}
     environ |= {"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", JOB, policy, str(width)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = warm_python.run(["-c", JOB, policy, str(width)], environ, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 

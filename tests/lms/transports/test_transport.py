@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from lms.errors import BuildError, LMSError, PlaceError
 from lms.native import build
@@ -366,14 +367,8 @@ def test_transports_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 
 def _python(arguments: list[str], **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    wanted = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+    return warm_python.run(arguments, wanted, timeout_s=300)
 
 
 @pytest.mark.tensorflow

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Path(__file__).with_name("memory_job.py")
@@ -18,8 +17,7 @@ pytestmark = pytest.mark.tensorflow
 def run(case: str, legacy: str = "0") -> dict[str, Any]:
     pytest.importorskip("tensorflow")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_USE_LEGACY_KERAS": legacy}
-    argv = [sys.executable, str(JOB), case]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = warm_python.run([str(JOB), case], env, timeout_s=300)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -1,12 +1,11 @@
 """What is checked before any variable lies in host memory."""
 
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import warm_python
 
 pytestmark = pytest.mark.tensorflow
 
@@ -30,8 +29,7 @@ except lms.errors.PlaceError as error:
 def test_what_is_missing_is_told_before_the_first_variable(transport: str, said: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path), "LMS_CACHE": str(tmp_path)}
-    argv = [sys.executable, "-c", SCRIPT.format(transport=transport)]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    done = warm_python.run(["-c", SCRIPT.format(transport=transport)], environ, timeout_s=300)
     assert done.stdout.startswith(said), done.stdout + done.stderr[-2000:]
     assert done.stdout.count("\n") == 1
 
@@ -72,8 +70,7 @@ def require_lines(program: str, *wanted: str) -> None:
     """Run a program in a process of its own, and compare what it prints."""
     pytest.importorskip("tensorflow")
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    done = warm_python.run(["-c", program], environ, timeout_s=300)
     assert done.stdout.splitlines() == [*wanted], done.stdout + done.stderr[-2000:]
 
 
