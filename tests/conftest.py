@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+HERE = Path(__file__).resolve().parent
+SHARED = HERE.parents[1] / "shared"
 
 ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
@@ -30,6 +31,38 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, lambda *_: None)
 
 
+ALONE = ("vm", "docker", "cluster", "gpu")
+"""The folders whose tests share what a machine has once: guests' images, containers, ports, the stand-in.
+With several processes they begin first, for they take longest."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have each of several processes know the folders of ``ALONE`` as those that begin."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: home_of(item.nodeid) not in ALONE)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Have one of several processes run all tests of a file, or of a folder of ``ALONE``."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Homes(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return home_of(nodeid)
+
+    return Homes(config, log)
+
+
+def home_of(nodeid: str) -> str:
+    """Return the file of a test, or its folder of ``ALONE``."""
+    path = nodeid.partition("::")[0]
+    folder = path.removeprefix("tests/").partition("/")[0]
+    return folder if folder in ALONE else path
+
+
 @pytest.fixture
 def topologies() -> Path:
     """The folder of real machines' saved topologies; skips where it is not."""
@@ -39,7 +72,7 @@ def topologies() -> Path:
     return folder
 
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
+GOLDEN = HERE / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,6 @@
 """The tests' own ground: what a run of them inherits must not decide how they end."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -27,3 +28,17 @@ def test_in_a_run_that_ignores_them_too() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
     done = subprocess.run(command, preexec_fn=ignore, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+
+def test_several_processes_share_tests_by_files_and_by_folders_that_need_the_machine_for_themselves() -> None:
+    alone = [f"docker/{name}.py" for name in ("test_container_files", "test_templates")]
+    chosen = [str(HERE.parent / one) for one in ("launch/model", *alone)]
+    options = ["-v", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    homes: dict[str, set[str]] = {}
+    for worker, path in re.findall(r"\[(gw\d)\].* \S*tests/(\S+\.py)::", done.stdout):
+        homes.setdefault("docker" if path in alone else path, set()).add(worker)
+    assert all(len(workers) == 1 for workers in homes.values()), homes
+    assert "docker" in homes and len(homes) > 2
+    assert {worker for one in homes.values() for worker in one} == {"gw0", "gw1"}

@@ -339,15 +339,11 @@ def test_the_build_s_pip_gets_indexes_and_no_paths_of_this_machine(image_script:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_each_test_runs_in_one_of_the_two_processes() -> None:
-    from run_tests import shards
+@pytest.mark.parametrize(("cpus", "gib", "number"), [(1, 2, 1), (2, 6, 1), (2, 8, 2), (2, 24, 3), (8, 64, 9)])
+def test_tests_run_in_as_many_processes_as_the_machine_has_room_for(cpus: int, gib: int, number: int) -> None:
+    from run_tests import processes
 
-    tests = SCRIPTS.parent / "tests"
-    first, second = ([Path(path) for path in shard] for shard in shards(tests))
-    for path in tests.rglob("test_*.py"):
-        homes = [home for home in (*first, *second) if path == home or home in path.parents]
-        assert len(homes) == 1, path
-    assert all(home.exists() for home in (*first, *second))
+    assert processes(cpus, gib << 30) == number
 
 
 def test_tests_that_are_named_run_alone(tmp_path: Path) -> None:
