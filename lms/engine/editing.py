@@ -19,6 +19,7 @@ from lms.engine.passes import (
     arguments_of,
     fed_nodes,
     is_edited,
+    kept_nodes,
     run_passes,
     standard_passes,
     variables_in_loop,
@@ -140,9 +141,8 @@ class Editing:
         if self._fits_as_it_is(task, graph_def):
             self._engine.steps.keeps_conditions(keeps=True)
             return graph_def, task
-        item, fed = task.request.item, fed_nodes(task, graph_def)
-        fetches = item.fetches()
-        kept = {*item.preserved(), *fed, *(fetched.partition(":")[0] for fetched in fetches)}
+        kept, fed = kept_nodes(task, graph_def), fed_nodes(task, graph_def)
+        fetches = task.request.item.fetches()
         table = NodeTable.of(graph_def, fed)
         taken = with_branches_taken(graph_def, table, task.predicates, kept, fetches)
         if taken is None:

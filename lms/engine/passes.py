@@ -29,7 +29,7 @@ from lms.rewriter.branches import NUMBER, hold_back
 from lms.rewriter.decision import write_decision
 from lms.rewriter.late_updates import delay_updates
 from lms.rewriter.repeats import repeated_node
-from lms.rewriter.shape_readers import told_before
+from lms.rewriter.shape_readers import tell_at_once, told_before
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
 from lms.rewriter.validation import require_same_pairs, validate
@@ -277,27 +277,34 @@ def variables_known(table: NodeTable, inputs: Sequence[Any]) -> Mapping[str, Out
 
 
 def hold(
-    table: NodeTable, outputs: Sequence[Sequence[Output]], place: Place, frame: int, min_bytes: int
+    table: NodeTable,
+    outputs: Sequence[Sequence[Output]],
+    place: Place,
+    frame: int,
+    kept: Collection[str],
+    min_bytes: int,
 ) -> tuple[NodeTable, int]:
-    """Hold back what ops under a condition could make early, and updates of variables.
+    """Have shapes told at once; hold back what a condition's ops could make early, and variables' updates.
 
     Args:
         table: The graph; its NodeDefs are changed.
         outputs: Type and shape of the outputs of each node.
         place: The device that is planned.
         frame: The frame that is planned.
+        kept: The names of the nodes that are fed, fetched or run.
         min_bytes: Smaller tensors may be made at any time.
 
     Returns:
         The new table, and about how many bytes more the step may take without that.
     """
+    table, shaped = tell_at_once(table, outputs, frame, kept, min_bytes)
     table, early = hold_back(table, outputs, frame, min_bytes)
     table, copied = delay_updates(table, outputs, place, frame)
-    return table, early + copied
+    return table, shaped + early + copied
 
 
 class Holding:
-    """Holds back what a condition's ops could make long before it is needed, and updates of variables."""
+    """Has ops run when they should for the memory: those that tell shapes, of conditions, and updates."""
 
     name = "hold"
 
@@ -308,8 +315,9 @@ class Holding:
     def apply(self, work: Work) -> Work:
         """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
-        least = work.task.config.min_tensor_bytes
-        table, held = hold(work.table, work.outputs, work.place, work.frame or ROOT, least)
+        least, frame = work.task.config.min_tensor_bytes, work.frame or ROOT
+        kept = kept_nodes(work.task, work.graph_def)
+        table, held = hold(work.table, work.outputs, work.place, frame, kept, least)
         return replace(work, table=table, held_bytes=held)
 
 
@@ -405,6 +413,13 @@ def fed_nodes(task: Task, graph_def: Any) -> set[str]:
     item = task.request.item
     fetched = {name.partition(":")[0] for name in item.fetches()}
     return {*task.hints.feeds}.union(set(item.preserved()) - fetched)
+
+
+def kept_nodes(task: Task, graph_def: Any) -> set[str]:
+    """Return the nodes that are fed, fetched or run, or that TensorFlow must preserve."""
+    item = task.request.item
+    fetched = {name.partition(":")[0] for name in item.fetches()}
+    return fetched.union(item.preserved(), fed_nodes(task, graph_def))
 
 
 def arguments_of(table: NodeTable, names: Collection[str]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
 from lms.device.kernels import Gpu as GpuKernels
-from lms.engine.passes import hold, variables_known
+from lms.engine.passes import hold, kept_nodes, variables_known
 from lms.engine.work import Task, place_of
 from lms.errors import LMSError
 from lms.estimates.estimating import Here
@@ -117,13 +117,13 @@ def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here 
         if is_fixed:
             doubled = _grown(table, outputs, batch, {value.dims for value in known.values()})
     shapes = (outputs,) if doubled is None else (outputs, doubled)
-    table, _ = hold(table, outputs, places[-1], frames[0], task.config.min_tensor_bytes)
+    kept, least = kept_nodes(task, graph_def), task.config.min_tensor_bytes
+    table, _ = hold(table, outputs, places[-1], frames[0], kept, least)
     graph = _Graph(graph_def, table, shapes, known, frames[0], fetches)
     state = weights = 0
     for nbytes, is_state in find_variables(table, outputs, known, device.holds, fetches):
         state += nbytes if is_state else 0
         weights += 0 if is_state else nbytes
-    least = task.config.min_tensor_bytes
 
     def read(place: Place, graph: _Graph = graph, moved_bytes: int = 0) -> TracedStep:
         steps = [read_step(graph.table, shapes, place, graph.frame, fetches) for shapes in graph.shapes]

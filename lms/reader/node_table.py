@@ -194,6 +194,15 @@ class NodeTable:
             self.nodes[node].input.append(texts[node][-1])
         return replace(self, controls=controls, texts=texts) if new else self
 
+    def without_waits(self, nodes: Collection[int]) -> "NodeTable":
+        """Delete the control inputs of some nodes from their NodeDefs, and return the table without them."""
+        controls, texts = list(self.controls), list(self.texts)
+        for node in nodes:
+            controls[node] = ()
+            texts[node] = tuple(text for text in texts[node] if text[0] != "^")
+            del self.nodes[node].input[len(texts[node]) :]  # control inputs come last
+        return replace(self, controls=controls, texts=texts) if nodes else self
+
     def attr(self, node: int, name: str) -> object:
         """Return an attribute as a plain value: text as ``str``, a data type as its number.
 

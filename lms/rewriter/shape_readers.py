@@ -1,4 +1,8 @@
-"""Let no op hold a tensor that has left only to tell its shape later on.
+"""Let no op hold a tensor only to tell its shape later on.
+
+A ``Shape`` may wait: scripts of TensorFlow 1 make gradients under ``control_dependencies(UPDATE_OPS)``, and
+then each ``Shape`` among them holds its tensor until all averages of the step's normalisations are updated.
+What it tells is the same before, so those wait that use it.
 
 The gradient of a concatenation, or of a sum of two shapes, asks one ``ShapeN`` for the shapes of all
 operands. It runs when the last of them exists, and the executor keeps what an op reads until then: an operand
@@ -6,14 +10,18 @@ that is swapped out meanwhile would stay on the device. So the op keeps the oper
 ops of ours tell the shapes of the others as soon as these exist. What reads these still waits for the op.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 from lms.ir.liveness import positions
-from lms.ir.op_traits import MERGES
+from lms.ir.op_traits import MERGES, SHAPE_READERS
 from lms.ir.swap_plan import SwapPlan
-from lms.reader.node_table import ENTERS, MARK_ATTR, Source
-from lms.reader.step_reader import Step
+from lms.optimizer.grappler_item import Output
+from lms.reader.node_table import ENTERS, MARK_ATTR, NodeTable, Source, inverted
+from lms.reader.op_facts import size_of
+from lms.reader.step_reader import RESULTS, Step
 from lms.rewriter.writer import MARK, reference
 
 INFIX = f"/{MARK}/shape_"
@@ -21,6 +29,80 @@ INFIX = f"/{MARK}/shape_"
 
 UNGUARDED = MERGES | ENTERS
 """Types of readers that get no control input: it would belong to another frame, or to both branches."""
+
+
+def tell_at_once(
+    table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, kept: Collection[str], min_bytes: int
+) -> tuple[NodeTable, int]:
+    """Have those wait that use a shape, and not the op that tells it.
+
+    Args:
+        table: The graph; its NodeDefs are changed.
+        outputs: Type and shape of the outputs of each node.
+        frame: The frame that is planned.
+        kept: The names of the nodes that are fed, fetched or run.
+        min_bytes: Smaller tensors may be held.
+
+    Returns:
+        The new table, and the bytes of the tensors that nothing holds for their shapes any more.
+    """
+    types = enumerate(table.types)
+    late = [node for node, op_type in types if op_type in SHAPE_READERS and table.controls[node]]
+    if not late:
+        return table, 0
+    users, held = inverted(table.before), dict[Source, int]()
+    bits, wanted, moved = dict[int, int](), dict[int, int](), list[int]()
+    for node in late:
+        sizes = {source: size_of(outputs[source.node][source.index]) for source in table.inputs[node]}
+        if all(nbytes is not None and nbytes < min_bytes for nbytes in sizes.values()):
+            continue
+        if table.frame[node] != frame or table.names[node] in kept:
+            continue
+        if not all(_may_wait(table, user, node) for user in users[node]):
+            continue
+        moved.append(node)
+        held |= {source: nbytes or 0 for source, nbytes in sizes.items()}
+        waits = sum(bits.setdefault(one, 1 << len(bits)) for one in {*table.controls[node]})
+        for user in users[node]:
+            wanted[user] = wanted.get(user, 0) | waits
+    order, table = table.order, table.without_waits(moved)
+    return table.add_waits(_lacking(table, order, bits, wanted)), sum(held.values())
+
+
+def _may_wait(table: NodeTable, user: int, node: int) -> bool:
+    """Tell whether a node may wait for what another one waits for: in its frame, and on its device."""
+    is_beside = table.frame[user] == table.frame[node] and table.devices[user] == table.devices[node]
+    return is_beside and table.types[user] not in UNGUARDED | RESULTS
+
+
+def _lacking(
+    table: NodeTable, order: Sequence[int], bits: Mapping[int, int], wanted: Mapping[int, int]
+) -> list[tuple[int, int]]:
+    """Return the waits that are missing for nodes to run behind what is ``wanted``.
+
+    Args:
+        table: The graph.
+        order: One of its nodes in which they would run with these waits, too.
+        bits: A bit for each node that is waited for.
+        wanted: By node the bits of those that it is to wait for.
+    """
+    behind = [0] * len(table.nodes)
+    waits: list[tuple[int, int]] = []
+    for node in order:
+        read = [behind[one.node] | bits.get(one.node, 0) for one in table.inputs[node]]
+        if table.types[node] in MERGES:  # which runs when one of its inputs has come
+            found = reduce(and_, read)
+        else:
+            found = reduce(or_, read, 0)
+        for one in table.controls[node]:
+            found |= behind[one] | bits.get(one, 0)
+        if missing := wanted.get(node, 0) & ~found:
+            for other, bit in bits.items():
+                if missing & bit:
+                    waits.append((node, other))
+                    found |= behind[other] | bit
+        behind[node] = found
+    return waits
 
 
 def leaving(step: Step, plan: SwapPlan, dropped: Collection[int]) -> dict[Source, int]:

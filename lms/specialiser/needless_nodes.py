@@ -6,9 +6,7 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import op_def_registry
 
-from lms.ir.op_traits import MERGES
 from lms.reader.node_table import SWITCHES
-from lms.reader.shapes import SHAPES
 
 BESIDE, BESIDE_NODE = "_class", "loc:@"
 """The attribute with the names of the nodes beside which a node was placed, and what is before each."""
@@ -23,7 +21,6 @@ def without_needless(graph_def: Any, kept: Collection[str]) -> Any:
     """
     by_name = {node.name: node for node in graph_def.node}
     _wait_past_anchors(by_name, kept)
-    _tell_shapes_at_once(by_name, kept)
     pending = [name for name, node in by_name.items() if name in kept or _has_effects(node.op)]
     needed = set(pending)
     while pending:
@@ -56,25 +53,6 @@ def _wait_past_anchors(nodes: Mapping[str, Any], kept: Collection[str]) -> None:
         del node.input[:]
         node.input.extend(tensors)
         node.input.extend(f"^{name}" for name in dict.fromkeys(_past(before, anchors)))
-
-
-def _tell_shapes_at_once(nodes: Mapping[str, Any], kept: Collection[str]) -> None:
-    """Have those wait that use a shape, and not what tells it: that holds a tensor until then."""
-    users: dict[str, set[str]] = {name: set() for name, node in nodes.items() if node.op in SHAPES}
-    for name, node in nodes.items():
-        for text in node.input:
-            if (read := text.removeprefix("^").partition(":")[0]) in users:
-                users[read].add(name)
-    for name, using in users.items():
-        own = nodes[name]
-        waits = [text for text in own.input if text[0] == "^"]
-        if not waits or name in kept or any(nodes[one].op in MERGES for one in using):
-            continue
-        tensors = [text for text in own.input if text[0] != "^"]
-        del own.input[:]
-        own.input.extend(tensors)
-        for user in using:
-            nodes[user].input.extend(text for text in waits if text not in nodes[user].input)
 
 
 def _past(names: Iterable[str], anchors: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -50,7 +50,7 @@ def test_what_was_planned_is_measured(control_flow: str) -> None:
     pytest.importorskip("tensorflow")
     (found,) = run_job("branches_job.py", control_flow, "lms", "both").values()
     assert found["step"] <= 4 * ACTIVATION
-    assert found["measured"] <= found["planned"] + ACTIVATION
+    assert found["measured"] <= found["planned"] + 3 * ACTIVATION, "ops that meet, and larger chunks"
 
 
 def test_gates_that_change_from_step_to_step_get_few_graphs(control_flow: str) -> None:

@@ -1,0 +1,65 @@
+"""Trains as scripts of TensorFlow 1 do: gradients are made behind the updates of averages; prints JSON.
+
+python updates_first_job.py off|all v1|v2
+"""
+
+import json
+import os
+import sys
+from hashlib import sha256
+
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "300"
+import numpy as np
+import tensorflow as tf
+
+import lms
+
+tf1 = tf.compat.v1
+CHANNELS, LAYERS = 16, 6
+
+
+def network(images: tf.Tensor) -> tf.Tensor:
+    """Return convolutions with a normalisation that is no fused kernel."""
+    for number in range(LAYERS):
+        normal = tf1.truncated_normal_initializer(stddev=0.1, seed=1)
+        filters = tf1.get_variable(f"filters{number}", (3, 3, images.shape[-1], CHANNELS), initializer=normal)
+        images = tf.nn.conv2d(images, filters, 1, "SAME")
+        mean, variance = tf1.nn.moments(images, [0, 1, 2])
+        for name, value in (("mean", mean), ("variance", variance)):
+            zeros = tf1.zeros_initializer()
+            average = tf1.get_variable(f"{name}{number}", (CHANNELS,), initializer=zeros, trainable=False)
+            tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign(0.9 * average + 0.1 * value))
+        scale = tf1.get_variable(f"scale{number}", (CHANNELS,), initializer=tf1.ones_initializer())
+        offset = tf1.get_variable(f"offset{number}", (CHANNELS,), initializer=tf1.zeros_initializer())
+        images = tf.nn.relu(tf1.nn.batch_normalization(images, mean, variance, offset, scale, 1e-3))
+    return tf.reduce_mean(images, [1, 2, 3])
+
+
+def main(policy: str, control_flow: str) -> None:
+    """Train for some steps in a session."""
+    tf1.disable_eager_execution()
+    if control_flow == "v1":
+        tf1.disable_control_flow_v2()
+    if policy != "off":
+        lms.enable(policy=policy, min_tensor_bytes=1 << 16)
+    images = tf1.placeholder(tf.float32, (None, 32, 32, 3))
+    loss = tf.reduce_mean(network(images) ** 2)
+    with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        train = tf1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        batch = np.random.default_rng(0).standard_normal((32, 32, 32, 3), dtype="f")
+        for _ in range(4):
+            session.run([train, loss], {images: batch})
+        values = [session.run(variable) for variable in tf1.global_variables()]
+    found = {"bits": sha256(b"".join(value.tobytes() for value in values)).hexdigest()}
+    found["measured"] = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    if policy != "off":
+        graph = max(lms.report().graphs, key=lambda one: one.ops)
+        found |= {"tensors": graph.tensors, "planned": graph.planned_peak_bytes}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
