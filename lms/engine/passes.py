@@ -297,7 +297,7 @@ def hold(
     Returns:
         The new table, and about how many bytes more the step may take without that.
     """
-    table, shaped = tell_at_once(table, outputs, frame, kept, min_bytes)
+    table, shaped = tell_at_once(table, outputs, place, frame, kept, min_bytes)
     table, early = hold_back(table, outputs, frame, min_bytes)
     table, copied = delay_updates(table, outputs, place, frame)
     return table, shaped + early + copied

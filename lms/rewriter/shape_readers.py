@@ -11,10 +11,14 @@ ops of ours tell the shapes of the others as soon as these exist. What reads the
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
 from typing import Any
 
+from tensorflow.python.framework import op_def_registry
+
+from lms.device.kernels import Kernels
 from lms.ir.liveness import positions
 from lms.ir.op_traits import MERGES, SHAPE_READERS
 from lms.ir.swap_plan import SwapPlan
@@ -22,6 +26,7 @@ from lms.optimizer.grappler_item import Output
 from lms.reader.node_table import ENTERS, MARK_ATTR, NodeTable, Source, inverted
 from lms.reader.op_facts import size_of
 from lms.reader.step_reader import RESULTS, Step
+from lms.reader.survey import Place
 from lms.rewriter.writer import MARK, reference
 
 INFIX = f"/{MARK}/shape_"
@@ -32,13 +37,19 @@ UNGUARDED = MERGES | ENTERS
 
 
 def tell_at_once(
-    table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, kept: Collection[str], min_bytes: int
+    table: NodeTable,
+    outputs: Sequence[Sequence[Output]],
+    place: Place,
+    frame: int,
+    kept: Collection[str],
+    min_bytes: int,
 ) -> tuple[NodeTable, int]:
     """Have those wait that use a shape, and not the op that tells it.
 
     Args:
         table: The graph; its NodeDefs are changed.
         outputs: Type and shape of the outputs of each node.
+        place: The device that is planned.
         frame: The frame that is planned.
         kept: The names of the nodes that are fed, fetched or run.
         min_bytes: Smaller tensors may be held.
@@ -50,23 +61,31 @@ def tell_at_once(
     late = [node for node, op_type in types if op_type in SHAPE_READERS and table.controls[node]]
     if not late:
         return table, 0
-    users, held = inverted(table.before), dict[Source, int]()
-    bits, wanted, moved = dict[int, int](), dict[int, int](), list[int]()
+    here, users = place.holds_each(table), inverted(table.before)
+    read: dict[int, dict[Source, int]] = {}
     for node in late:
-        sizes = {source: size_of(outputs[source.node][source.index]) for source in table.inputs[node]}
+        sources = [source for source in table.inputs[node] if here[source.node]]
+        sizes = {source: size_of(outputs[source.node][source.index]) for source in sources}
         if all(nbytes is not None and nbytes < min_bytes for nbytes in sizes.values()):
             continue
         if table.frame[node] != frame or table.names[node] in kept:
             continue
-        if not all(_may_wait(table, user, node) for user in users[node]):
+        if any(_may_change(table.types[source.node]) for source in table.inputs[node]):
             continue
-        moved.append(node)
-        held |= {source: nbytes or 0 for source, nbytes in sizes.items()}
-        waits = sum(bits.setdefault(one, 1 << len(bits)) for one in {*table.controls[node]})
-        for user in users[node]:
-            wanted[user] = wanted.get(user, 0) | waits
-    order, table = table.order, table.without_waits(moved)
-    return table.add_waits(_lacking(table, order, bits, wanted)), sum(held.values())
+        if all(_may_wait(table, user, node) for user in users[node]):
+            read[node] = {source: nbytes or 0 for source, nbytes in sizes.items()}
+    waits = _lacking(table, read)
+    while parted := _parted(table, place.kernels, waits):
+        read = {node: sizes for node, sizes in read.items() if parted.isdisjoint(_behind(node, users, read))}
+        waits = _lacking(table, read)
+    held = {source: nbytes for sizes in read.values() for source, nbytes in sizes.items()}
+    return table.without_waits(read).add_waits(waits), sum(held.values())
+
+
+def _may_change(op_type: str) -> bool:
+    """Tell whether an op's output is a reference, whose shape another op may change, or nobody knows."""
+    definition = op_def_registry.get(op_type)
+    return definition is None or any(one.is_ref for one in definition.output_arg)
 
 
 def _may_wait(table: NodeTable, user: int, node: int) -> bool:
@@ -75,32 +94,57 @@ def _may_wait(table: NodeTable, user: int, node: int) -> bool:
     return is_beside and table.types[user] not in UNGUARDED | RESULTS
 
 
-def _lacking(
-    table: NodeTable, order: Sequence[int], bits: Mapping[int, int], wanted: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    """Return the waits that are missing for nodes to run behind what is ``wanted``.
+def _parted(table: NodeTable, kernels: Kernels, waits: Collection[tuple[int, int]]) -> set[int]:
+    """Return the nodes that TensorFlow would not merge if they waited, or would end the process at."""
+    if not waits:
+        return set()
+    merged = {node for first, second, *_ in kernels.pairs(table) for node in (first, second)}
+    controls = [list(one) for one in table.controls]
+    for node, other in waits:
+        controls[node].append(other)
+    waiting = replace(table, controls=[*map(tuple, controls)])
+    merged.update({*kernels.fatal(waiting)} - {*kernels.fatal(table)})
+    return merged & {node for node, _ in waits}
 
-    Args:
-        table: The graph.
-        order: One of its nodes in which they would run with these waits, too.
-        bits: A bit for each node that is waited for.
-        wanted: By node the bits of those that it is to wait for.
+
+def _behind(node: int, users: Sequence[Collection[int]], early: Collection[int]) -> set[int]:
+    """Return the nodes that use a shape, also through others that are told early."""
+    found, pending = set[int](), [node]
+    while pending:
+        for user in users[pending.pop()]:
+            if user not in found:
+                found.add(user)
+                if user in early:
+                    pending.append(user)
+    return found
+
+
+def _lacking(table: NodeTable, early: Collection[int]) -> list[tuple[int, int]]:
+    """Return the waits that users of shapes lack once those that tell these wait for nothing.
+
+    Each is to run behind what the ops waited for, and to be left out if one of these is left out. What comes
+    behind a ``Merge`` is sure of neither: it runs when one of its inputs has come, and whatever it waits for.
     """
-    behind = [0] * len(table.nodes)
+    numbers = sorted({one for node in early for one in table.controls[node]})
+    bits = {one: 1 << bit for bit, one in enumerate(numbers)}
+    behind, passed = [0] * len(table.nodes), dict.fromkeys(early, 0)
     waits: list[tuple[int, int]] = []
-    for node in order:
+    for node in table.order:
         read = [behind[one.node] | bits.get(one.node, 0) for one in table.inputs[node]]
-        if table.types[node] in MERGES:  # which runs when one of its inputs has come
-            found = reduce(and_, read)
+        is_merge = table.types[node] in MERGES
+        found = reduce(and_ if is_merge else or_, read, -1 if is_merge and read else 0)
+        before = [one.node for one in table.inputs[node]] + [*table.controls[node]]
+        wanted = reduce(or_, (passed.get(one, 0) for one in before), 0)
+        if node in passed:
+            passed[node] = reduce(or_, (bits[one] for one in table.controls[node]), wanted)
         else:
-            found = reduce(or_, read, 0)
-        for one in table.controls[node]:
-            found |= behind[one] | bits.get(one, 0)
-        if missing := wanted.get(node, 0) & ~found:
-            for other, bit in bits.items():
-                if missing & bit:
+            for one in () if is_merge else table.controls[node]:
+                found |= behind[one] | bits.get(one, 0)
+            missing = wanted & ~found
+            for other in numbers if missing else ():
+                if missing & bits[other] & ~found:
                     waits.append((node, other))
-                    found |= behind[other] | bit
+                    found |= behind[other] | bits[other]
         behind[node] = found
     return waits
 

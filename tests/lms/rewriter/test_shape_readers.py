@@ -114,19 +114,69 @@ WAITING = {
 }
 
 
-def told(nodes: Nodes, *kept: str, nbytes: int = 1) -> tuple[dict[str, list[str]], int]:
+class Merging(PlainCpu):
+    """Kernels of which two become one."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def pairs(self, nodes: Any) -> Any:
+        return [tuple(nodes.number[name] for name in self.names)] if self.names else []
+
+    def fatal(self, nodes: Any) -> Any:
+        """Name what may not wait, if it does."""
+        return [node for node, name in enumerate(nodes.names) if name == "bias" and nodes.controls[node]]
+
+
+def told(
+    nodes: Nodes, *kept: str, nbytes: int = 1, merged: tuple[str, ...] = (), here: str = "CPU"
+) -> tuple[dict[str, list[str]], int]:
     """What each node reads and waits for once shapes are told at once, and the bytes that are not held."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in nodes.items():
         graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
     table = NodeTable.of(graph_def)
     outputs = [[Output(FLOAT, (8, 8))] for _ in table.names]
-    table, held = tell_at_once(table, outputs, 0, kept, nbytes)
+    place = Place(lambda device: here in device, Merging(*merged))
+    table, held = tell_at_once(table, outputs, place, 0, kept, nbytes)
     found = {node.name: list(node.input) for node in graph_def.node}
     again = NodeTable.of(graph_def)
     assert [*map(set, table.controls)] == [*map(set, again.controls)] and [*table.texts] == [*again.texts]
     assert len(again.order) == len(nodes)
     return found, held
+
+
+def test_kernels_that_become_one_wait_for_nothing_new() -> None:
+    untouched = {name: list(inputs) for name, (_, *inputs) in WAITING.items()}
+    assert told(WAITING, merged=("far", "user")) == (untouched, 0)
+    assert told(WAITING, merged=("far", "update"))[1] == 256, "these two wait for nothing in any case"
+
+
+def test_what_may_not_wait_does_not() -> None:
+    """TensorFlow would end the process."""
+    nodes = {**WAITING, "bias": ("Reshape", "x", "shape")}
+    assert told(nodes) == ({name: list(inputs) for name, (_, *inputs) in nodes.items()}, 0)
+
+
+def test_shapes_of_another_device_are_left_to_its_turn() -> None:
+    assert told(WAITING, here="GPU")[1] == 0
+
+
+def test_a_shape_that_waits_for_another_one_waits_for_nothing() -> None:
+    nodes = {**WAITING, "second": ("Shape", "made", "^shape"), "last": ("Neg", "x", "^second")}
+    found, _ = told(nodes)
+    assert found["second"] == ["made"]
+    assert found["last"] == ["x", "^second", "^update", "^other", "^shape"]
+
+
+def test_what_a_merge_waits_for_is_not_certain() -> None:
+    """It runs also where that was left out, and then its reader would be."""
+    nodes = {
+        **WAITING,
+        "merged": ("Merge", "x", "^update", "^other"),
+        "reader": ("Reshape", "merged", "shape"),
+    }
+    assert told(nodes)[0]["reader"] == ["merged", "shape", "^update", "^other"]
 
 
 def test_those_wait_that_use_a_shape() -> None:
@@ -144,6 +194,7 @@ def test_those_wait_that_use_a_shape() -> None:
         (WAITING, ["shape"], 1),  # fetched
         (WAITING, [], 1000),  # a small tensor
         ({**WAITING, "merged": ("Merge", "shape", "x")}, [], 1),
+        ({**WAITING, "made": ("VariableV2",)}, [], 1),  # another op may change the shape
         ({**WAITING, "result": ("_Retval", "shape")}, [], 1),
     ],
 )
@@ -174,14 +225,17 @@ def test_nothing_runs_before_what_it_waited_for(data: st.DataObject) -> None:
 
 
 def _certain(read: dict[str, Any], nodes: Nodes) -> dict[str, set[str]]:
-    """By node those that have run for certain when it runs: a merge waits for one of its inputs alone."""
+    """By node those that have run for certain when it runs, and would leave it out if they were left out.
+
+    A merge waits for one of its inputs alone, and runs though what else it waits for is left out.
+    """
     found: dict[str, set[str]] = {}
     for name, inputs in read.items():
         tensors = [{text, *found[text]} for text in inputs if text[0] != "^"]
         joined = set.intersection if nodes[name][0] == "Merge" else set.union
         found[name] = joined(*tensors) if tensors else set()
         for text in inputs:
-            if text[0] == "^":
+            if text[0] == "^" and nodes[name][0] != "Merge":
                 found[name] |= {text[1:], *found[text[1:]]}
     return found
 
