@@ -111,6 +111,9 @@ class _Template:
             told, theirs = os.pipe()
             try:
                 socket.send_fds(self.channel, [request], [out.fileno(), err.fileno(), theirs])
+            except ConnectionError as error:
+                os.close(told)
+                raise self._gone() from error
             finally:
                 os.close(theirs)
             try:
@@ -130,13 +133,18 @@ class _Template:
                 if not select.select([told], [], [], max(0, end - time.monotonic()))[0]:
                     return None
                 if not (more := os.read(told, 64)):
-                    self.said.seek(0)
-                    raise RuntimeError(f"a template ended: {self.said.read()[-2000:].decode()}")
+                    raise self._gone()
                 words += more
             return int(words.split()[1])
         finally:
             if words.count(b"\n") < 2:
                 self._kill(told, words)
+
+    def _gone(self) -> RuntimeError:
+        """Return the error of a template that has ended, with what it said."""
+        self.process.wait()
+        self.said.seek(0)
+        return RuntimeError(f"a template ended: {self.said.read()[-2000:].decode()}")
 
     def _kill(self, told: int, words: bytes) -> None:
         """Kill a program, which may not have started yet, and wait for its end."""
