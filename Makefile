@@ -28,8 +28,8 @@ test: setup  ## all tests
 	@$(BIN)/python scripts/cluster_tools.py
 	$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
 
-quick: setup  ## what a developer runs after each change: no process that imports TensorFlow, no rank; half a minute
-	$(BIN)/python -m pytest -q -n 2 -m "not tensorflow and not ranks and not vm and not cluster and not containers" \
+quick: setup  ## what a developer runs after each change: no process that imports TensorFlow, no rank; under two minutes
+	$(BIN)/python -m pytest -q -n 2 -m "not tensorflow and not ranks and not vm and not cluster and not containers and not slow" \
 		tests/lms tests/test_architecture.py
 
 man: setup  ## docs/man from the declared options

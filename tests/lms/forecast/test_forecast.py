@@ -118,6 +118,7 @@ def test_the_largest_batch_is_where_memory_ends() -> None:
         assert found[mode].step_s >= found["off"].step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device_type", "threads"), [(None, 1), ("CPU", 1), ("CPU", 4)])
 def test_a_run_by_itself_moves_no_more_variables_than_it_must(device_type: str | None, threads: int) -> None:
     peaks = []
@@ -142,6 +143,7 @@ def test_variables_that_stream_take_the_time_of_the_link() -> None:
     assert found["host state"].step_s > both_ways / 1e9 > 10 * found["off"].step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [80 * MIB, 140 * MIB])
 def test_where_variables_move_ops_are_recomputed_as_in_a_run(
     limit: int, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import random
 from statistics import median
 
+import pytest
 from optimum import Optimum
 
 from lms.config import LMSConfig
@@ -78,6 +79,7 @@ def over_bound(seed: int) -> float:
     return clock(made.order, made.swaps, case.costs, decided.case.seconds).now_s / bound_s
 
 
+@pytest.mark.slow
 def test_plans_are_near_the_best_that_is_possible():
     found = {seed: over_bound(seed) for seed in range(STEPS)}
     assert min(found.values()) > 0.999, f"a plan beats the bound: {found}"

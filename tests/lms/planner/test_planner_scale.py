@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 MOST_SECONDS = 40.0
 """Processor time; it takes about 4 s on a machine with nothing else to do, tests may share theirs."""
@@ -33,6 +35,7 @@ print(json.dumps({"times": report, "mib": mib}))
 """
 
 
+@pytest.mark.slow
 def test_thirty_thousand_ops():
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")])}
     done = subprocess.run(  # one child for time and memory: its peak is then only its own
@@ -58,6 +61,7 @@ def test_the_engine_never_imports_tensorflow():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_bench_of_chains_finds_no_plan_that_runs_of_blocks_make_slower():
     command = [sys.executable, str(ROOT / "bench" / "lms_chains.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -65,6 +69,7 @@ def test_the_bench_of_chains_finds_no_plan_that_runs_of_blocks_make_slower():
     assert "of 9 cases" in done.stdout and "0 slower" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_simulator_bench_meets_its_goals(tmp_path):
     command = [
         sys.executable,

@@ -5,6 +5,7 @@ The oracle of ``test_planner_properties`` runs what was planned as an executor m
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_planner_properties import SLOW_LINK, check
@@ -157,6 +158,7 @@ def test_no_run_reads_what_is_gone_or_takes_more_than_planned(graph, number, rec
     assert recomputing == "off" or not decided.plan.swaps
 
 
+@pytest.mark.slow
 @MODEST
 @given(steps(), st.floats(0.3, 1.0), st.sampled_from(("auto", "only")))
 def test_a_plan_meets_its_budget_or_says_so_and_is_no_slower_than_swaps_alone(graph, share, recomputing):
