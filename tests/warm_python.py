@@ -21,12 +21,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 LATE = ("LMS", "TF_CPU_", "PYTEST_")
 """Prefixes of variables that nothing reads while TensorFlow is imported."""
 MOST_TEMPLATES = 3
-"""How many templates are kept; each holds about 300 MiB."""
+"""Limits how many templates are kept; each holds about 300 MiB."""
 MOST_BYTES = 1 << 20
 """The largest request that a template takes."""
 
@@ -151,7 +152,8 @@ class _Template:
         while b"\n" not in words and (more := os.read(told, 64)):
             words += more
         if b"\n" in words:
-            os.kill(int(words.split()[0]), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                os.kill(int(words.split()[0]), signal.SIGKILL)
         while os.read(told, 64):
             pass
 

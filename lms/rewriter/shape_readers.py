@@ -66,13 +66,10 @@ def tell_at_once(
     for node in late:
         sources = [source for source in table.inputs[node] if here[source.node]]
         sizes = {source: size_of(outputs[source.node][source.index]) for source in sources}
-        if all(nbytes is not None and nbytes < min_bytes for nbytes in sizes.values()):
-            continue
-        if table.frame[node] != frame or table.names[node] in kept:
-            continue
-        if any(_may_change(table.types[source.node]) for source in table.inputs[node]):
-            continue
-        if all(_may_wait(table, user, node) for user in users[node]):
+        is_large = any(nbytes is None or nbytes >= min_bytes for nbytes in sizes.values())
+        is_free = table.frame[node] == frame and table.names[node] not in kept
+        is_same = not any(_may_change(table.types[source.node]) for source in table.inputs[node])
+        if is_large and is_free and is_same and all(_may_wait(table, user, node) for user in users[node]):
             read[node] = {source: nbytes or 0 for source, nbytes in sizes.items()}
     waits = _lacking(table, read)
     while parted := _parted(table, place.kernels, waits):

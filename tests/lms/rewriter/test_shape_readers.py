@@ -131,7 +131,7 @@ class Merging(PlainCpu):
 def told(
     nodes: Nodes, *kept: str, nbytes: int = 1, merged: tuple[str, ...] = (), here: str = "CPU"
 ) -> tuple[dict[str, list[str]], int]:
-    """What each node reads and waits for once shapes are told at once, and the bytes that are not held."""
+    """Return what each node reads and waits for once shapes are told at once, and the bytes not held."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in nodes.items():
         graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
