@@ -25,7 +25,7 @@ from lms.planner.hybrid import score
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.planner.policy_budget import NO_STALL
 from lms.schedule.op_order import early_ops, floating_ops
-from lms.simulate.cost_model import Costs, costs_of
+from lms.simulate.cost_model import REDUCTIONS, Costs, costs_of
 
 SEGMENT = "LmsSegment"
 """Type of the op that stands for a segment."""
@@ -102,6 +102,7 @@ def segmented(
     order: Sequence[int],
     compilable: Collection[int],
     most_bytes: int | None,
+    device_type: str,
     costs: Costs,
     repeats: Mapping[int, int] = MappingProxyType({}),
 ) -> Segmentation:
@@ -113,12 +114,14 @@ def segmented(
         compilable: The ops that may be in a segment.
         most_bytes: The most that a segment reads, makes and needs inside; ``None``: any number. It is
             measured now and then (:data:`CHECKS`), so a segment may need a little more.
+        device_type: ``CPU`` or ``GPU``.
         costs: The device.
         repeats: For each op that repeats another that one.
     """
-    runs = _runs(buffers, order, compilable, most_bytes, repeats)
+    fused = _fused(buffers, device_type)
+    runs = _runs(buffers, order, compilable, most_bytes, repeats, fused)
     groups = (group for run in runs for group in _groups(buffers, run))
-    return _contracted(buffers, tuple(groups), costs)
+    return _contracted(buffers, tuple(groups), costs, fused)
 
 
 def _runs(
@@ -127,6 +130,7 @@ def _runs(
     compilable: Collection[int],
     most_bytes: int | None,
     repeats: Mapping[int, int],
+    fused: Collection[int],
 ) -> Iterator[_Run]:
     graph = buffers.graph
     run, own, behind, check = _Run(), set[int](), set[int](), 1
@@ -136,7 +140,7 @@ def _runs(
         if op in compilable and not (waits and _makes_little(buffers, op)):
             is_full = waits or repeats.get(op) in own
             if not is_full and len(run.ops) >= check:
-                is_full = _is_too_large(buffers, run.ops, op, most_bytes)
+                is_full = most_bytes is not None and _needs(buffers, [*run.ops, op], fused) > most_bytes
                 check = len(run.ops) + 1 + len(run.ops) // CHECKS
             if is_full:
                 yield run
@@ -156,28 +160,12 @@ def _makes_little(buffers: Buffers, op: int) -> bool:
     return sum(buffers.nbytes[root] for root in buffers.graph.ops[op].outputs) < FEWEST_BYTES
 
 
-def _is_too_large(buffers: Buffers, ops: Sequence[int], op: int, most_bytes: int | None) -> bool:
-    return most_bytes is not None and bool(ops) and _Extent.of(buffers, [*ops, op]).nbytes > most_bytes
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """What a segment needs on the device at once."""
-
-    read: int
-    made: int
-    inside: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.read + self.made + self.inside
-
-    @classmethod
-    def of(cls, buffers: Buffers, ops: Sequence[int]) -> "_Extent":
-        graph, own = buffers.graph, set(ops)
-        read = {root for op in ops for root in buffers.reads[op] if graph.tensors[root].op not in own}
-        made = sum(buffers.nbytes[graph.roots[tensor]] for tensor in _left(buffers, ops))
-        return cls(sum(buffers.nbytes[root] for root in read), made, _scratch(buffers, ops))
+def _needs(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
+    """Return the bytes that a segment reads, makes and needs inside."""
+    graph, own = buffers.graph, set(ops)
+    read = {root for op in ops for root in buffers.reads[op] if graph.tensors[root].op not in own}
+    made = [graph.roots[tensor] for tensor in _left(buffers, ops)]
+    return sum(buffers.nbytes[root] for root in (*read, *made)) + _scratch(buffers, ops, fused)
 
 
 def _left(buffers: Buffers, ops: Sequence[int]) -> list[int]:
@@ -191,45 +179,50 @@ def _left(buffers: Buffers, ops: Sequence[int]) -> list[int]:
     ]
 
 
-def _scratch(buffers: Buffers, ops: Sequence[int]) -> int:
-    return int(OWN_ORDER * _inside(buffers, ops))
+def _scratch(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
+    return int(OWN_ORDER * _inside(buffers, ops, fused))
 
 
-def _inside(buffers: Buffers, ops: Sequence[int]) -> int:
-    """Return the most bytes of buffers that ops make for each other alone, and of their scratch memory.
-
-    What one elementwise op makes for others is never written: XLA computes it where it is read.
-    """
+def _inside(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
+    """Return the most bytes of buffers that ops make for each other alone, and of their scratch memory."""
     graph, own = buffers.graph, set(ops)
     leaving = {graph.roots[tensor] for tensor in _left(buffers, ops)}
+    nowhere = leaving.union(fused)
     last: dict[int, int] = {}
     for op in ops:
         for root in buffers.reads[op]:
             last[root] = op
     live = most = 0
     for op in ops:
-        made = [
-            root
-            for root in graph.ops[op].outputs
-            if buffers.nbytes[root] and root not in leaving and not _is_fused(buffers, root, own)
-        ]
+        made = [root for root in graph.ops[op].outputs if buffers.nbytes[root] and root not in nowhere]
         live += sum(buffers.nbytes[root] for root in made)
         most = max(most, live + round_up(graph.ops[op].workspace_bytes))
         live -= sum(
             buffers.nbytes[root]
             for root in buffers.reads[op]
-            if last[root] == op
-            and graph.tensors[root].op in own
-            and root not in leaving
-            and not _is_fused(buffers, root, own)
+            if last[root] == op and graph.tensors[root].op in own and root not in nowhere
         )
     return most
 
 
-def _is_fused(buffers: Buffers, root: int, own: Collection[int]) -> bool:
+def _fused(buffers: Buffers, device_type: str) -> frozenset[int]:
+    """Find the buffers that XLA never writes where it compiles all that use them.
+
+    What one elementwise op makes for others is computed where it is read, but not by a contraction. On a CPU
+    XLA sums in windows, which read what has been written: a step's loss took a buffer of its size there.
+    """
     graph = buffers.graph
-    maker = graph.ops[graph.tensors[root].op]
-    return bool(maker.in_place) and not any(_contracts(graph.ops[op].type) for op in buffers.users[root])
+
+    def reads_what_is_written(op_type: str) -> bool:
+        return _contracts(op_type) or (device_type == "CPU" and op_type in REDUCTIONS)
+
+    return frozenset(
+        root
+        for op in graph.ops
+        if op.in_place
+        for root in op.outputs
+        if not any(reads_what_is_written(graph.ops[user].type) for user in buffers.users[root])
+    )
 
 
 def _contracts(op_type: str) -> bool:
@@ -319,7 +312,9 @@ def _in_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple
                 heappush(ready, (groups[later][0], later))
 
 
-def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Costs) -> Segmentation:
+def _contracted(
+    buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Costs, fused: Collection[int]
+) -> Segmentation:
     before, seconds = buffers.graph, costs.op_seconds(buffers.graph)
     number: dict[int, int] = {}
     now: dict[int, int] = {}
@@ -356,8 +351,8 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Cost
                 SEGMENT,
                 read,
                 made,
-                workspace_bytes=_scratch(buffers, group),
-                flops=costs.flops_per_s * _segment_s(buffers, group, seconds),
+                workspace_bytes=_scratch(buffers, group, fused),
+                flops=costs.flops_per_s * _segment_s(buffers, group, seconds, fused),
             )
         ops.append(one._replace(id=place, inputs=read, outputs=made, controls=tuple(sorted(waits))))
         uses.append(found)
@@ -367,20 +362,21 @@ def _contracted(buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Cost
     return Segmentation(before, graph, tuple(groups), tuple(old_tensors), tuple(uses))
 
 
-def _segment_s(buffers: Buffers, ops: Sequence[int], seconds: Sequence[float]) -> float:
+def _segment_s(
+    buffers: Buffers, ops: Sequence[int], seconds: Sequence[float], fused: Collection[int]
+) -> float:
     """Return the time of a segment: that of its ops but those that XLA computes where others read them.
 
     By this a ViT-L takes 0.63 and a GPT-2 medium 0.56 of the time without XLA on an H100. Measured there were
     0.53 for a ViT of six layers (``docs/measurements.md``).
     """
-    own, roots = set(ops), buffers.graph.roots
+    roots = buffers.graph.roots
     leaving = {roots[tensor] for tensor in _left(buffers, ops)}
     kernels = (
         op
         for op in ops
         if any(
-            roots[tensor] in leaving or not _is_fused(buffers, roots[tensor], own)
-            for tensor in buffers.graph.ops[op].outputs
+            roots[tensor] in leaving or roots[tensor] not in fused for tensor in buffers.graph.ops[op].outputs
         )
     )
     return CALL_S + sum(seconds[op] for op in kernels)
@@ -444,7 +440,7 @@ def plan_segments(
     best = plain
     for share in SHARES:
         most_bytes = None if unbound else int(share * (most or 0))
-        made = segmented(buffers, order, may, most_bytes, costs, repeats)
+        made = segmented(buffers, order, may, most_bytes, device_type, costs, repeats)
         if not made.segments:
             break
         found = plan_swaps(made.graph, config, device_type, limit_bytes, costs, plain.case.peak_before_bytes)

@@ -24,6 +24,11 @@ from lms.errors import LMSWarning  # noqa: E402
 WIDTH, LAYERS, ROWS = 256, 6, 1024
 
 
+def drawn(rows: int, seed: int) -> Any:
+    """Draw on the device: an array of NumPy may lie outside of its memory until it is written to."""
+    return tf.random.stateless_normal((rows, WIDTH), (5, seed))
+
+
 def step_of(weights: list[Any]) -> Any:
     """A step that its user has XLA compile: layers with gelu, and plain descent."""
     bias, total = tf.Variable(tf.zeros(WIDTH)), tf.Variable(0.0)
@@ -98,14 +103,10 @@ def main() -> None:
             given |= {"bandwidth_gb_s": 0.01} if case in ("slow link", "slow calls") else {}
             given |= {"xla": way} if way != "default" else {}
             lms.enable(policy=policy, **given)
-        draw = np.random.default_rng(5)
-        scale = WIDTH**-0.5
-        weights = [
-            tf.Variable(draw.normal(0, scale, (WIDTH, WIDTH)).astype(np.float32)) for _ in range(LAYERS)
-        ]
+        weights = [tf.Variable(drawn(WIDTH, number) * WIDTH**-0.5) for number in range(LAYERS)]
         if case == "asynchronous":
             tf.config.experimental.set_synchronous_execution(False)
-        rows = tf.constant(draw.normal(0, 1, (ROWS, WIDTH)).astype(np.float32))
+        rows = drawn(ROWS, LAYERS)
         train = step_of(weights)
         resident = tf.config.experimental.get_memory_info("CPU:0")["current"]
         if case == "evaluates":

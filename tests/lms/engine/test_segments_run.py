@@ -7,6 +7,8 @@ from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 MIB = 1 << 20
+ACTIVATION = 1024 * 256 * 4
+"""Bytes of each tensor that the job's layers make."""
 
 
 def job(
@@ -34,7 +36,6 @@ def test_what_a_segment_reads_is_freed_at_once(seen: dict[str, dict[str, Any]]) 
 
 
 def test_segments_need_little_more_memory_than_no_xla(seen: dict[str, dict[str, Any]]) -> None:
-    """Leave out what lies there before the step: rows of eager code differ by 1 MiB from run to run."""
     own = {way: seen[way]["planned"] - seen[way]["resident"] for way in ("off", "auto")}
     assert own["auto"] <= 2 * own["off"], "the latter counts on copies that free their buffers at once"
     assert seen["auto"]["peak"] <= 1.15 * seen["auto"]["planned"]
@@ -156,7 +157,8 @@ def test_segments_hold_ops_that_are_repeated(seen: dict[str, dict[str, Any]], bu
     assert not made["warnings"]
     assert made["losses"] == pytest.approx(seen["without"]["losses"], rel=1e-5)
     assert (made["losses"], made["bits"]) == (again["losses"], again["bits"])
-    assert made["peak"] - made["resident"] <= 1.1 * budget_mib * MIB
+    assert made["planned"] - made["resident"] <= 1.1 * budget_mib * MIB
+    assert made["peak"] <= made["planned"] + ACTIVATION, "a busy machine's thread may free one late"
 
 
 def test_a_step_that_is_faster_without_xla_runs_so() -> None:

@@ -28,7 +28,7 @@ def chain(*kinds: str) -> Graph:
 
 
 def put(graph: Graph, compilable: set[int], most_bytes: int | None = None) -> list[tuple[int, ...]]:
-    made = segmented(Buffers.of(graph), range(len(graph.ops)), compilable, most_bytes, costs_of("CPU"))
+    made = segmented(Buffers.of(graph), range(len(graph.ops)), compilable, most_bytes, "CPU", costs_of("CPU"))
     return [made.ops[op] for op in made.segments]
 
 
@@ -107,17 +107,29 @@ def test_a_segment_keeps_within_its_bytes(most: int | None, count: int) -> None:
 
 def test_what_one_matrix_product_makes_for_another_is_scratch_memory() -> None:
     graph = chain("MatMul", "MatMul", "MatMul")
-    made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None, costs_of("CPU"))
+    made = segmented(Buffers.of(graph), range(4), {1, 2, 3}, None, "CPU", costs_of("CPU"))
     (segment,) = (made.graph.ops[op] for op in made.segments)
     assert segment.type == SEGMENT and segment.workspace_bytes == OWN_ORDER * 2 * BLOCK
     assert [made.graph.tensors[tensor].nbytes for tensor in segment.outputs] == [BLOCK]
+
+
+@pytest.mark.parametrize(("device_type", "written"), [("CPU", OWN_ORDER * BLOCK), ("GPU", 0)])
+def test_what_a_sum_reads_is_scratch_memory_on_a_cpu(device_type: str, written: float) -> None:
+    build = GraphBuilder()
+    (last,) = build.add("x", "IteratorGetNext", outputs=[BLOCK])
+    (last,) = build.add("squares", "Square", inputs=[last], outputs=[BLOCK], in_place=[0])
+    (total,) = build.add("total", "Mean", inputs=[last], outputs=[4])
+    graph = build.build([total])
+    made = segmented(Buffers.of(graph), range(3), {1, 2}, None, device_type, costs_of(device_type))
+    (segment,) = (made.graph.ops[op] for op in made.segments)
+    assert segment.workspace_bytes == written
 
 
 @MODEST
 @given(graph=steps())
 def test_every_op_is_there_once_behind_what_it_waits_for(graph: Graph) -> None:
     may = {op.id for op in graph.ops if op.type in ("MatMul", "Relu", "AddV2", "Reshape")}
-    made = segmented(Buffers.of(graph), range(len(graph.ops)), may, None, costs_of("CPU"))
+    made = segmented(Buffers.of(graph), range(len(graph.ops)), may, None, "CPU", costs_of("CPU"))
     assert sorted(op for ops in made.ops for op in ops) == list(range(len(graph.ops)))
     for op in made.graph.ops:
         assert all(before < op.id for before in made.graph.predecessors[op.id])
@@ -129,13 +141,13 @@ def test_every_op_is_there_once_behind_what_it_waits_for(graph: Graph) -> None:
 
 def test_an_op_and_its_repeat_are_in_different_segments() -> None:
     graph, costs = chain("Exp", "Tanh", "Exp", "Tanh", "Exp", "Tanh"), costs_of("CPU")
-    made = segmented(Buffers.of(graph), range(7), set(range(1, 7)), None, costs, {4: 2})
+    made = segmented(Buffers.of(graph), range(7), set(range(1, 7)), None, "CPU", costs, {4: 2})
     assert [made.ops[op] for op in made.segments] == [(1, 2, 3), (4, 5, 6)]
 
 
 def test_what_is_computed_where_it_is_read_takes_no_time() -> None:
     graph, costs = chain("MatMul", "Exp", "Tanh", "MatMul", "Exp"), costs_of("CPU")
-    made = segmented(Buffers.of(graph), range(6), set(range(1, 6)), None, costs)
+    made = segmented(Buffers.of(graph), range(6), set(range(1, 6)), None, "CPU", costs)
     (segment,) = (made.graph.ops[op] for op in made.segments)
     seconds = costs.op_seconds(graph)
     kernels = [
