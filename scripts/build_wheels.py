@@ -2,9 +2,9 @@
 
 Give a folder for them, or ``dist`` is taken.
 
-The plug-in in the wheels is plain C that needs no Python, so a cross compiler is enough. Debian has them as
-``gcc-aarch64-linux-gnu`` and ``gcc-powerpc64le-linux-gnu``. The platform tag says the oldest C library that
-the plug-in runs with, as read from it.
+What is compiled in the wheels is plain C that needs no Python, so a cross compiler is enough. Debian has them
+as ``gcc-aarch64-linux-gnu`` and ``gcc-powerpc64le-linux-gnu``. The platform tag says the oldest C library
+that it runs with, as read from it.
 """
 
 import os
@@ -24,6 +24,7 @@ COMPILERS = {
 }
 SOURCES = ("lmsrun", "launch", "lms", "docs/man", "pyproject.toml", "README.md", "LICENSE")
 PLUGIN = "lms/optimizer/_plugin.abi3.so"
+COMPILED = (PLUGIN, "lms/native/_arena.abi3.so")
 OLDEST_MINOR = 17
 """manylinux_2_17 is the oldest tag that installers of all three architectures take."""
 
@@ -78,9 +79,10 @@ def build_wheel(arch: str, out: Path) -> Path | None:
             _PYTHON_HOST_PLATFORM=f"linux-{arch}",
         )
         with zipfile.ZipFile(made) as wheel:
-            if PLUGIN not in wheel.namelist():
-                raise SystemExit(f"build_wheels: {compiler} did not compile the plug-in; try it by hand")
-            minor = needed_glibc(wheel.read(PLUGIN))
+            if missing := {*COMPILED} - {*wheel.namelist()}:
+                names = ", ".join(sorted(missing))
+                raise SystemExit(f"build_wheels: {compiler} did not compile {names}; try it by hand")
+            minor = max(needed_glibc(wheel.read(name)) for name in COMPILED)
         tag = f"manylinux_2_{minor}_{arch}"
         argv = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, str(made)]
         tagged = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[-1]

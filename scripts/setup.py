@@ -23,7 +23,10 @@ from build_horovod import BuildError, locked, run_logged
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "gpu,mpi,plot,examples,dev,docs,packages"
-INPUTS = ("pyproject.toml", "scripts/setup.py", "lmsrun/wheels/build_horovod.py", "lms/optimizer/plugin.c")
+INPUTS = (
+    *("pyproject.toml", "scripts/setup.py", "lmsrun/wheels/build_horovod.py"),
+    *("lms/native/arena.c", "lms/optimizer/plugin.c"),
+)
 STAMP = ".lmsrun-setup"
 
 Package = tuple[str, str, bool]

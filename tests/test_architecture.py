@@ -59,7 +59,7 @@ GROUND = {"config", "errors", "process_state", "user_paths"}
 LMS = {
     "ir": set(),
     "schedule": {"ir"},
-    "simulate": {"ir"},
+    "simulate": {"ir", "native"},
     "planner": {"ir", "schedule", "simulate"},
     "forecast": {"ir", "planner", "schedule", "simulate"},
     "native": set(),

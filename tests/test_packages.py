@@ -164,12 +164,14 @@ def test_wheel_of_an_architecture(wheels: Any, arch: str, machine: int, tmp_path
     tag = re.fullmatch(rf"lmsrun-{lms.__version__}-cp310-abi3-manylinux_2_(\d+)_{arch}\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         library = archive.read(wheels.PLUGIN)
+        loops = archive.read("lms/native/_arena.abi3.so")
         (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         assert f"manylinux_2_{tag and tag[1]}_{arch}" in archive.read(told).decode()
         pages = {Path(name).name for name in archive.namelist() if "/data/share/man/man1/" in name}
     assert pages == {path.name for path in (ROOT / "docs" / "man").iterdir()}
     assert library[:5] == b"\x7fELF\x02" and int.from_bytes(library[18:20], "little") == machine
     assert b"\0TF_InitGraph\0" in library
+    assert loops[18:20] == library[18:20] and b"\0lms_arena_play\0" in loops
     assert wheel.stat().st_size < 1 << 20
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
+from typing import NamedTuple
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor, Use
@@ -86,6 +87,16 @@ class Segmentation:
         return sum(len(self.ops[op]) for op in self.segments)
 
 
+class _Fused(NamedTuple):
+    """Buffers that XLA need not write where it compiles all that use them."""
+
+    roots: frozenset[int]
+    """What one elementwise op makes for others is computed where it is read, but not by a contraction."""
+    summed: frozenset[int]
+    """Those of them that are written all the same: XLA sums in windows on a CPU, which read what has been
+    written. A step's loss took a buffer of its size there."""
+
+
 @dataclass
 class _Run:
     """A segment as far as it has come, with the ops that stand between its own in the order."""
@@ -130,7 +141,7 @@ def _runs(
     compilable: Collection[int],
     most_bytes: int | None,
     repeats: Mapping[int, int],
-    fused: Collection[int],
+    fused: _Fused,
 ) -> Iterator[_Run]:
     graph = buffers.graph
     run, own, behind, check = _Run(), set[int](), set[int](), 1
@@ -160,7 +171,7 @@ def _makes_little(buffers: Buffers, op: int) -> bool:
     return sum(buffers.nbytes[root] for root in buffers.graph.ops[op].outputs) < FEWEST_BYTES
 
 
-def _needs(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
+def _needs(buffers: Buffers, ops: Sequence[int], fused: _Fused) -> int:
     """Return the bytes that a segment reads, makes and needs inside."""
     graph, own = buffers.graph, set(ops)
     read = {root for op in ops for root in buffers.reads[op] if graph.tensors[root].op not in own}
@@ -179,8 +190,11 @@ def _left(buffers: Buffers, ops: Sequence[int]) -> list[int]:
     ]
 
 
-def _scratch(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
-    return int(OWN_ORDER * _inside(buffers, ops, fused))
+def _scratch(buffers: Buffers, ops: Sequence[int], fused: _Fused) -> int:
+    """Return what XLA needs inside of a segment in an order of its own, and at least what it must write."""
+    roots = fused.roots
+    written = _inside(buffers, ops, roots - fused.summed) if fused.summed else 0
+    return max(int(OWN_ORDER * _inside(buffers, ops, roots)), written)
 
 
 def _inside(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int:
@@ -205,24 +219,17 @@ def _inside(buffers: Buffers, ops: Sequence[int], fused: Collection[int]) -> int
     return most
 
 
-def _fused(buffers: Buffers, device_type: str) -> frozenset[int]:
-    """Find the buffers that XLA never writes where it compiles all that use them.
-
-    What one elementwise op makes for others is computed where it is read, but not by a contraction. On a CPU
-    XLA sums in windows, which read what has been written: a step's loss took a buffer of its size there.
-    """
+def _fused(buffers: Buffers, device_type: str) -> _Fused:
     graph = buffers.graph
-
-    def reads_what_is_written(op_type: str) -> bool:
-        return _contracts(op_type) or (device_type == "CPU" and op_type in REDUCTIONS)
-
-    return frozenset(
-        root
+    types = {
+        root: [graph.ops[user].type for user in buffers.users[root]]
         for op in graph.ops
         if op.in_place
         for root in op.outputs
-        if not any(reads_what_is_written(graph.ops[user].type) for user in buffers.users[root])
-    )
+    }
+    roots = frozenset(root for root, users in types.items() if not any(map(_contracts, users)))
+    sums = REDUCTIONS if device_type == "CPU" else frozenset[str]()
+    return _Fused(roots, frozenset(root for root in roots if not sums.isdisjoint(types[root])))
 
 
 def _contracts(op_type: str) -> bool:
@@ -313,7 +320,7 @@ def _in_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple
 
 
 def _contracted(
-    buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Costs, fused: Collection[int]
+    buffers: Buffers, groups: Sequence[tuple[int, ...]], costs: Costs, fused: _Fused
 ) -> Segmentation:
     before, seconds = buffers.graph, costs.op_seconds(buffers.graph)
     number: dict[int, int] = {}
@@ -362,9 +369,7 @@ def _contracted(
     return Segmentation(before, graph, tuple(groups), tuple(old_tensors), tuple(uses))
 
 
-def _segment_s(
-    buffers: Buffers, ops: Sequence[int], seconds: Sequence[float], fused: Collection[int]
-) -> float:
+def _segment_s(buffers: Buffers, ops: Sequence[int], seconds: Sequence[float], fused: _Fused) -> float:
     """Return the time of a segment: that of its ops but those that XLA computes where others read them.
 
     By this a ViT-L takes 0.63 and a GPT-2 medium 0.56 of the time without XLA on an H100. Measured there were
@@ -376,7 +381,8 @@ def _segment_s(
         op
         for op in ops
         if any(
-            roots[tensor] in leaving or roots[tensor] not in fused for tensor in buffers.graph.ops[op].outputs
+            roots[tensor] in leaving or roots[tensor] not in fused.roots
+            for tensor in buffers.graph.ops[op].outputs
         )
     )
     return CALL_S + sum(seconds[op] for op in kernels)

@@ -6,9 +6,11 @@ neighbours. A pool that grows consists of regions, and chunks of two regions are
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from operator import length_hint
 
 from lms.ir.liveness import GRANULE_BYTES
+from lms.native.arena import Memory, compiled_play
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
@@ -20,6 +22,9 @@ come between do no harm. The plain 3D U-Net of ``bench/models.py`` fits with a q
 FIRST_REGION_BYTES = 2 << 20
 """The first region of a pool that grows; each further one is twice as large, or as large as it takes
 (``BFCAllocator::Extend``)."""
+
+FEWEST_COMPILED = 500
+"""The calls from which on the compiled loop is worth the copy of what the allocator holds."""
 
 BORDER = 1
 """The distance between two regions, so that their chunks have no common end."""
@@ -63,7 +68,7 @@ class Arena:
     def allocate(self, nbytes: int) -> int | None:
         """Take a free chunk of at least ``nbytes`` and return its offset, or ``None`` if there is none."""
         chunks = [0]
-        return chunks[0] if self.play([(0, nbytes)], chunks, {}) else None
+        return chunks[0] if self.play([(0, nbytes)], chunks, {}) == 1 else None
 
     def release(self, offset: int) -> None:
         """Free a chunk and join it with its free neighbours."""
@@ -71,21 +76,88 @@ class Arena:
 
     def play(
         self,
-        calls: Iterable[tuple[int, int]],
+        calls: Sequence[tuple[int, int]],
         chunks: list[int],
         sharers: dict[int, int],
         *,
+        moves: Sequence[tuple[int, int]] = (),
+        steps: int = 1,
         grows: bool = False,
-    ) -> bool:
-        """Do what a list of calls asks for, and tell whether all buffers found a chunk; else stop.
-
-        A plan takes up to 100,000 calls, a third of the time of an edit: so this loop calls nothing itself.
+    ) -> int:
+        """Do what a list of calls asks for, step after step, until a buffer finds no chunk.
 
         Args:
             calls: See :class:`lms.simulate.allocation_trace.Tape`.
             chunks: The offset of each register's chunk.
             sharers: For each chunk that several variables have how many more than one.
+            moves: Registers, each with the one whose chunk it gets when a step ends; a step that lets
+                variables share a chunk is to be the only one.
+            steps: How often to do it.
             grows: Whether the memory grows where there is no chunk that is large enough.
+
+        Returns:
+            The place of the call that found none; the number of calls where each found one.
+        """
+        is_plain = type(chunks) is list and not sharers  # another list notes what it is given
+        if is_plain and steps * len(calls) >= FEWEST_COMPILED:
+            left, begin = self._play_compiled(calls, chunks, moves, steps, grows=grows)
+        else:
+            left, begin = steps, 0
+        while left:
+            rest = iter(calls[begin:] if begin else calls)
+            if not self._play(rest, chunks, sharers, grows=grows):
+                return len(calls) - 1 - length_hint(rest)
+            for register, latest in moves:
+                chunks[register] = chunks[latest]
+            left, begin = left - 1, 0
+        return len(calls)
+
+    def _play_compiled(
+        self,
+        calls: Sequence[tuple[int, int]],
+        chunks: list[int],
+        moves: Sequence[tuple[int, int]],
+        steps: int,
+        *,
+        grows: bool,
+    ) -> tuple[int, int]:
+        """Play steps in which no chunk is shared; return how many are left, and the call to go on with.
+
+        The loop in Python goes on where the compiled one cannot: without it, and where memory is all taken.
+        """
+        play, begin = compiled_play(), 0
+        while play is not None and steps:
+            memory = Memory(self._free, self._taken, self.used, self.peak)
+            stop = play(memory, calls, moves, chunks, steps, begin, LARGEST_WASTE_BYTES)
+            if stop is None:
+                break
+            self._free, self._taken = [*stop.memory.free], {**stop.memory.taken}
+            self.used, self.peak = stop.memory.used, stop.memory.peak
+            self._begins = {offset: offset + size for size, offset in self._free}
+            self._ends = {offset + size: offset for size, offset in self._free}
+            steps, begin = stop.steps, stop.call
+            if not steps:
+                break
+            register, nbytes = calls[begin]
+            if not self._extend(nbytes):
+                if not grows:
+                    break
+                chunks[register] = self.grow_for(nbytes)
+                begin += 1
+        return steps, begin
+
+    def _play(
+        self,
+        calls: Iterator[tuple[int, int]],
+        chunks: list[int],
+        sharers: dict[int, int],
+        *,
+        grows: bool,
+    ) -> bool:
+        """Do what calls ask for, and tell whether all buffers found a chunk; else stop.
+
+        A plan takes up to 100,000 calls, a third of the time of an edit: so this loop calls nothing itself.
+        ``lms/native/arena.c`` has the same in C, for chunks that nobody shares.
         """
         free, begins, ends, taken = self._free, self._begins, self._ends, self._taken
         for register, nbytes in calls:

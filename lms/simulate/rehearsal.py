@@ -1,7 +1,7 @@
 """Rehearse steps in the simulated allocator, to tell whether fragmentation lets their buffers fit."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ def peak_in_pieces(demand: Demand, size: int, steps: int = STEPS, *, pooled: boo
     key = size, steps, pooled
     if key not in demand.peaks:
         run = Rehearsal(demand, size, pooled=pooled)
-        found = all(run.step() for _ in range(steps_to_run(demand, steps)))
+        found = run.run(steps_to_run(demand, steps))
         demand.peaks[key] = run.peak if found else None
     return demand.peaks[key]
 
@@ -66,8 +66,10 @@ def room_in_pieces(demand: Demand, size: int, *, pooled: bool = False) -> int:
     key = size, pooled
     if key not in demand.rooms:
         run = Rehearsal(demand, size, pooled=pooled)
-        for done in range(steps_to_run(demand, STEPS)):
-            if run.grown and done >= GROWN_STEPS:
+        steps = steps_to_run(demand, STEPS)
+        run.run(min(steps, GROWN_STEPS), grows=True)
+        for _ in range(steps - GROWN_STEPS):
+            if run.grown:
                 break
             run.step(grows=True)
         demand.rooms[key] = run.size
@@ -197,11 +199,22 @@ class Rehearsal:
         """Whether the region is larger than it was at first."""
         return self.size > self._asked
 
-    def step(self, *, grows: bool = False) -> bool:
-        """Run one step and tell whether every buffer found a chunk.
+    def run(self, steps: int, *, grows: bool = False) -> bool:
+        """Run steps and tell whether every buffer found a chunk.
 
         Where the region grows, every buffer finds one.
         """
+        tape = self._tape
+        if tape.fills or tape.shares:
+            return all(self.step(grows=grows) for _ in range(steps))
+        calls = tape.calls
+        done = self._arena.play(
+            calls, self._chunks, self._sharers, moves=tape.moves, steps=steps, grows=grows
+        )
+        return done == len(calls)
+
+    def step(self, *, grows: bool = False) -> bool:
+        """Run one step; see :meth:`run`."""
         tape, done = self._tape, 0
         for place, register, sizes, least in tape.fills:
             if not self.play(tape.calls[done:place], grows=grows):
@@ -213,17 +226,16 @@ class Rehearsal:
         self.end_step()
         return True
 
-    def play(self, calls: Iterable[tuple[int, int]], *, grows: bool = False) -> bool:
+    def play(self, calls: Sequence[tuple[int, int]], *, grows: bool = False) -> bool:
         """Do what some calls of a step ask for, and tell whether every buffer found a chunk."""
-        return self._arena.play(calls, self._chunks, self._sharers, grows=grows)
+        return self._arena.play(calls, self._chunks, self._sharers, grows=grows) == len(calls)
 
     def stuck(self, steps: int) -> Stuck | None:
         """Run steps without fillers, and return the first buffer that finds no chunk; ``None``: each does."""
         tape = self._tape
         for _ in range(steps):
-            calls = iter(tape.calls)
-            if not self.play(calls):
-                done = len(tape.calls) - 1 - sum(1 for _ in calls)
+            done = self._arena.play(tape.calls, self._chunks, self._sharers)
+            if done < len(tape.calls):
                 register, nbytes = tape.calls[done]
                 return Stuck(register, abs(nbytes), self._chunks_behind(done))
             self.end_step()
