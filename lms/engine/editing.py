@@ -35,7 +35,7 @@ from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.step_reader import read_step
 from lms.reader.survey import step_frames
 from lms.rewriter.streamable import Finder, bytes_by_kind
-from lms.rewriter.sum_order import beginnings, has_long_sums
+from lms.rewriter.sum_order import has_long_sums, named_beginnings
 from lms.rewriter.validation import require_same_pairs
 from lms.rewriter.writer import RewriteError, put_copies_first
 from lms.specialiser.decided_branches import may_decide, with_branches_taken
@@ -182,9 +182,7 @@ class Editing:
             require_same_pairs(place.kernels, table, specialised)
             if has_long_sums(table):
                 work = run_passes(self._passes.survey[:1], work)
-                step = read_step(table, work.outputs, place)
-                names = [table.names[members[0]] for members in step.members]
-                sums |= {names[op]: slot for op, slot in beginnings(step.graph).items()}
+                sums |= named_beginnings(read_step(table, work.outputs, place))
         return sums
 
     def _works(self, task: Task, graph_def: Any) -> list[Work]:

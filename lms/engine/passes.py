@@ -29,9 +29,10 @@ from lms.rewriter.branches import NUMBER, hold_back
 from lms.rewriter.decision import write_decision
 from lms.rewriter.late_updates import delay_updates
 from lms.rewriter.repeats import repeated_node
-from lms.rewriter.shape_readers import tell_at_once, told_before
+from lms.rewriter.shape_readers import late_shapes, tell_at_once, told_before
 from lms.rewriter.streamable import IN_LOOP
 from lms.rewriter.streaming import Streamed, stream_variables
+from lms.rewriter.sum_order import has_long_sums, named_beginnings
 from lms.rewriter.validation import require_same_pairs, validate
 from lms.transports.base import Transport
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
@@ -316,9 +317,11 @@ class Holding:
         """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         least, frame = work.task.config.min_tensor_bytes, work.frame or ROOT
-        kept = kept_nodes(work.task, work.graph_def)
+        kept, sums = kept_nodes(work.task, work.graph_def), None
+        if has_long_sums(work.table) and next(late_shapes(work.table), None) is not None:
+            sums = named_beginnings(read_step(work.table, work.outputs, work.place, frame))
         table, held = hold(work.table, work.outputs, work.place, frame, kept, least)
-        return replace(work, table=table, held_bytes=held)
+        return replace(work, table=table, held_bytes=held, sums=sums)
 
 
 class Reading:
@@ -378,7 +381,8 @@ class Writing:
         decided, transport = work.decision, self._transport()
         streamed = work.streamed
         transport.require_room(work.stored_bytes)
-        edits = write_decision(work.graph_def, work.step, decided, transport, work.task.specialised.sums)
+        sums = work.sums if work.task.specialised.sums is None else work.task.specialised.sums
+        edits = write_decision(work.graph_def, work.step, decided, transport, sums)
         edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
         small, batches = rooms_of(decided.case, decided.plan, work.limit_bytes)
         self._rooms.make_small(small, work.device.name, work.residents.pending)

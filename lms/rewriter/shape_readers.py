@@ -10,7 +10,7 @@ that is swapped out meanwhile would stay on the device. So the op keeps the oper
 ops of ours tell the shapes of the others as soon as these exist. What reads these still waits for the op.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
@@ -36,6 +36,11 @@ UNGUARDED = MERGES | ENTERS
 """Types of readers that get no control input: it would belong to another frame, or to both branches."""
 
 
+def late_shapes(table: NodeTable) -> Iterator[int]:
+    """Yield the nodes that tell a shape, and hold the tensor for something else that they wait for."""
+    return (node for node, kind in enumerate(table.types) if kind in SHAPE_READERS and table.controls[node])
+
+
 def tell_at_once(
     table: NodeTable,
     outputs: Sequence[Sequence[Output]],
@@ -57,8 +62,7 @@ def tell_at_once(
     Returns:
         The new table, and the bytes of the tensors that nothing holds for their shapes any more.
     """
-    types = enumerate(table.types)
-    late = [node for node, op_type in types if op_type in SHAPE_READERS and table.controls[node]]
+    late = [*late_shapes(table)]
     if not late:
         return table, 0
     here, users = place.holds_each(table), inverted(table.before)

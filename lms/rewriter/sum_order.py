@@ -6,13 +6,16 @@ swapped and ops wait for each other. Of the first two terms either may begin: th
 a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
 from lms.ir.op_traits import SUM
 from lms.planner.recomputation import Recomputation
 from lms.reader.node_table import NodeTable
+from lms.reader.step_reader import Step
+from lms.rewriter.shape_readers import late_shapes
 from lms.schedule.op_order import executor_order
 
 FEWEST_TERMS = 3
@@ -29,12 +32,32 @@ def has_long_sums(table: NodeTable) -> bool:
     return any(len(table.inputs[node]) >= FEWEST_TERMS for node in sums)
 
 
-def beginnings(graph: Graph) -> dict[int, int]:
+def named_beginnings(step: Step) -> dict[str, int]:
+    """Return by name what :func:`beginnings` finds in a step that no pass has changed yet.
+
+    No plan counts what a shape is told of as read by that; here it counts where the shape comes late.
+    """
+    table, graph = step.table, step.graph
+    op_of = {node: op for op, members in enumerate(step.members) for node in members}
+    tensor_of = {source: tensor for tensor, source in enumerate(step.sources)}
+    more: dict[int, list[int]] = {}
+    for node in late_shapes(table):
+        for source in table.inputs[node]:
+            if node in op_of and (tensor := tensor_of.get(source)) is not None:
+                more.setdefault(graph.roots[tensor], []).append(op_of[node])
+    return {table.names[step.members[op][0]]: slot for op, slot in beginnings(graph, more).items()}
+
+
+def beginnings(graph: Graph, more: Mapping[int, Collection[int]] = MappingProxyType({})) -> dict[int, int]:
     """Map each sum of three and more terms to the slot that it begins with in the unedited step.
 
     Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
     chance; then the order of an executor with one thread counts.
+
+    Args:
+        graph: The unedited step.
+        more: Readers of buffers, by root, beside those that the graph knows.
     """
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
     if not sums:
@@ -44,7 +67,7 @@ def beginnings(graph: Graph) -> dict[int, int]:
     place = positions(executor_order(graph))
     found = {}
     for bit, op in enumerate(sums):
-        readers = [_others(buffers, op, slot) for slot in range(len(op.inputs))]
+        readers = [_others(buffers, op, slot, more) for slot in range(len(op.inputs))]
         if any(
             others is not None and all(before[one] >> bit & 1 for one in others) for others in readers[:2]
         ):
@@ -78,7 +101,7 @@ def disturbed(graph: Graph, made: Recomputation) -> dict[int, int]:
     }
 
 
-def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:
+def _others(buffers: Buffers, op: Op, slot: int, more: Mapping[int, Collection[int]]) -> list[int] | None:
     """Return the other readers of a term's buffer; ``None`` where the buffer is never free."""
     graph = buffers.graph
     root = graph.roots[op.inputs[slot]]
@@ -87,7 +110,7 @@ def _others(buffers: Buffers, op: Op, slot: int) -> list[int] | None:
         return None
     if sum(graph.roots[other] == root for other in op.inputs) > 1:
         return None
-    return [reader for reader in buffers.users[root] if reader != op.id]
+    return [reader for reader in (*buffers.users[root], *more.get(root, ())) if reader != op.id]
 
 
 def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:

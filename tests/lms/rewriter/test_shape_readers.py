@@ -248,3 +248,11 @@ def test_gradients_that_wait_for_updates_hold_no_tensor_for_its_shape(control_fl
     )
     assert found["bits"] == plain["bits"] and found["tensors"] > 0
     assert found["planned"] < 0.25 * plain["measured"] and found["measured"] < 0.4 * plain["measured"]
+
+
+@pytest.mark.parametrize("control_flow", ["v1", "v2"])
+def test_a_sum_whose_terms_are_held_for_their_shapes_begins_as_without_an_edit(control_flow: str) -> None:
+    plain, found = (
+        run_job("rewriter/updates_first_job.py", policy, control_flow, "sums") for policy in ("off", "all")
+    )
+    assert found["bits"] == plain["bits"] and found["tensors"] > 0

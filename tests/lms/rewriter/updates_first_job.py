@@ -1,6 +1,6 @@
 """Trains as scripts of TensorFlow 1 do: gradients are made behind the updates of averages; prints JSON.
 
-python updates_first_job.py off|all v1|v2
+python updates_first_job.py off|all v1|v2 [sums]
 """
 
 import json
@@ -36,7 +36,33 @@ def network(images: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(images, [1, 2, 3])
 
 
-def main(policy: str, control_flow: str) -> None:
+def summing_network(images: tf.Tensor) -> tf.Tensor:
+    """Return sums of three convolutions, of which losses read the first two: their shapes are told late."""
+    losses = []
+    for number in range(4):
+        terms = []
+        for term in "abc":
+            shape, normal = (
+                (3, 3, images.shape[-1], CHANNELS),
+                tf1.truncated_normal_initializer(stddev=0.3, seed=1),
+            )
+            terms.append(
+                tf.nn.conv2d(
+                    images, tf1.get_variable(f"{term}{number}", shape, initializer=normal), 1, "SAME"
+                )
+            )
+        losses += [tf.reduce_mean(term) for term in terms[:2]]
+        with tf.control_dependencies(losses[-2:]):
+            images = tf.add_n(terms)
+        mean = tf.reduce_mean(images, [0, 1, 2])
+        zeros = tf1.zeros_initializer()
+        average = tf1.get_variable(f"mean{number}", (CHANNELS,), initializer=zeros, trainable=False)
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign(0.9 * average + 0.1 * mean))
+        images = tf.tanh(images)
+    return tf.reduce_mean(images, [1, 2, 3]) + 0.1 * tf.add_n(losses)
+
+
+def main(policy: str, control_flow: str, kind: str = "norms") -> None:
     """Train for some steps in a session."""
     tf1.disable_eager_execution()
     if control_flow == "v1":
@@ -44,7 +70,8 @@ def main(policy: str, control_flow: str) -> None:
     if policy != "off":
         lms.enable(policy=policy, min_tensor_bytes=1 << 16)
     images = tf1.placeholder(tf.float32, (None, 32, 32, 3))
-    loss = tf.reduce_mean(network(images) ** 2)
+    made = (summing_network if kind == "sums" else network)(images)
+    loss = tf.reduce_mean(made**2)
     with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
         train = tf1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
     with tf1.Session() as session:
