@@ -164,7 +164,7 @@ def test_wheel_of_an_architecture(wheels: Any, arch: str, machine: int, tmp_path
     tag = re.fullmatch(rf"lmsrun-{lms.__version__}-cp310-abi3-manylinux_2_(\d+)_{arch}\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         library = archive.read(wheels.PLUGIN)
-        loops = archive.read("lms/native/_arena.abi3.so")
+        loops = archive.read(wheels.COMPILED[1])
         (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         assert f"manylinux_2_{tag and tag[1]}_{arch}" in archive.read(told).decode()
         pages = {Path(name).name for name in archive.namelist() if "/data/share/man/man1/" in name}

@@ -182,7 +182,7 @@ class Editing:
             require_same_pairs(place.kernels, table, specialised)
             if has_long_sums(table):
                 work = run_passes(self._passes.survey[:1], work)
-                sums |= named_beginnings(read_step(table, work.outputs, place))
+                sums |= named_beginnings(read_step(table, work.outputs, place, fetches=work.fetches))
         return sums
 
     def _works(self, task: Task, graph_def: Any) -> list[Work]:
@@ -322,7 +322,8 @@ class Editing:
         made = run_passes(self._passes.plan, work)
         repeats = made.decision is not None and made.decision.recomputation is not None
         graph = work.graph_def.SerializeToString() if repeats else b""  # writing spoils it
-        return written(self._passes.write, made, lambda error: self._without_repeats(work, graph, error))
+        held = replace(work, sums=made.sums, held_bytes=made.held_bytes)  # the graph is changed for good
+        return written(self._passes.write, made, lambda error: self._without_repeats(held, graph, error))
 
     def _without_repeats(self, work: Work, graph: bytes, error: RewriteError) -> Work:
         """Plan a step again that TensorFlow would refuse with repeated ops."""

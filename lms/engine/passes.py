@@ -317,11 +317,11 @@ class Holding:
         """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         least, frame = work.task.config.min_tensor_bytes, work.frame or ROOT
-        kept, sums = kept_nodes(work.task, work.graph_def), None
-        if has_long_sums(work.table) and next(late_shapes(work.table), None) is not None:
-            sums = named_beginnings(read_step(work.table, work.outputs, work.place, frame))
+        kept, sums = kept_nodes(work.task, work.graph_def), work.sums
+        if sums is None and has_long_sums(work.table) and any(True for _ in late_shapes(work.table)):
+            sums = named_beginnings(read_step(work.table, work.outputs, work.place, frame, work.fetches))
         table, held = hold(work.table, work.outputs, work.place, frame, kept, least)
-        return replace(work, table=table, held_bytes=held, sums=sums)
+        return replace(work, table=table, held_bytes=work.held_bytes + held, sums=sums)
 
 
 class Reading:

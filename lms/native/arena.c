@@ -90,7 +90,7 @@ static void list_remove(Free* list, int64_t at) {
 
 typedef struct LmsArena { /* as in lms/native/arena.py */
   int64_t used, peak;
-  int64_t steps; /* that are left, the one among them that stopped */
+  int64_t steps; /* those to do; at the end those left, of which the first has stopped */
   int64_t call;  /* the one to begin with; at the end that which found no chunk, or the count of calls */
   int64_t free_count, taken_count, largest_waste;
   Pair* free;  /* bytes and offset, ascending */
@@ -145,10 +145,11 @@ static int64_t allocate(LmsArena* arena, State* now, int64_t nbytes) { /* NONE: 
   return offset;
 }
 
-/* Of free chunks no two touch, but for those of two regions; and each step frees what it takes. */
+/* Returns the most chunks that there are at once in steps that free what they take: of free ones no two touch,
+   but for those of two regions. Other steps are given back. */
 static int64_t most_chunks(const LmsArena* arena, const Pair* calls, int64_t count) {
   int64_t live = 0, most = 0;
-  for (int64_t i = arena->steps > 1 ? 0 : arena->call; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     live += (calls[i].second > 0) - !calls[i].second;
     if (live > most) most = live;
   }
@@ -174,10 +175,11 @@ static int open_state(const LmsArena* arena, State* now, int64_t room) {
 }
 
 static int play(LmsArena* arena, State* now, const Pair* calls, int64_t count, const Pair* moves,
-                int64_t move_count, int64_t* chunks) {
+                int64_t move_count, int64_t* chunks, int64_t registers) {
   for (; arena->steps; --arena->steps, arena->call = 0) {
     for (; arena->call < count; ++arena->call) {
       int64_t reg = calls[arena->call].first, nbytes = calls[arena->call].second;
+      if (reg < 0 || reg >= registers) return 0;
       if (nbytes < 0) continue; /* written to, and nobody else's */
       if (!nbytes) {
         release(arena, now, chunks[reg]);
@@ -188,20 +190,24 @@ static int play(LmsArena* arena, State* now, const Pair* calls, int64_t count, c
       if (offset == NONE) return 1;
       chunks[reg] = offset;
     }
-    for (int64_t i = 0; i < move_count; ++i) chunks[moves[i].first] = chunks[moves[i].second];
+    for (int64_t i = 0; i < move_count; ++i) {
+      int64_t to = moves[i].first, from = moves[i].second;
+      if (to < 0 || to >= registers || from < 0 || from >= registers) return 0;
+      chunks[to] = chunks[from];
+    }
   }
   return 1;
 }
 
-EXPORT int lms_arena_version(void) { return 1; }
+EXPORT int lms_arena_version(void) { return 2; }
 
-/* Returns 1 and new lists, to be freed with lms_arena_free; 0 where memory or room does not do, and then
-   nothing is to be read. */
+/* Returns 1 and new lists, to be freed with lms_arena_free; 0 where memory or room does not do, or a register
+   is not there, and then nothing is to be read. */
 EXPORT int lms_arena_play(LmsArena* arena, const Pair* calls, int64_t count, const Pair* moves,
-                          int64_t move_count, int64_t* chunks) {
+                          int64_t move_count, int64_t* chunks, int64_t registers) {
   State now = {{0}, {0}, {0}, {0}, 0};
   int done = open_state(arena, &now, most_chunks(arena, calls, count)) &&
-             play(arena, &now, calls, count, moves, move_count, chunks);
+             play(arena, &now, calls, count, moves, move_count, chunks, registers);
   free(now.begins.slots);
   free(now.ends.slots);
   if (!done) {

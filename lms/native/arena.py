@@ -1,4 +1,4 @@
-"""The loop of the simulated allocator, compiled: about ten times as fast as that of Python."""
+"""Run the loop of the simulated allocator compiled, where it was built with the package."""
 
 import ctypes
 import functools
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().with_name("arena.c")
-VERSION = 1
-"""What ``lms_arena_version`` must give: a file that was built from another source is not used."""
+VERSION = 2
+"""What ``lms_arena_version`` must give; it is raised, here and there, whenever what is called changes."""
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -48,48 +48,50 @@ class Stop(NamedTuple):
 
 
 Play = Callable[[Memory, Pairs, Pairs, list[int], int, int, int], Stop | None]
-"""``(memory, calls, moves, chunks, steps, first call, largest waste) -> where it has ended``: ``chunks`` is
-changed in place. ``None``: it cannot tell, and nothing has changed."""
+"""``(memory, calls, moves, chunks, steps, call to begin with, largest waste) -> where it has ended``.
+
+It changes ``chunks`` in place. ``None``: it cannot tell, and nothing has changed.
+"""
 
 
 @functools.cache
 def compiled_play() -> Play | None:
-    """Return the compiled loop, or ``None`` where it was not built with the package."""
+    """Return the compiled loop, or ``None`` where it was not built with the package or cannot be used."""
     for suffix in EXTENSION_SUFFIXES:
-        if (path := SOURCE.with_name(f"_arena{suffix}")).exists():
-            try:
-                library = ctypes.CDLL(str(path))
-                if library.lms_arena_version() == VERSION:
-                    return functools.partial(_play, library)
-            except (OSError, AttributeError):
-                return None
+        try:
+            library = ctypes.CDLL(str(SOURCE.with_name(f"_arena{suffix}")))
+            if library.lms_arena_version() == VERSION:
+                return functools.partial(_play, library.lms_arena_play, library.lms_arena_free)
+        except (OSError, AttributeError):
+            continue
     return None
 
 
 def _play(
-    library: ctypes.CDLL,
+    run: Callable[..., int],
+    free: Callable[..., object],
     memory: Memory,
     calls: Pairs,
     moves: Pairs,
     chunks: list[int],
     steps: int,
-    first: int,
+    call: int,
     largest_waste: int,
 ) -> Stop | None:
-    free, taken = _flat(memory.free), _flat(memory.taken.items())
-    flat, moved, places = _flat(calls), _flat(moves), array("q", chunks)
+    given, taken = _flat(memory.free), _flat(memory.taken.items())
+    flat, moved, offsets = _flat(calls), _flat(moves), array("q", chunks)
     arena = _Arena(
-        *(memory.used, memory.peak, steps, first, len(memory.free), len(memory.taken), largest_waste),
-        *(_address(free), _address(taken)),
+        *(memory.used, memory.peak, steps, call, len(memory.free), len(memory.taken), largest_waste),
+        *(_address(given), _address(taken)),
     )
-    arguments = _address(flat), len(calls), _address(moved), len(moves), _address(places)
-    if not library.lms_arena_play(ctypes.byref(arena), *map(ctypes.c_int64, arguments)):
+    listed = _address(flat), len(calls), _address(moved), len(moves), _address(offsets), len(chunks)
+    if not run(ctypes.byref(arena), *map(ctypes.c_int64, listed)):
         return None
     try:
         left = _pairs(arena.free, arena.free_count), dict(_pairs(arena.taken, arena.taken_count))
     finally:
-        library.lms_arena_free(ctypes.byref(arena))
-    chunks[:] = places
+        free(ctypes.byref(arena))
+    chunks[:] = offsets
     return Stop(Memory(*left, arena.used, arena.peak), arena.steps, arena.call)
 
 

@@ -63,7 +63,7 @@ def write_decision(
 def _sums(step: Step, before: Mapping[str, int] | None) -> dict[int, int]:
     """Return the slots that sums begin with without an edit, by op."""
     if before is None:
-        return beginnings(step.graph)
+        return beginnings(step)
     names = [step.table.names[members[0]] for members in step.members]
     return {op: before[name] for op, name in enumerate(names) if name in before}
 

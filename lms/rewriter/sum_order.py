@@ -6,16 +6,14 @@ swapped and ops wait for each other. Of the first two terms either may begin: th
 a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.
 """
 
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
-from lms.ir.op_traits import SUM
+from lms.ir.op_traits import SHAPE_READERS, SUM
 from lms.planner.recomputation import Recomputation
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import Step
-from lms.rewriter.shape_readers import late_shapes
 from lms.schedule.op_order import executor_order
 
 FEWEST_TERMS = 3
@@ -33,41 +31,29 @@ def has_long_sums(table: NodeTable) -> bool:
 
 
 def named_beginnings(step: Step) -> dict[str, int]:
-    """Return by name what :func:`beginnings` finds in a step that no pass has changed yet.
-
-    No plan counts what a shape is told of as read by that; here it counts where the shape comes late.
-    """
-    table, graph = step.table, step.graph
-    op_of = {node: op for op, members in enumerate(step.members) for node in members}
-    tensor_of = {source: tensor for tensor, source in enumerate(step.sources)}
-    more: dict[int, list[int]] = {}
-    for node in late_shapes(table):
-        for source in table.inputs[node]:
-            if node in op_of and (tensor := tensor_of.get(source)) is not None:
-                more.setdefault(graph.roots[tensor], []).append(op_of[node])
-    return {table.names[step.members[op][0]]: slot for op, slot in beginnings(graph, more).items()}
+    """Return what :func:`beginnings` finds, by name: for a step that a pass is to change before the plan."""
+    names = [step.table.names[members[0]] for members in step.members]
+    return {names[op]: slot for op, slot in beginnings(step).items()}
 
 
-def beginnings(graph: Graph, more: Mapping[int, Collection[int]] = MappingProxyType({})) -> dict[int, int]:
+def beginnings(step: Step) -> dict[int, int]:
     """Map each sum of three and more terms to the slot that it begins with in the unedited step.
 
     Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
     chance; then the order of an executor with one thread counts.
-
-    Args:
-        graph: The unedited step.
-        more: Readers of buffers, by root, beside those that the graph knows.
     """
+    graph = step.graph
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
     if not sums:
         return {}
     buffers = Buffers.of(graph)
     before, behind = _reach(graph, {op.id: bit for bit, op in enumerate(sums)})
     place = positions(executor_order(graph))
+    told_late = _told_late(step)
     found = {}
     for bit, op in enumerate(sums):
-        readers = [_others(buffers, op, slot, more) for slot in range(len(op.inputs))]
+        readers = [_others(buffers, op, slot, told_late) for slot in range(len(op.inputs))]
         if any(
             others is not None and all(before[one] >> bit & 1 for one in others) for others in readers[:2]
         ):
@@ -101,7 +87,23 @@ def disturbed(graph: Graph, made: Recomputation) -> dict[int, int]:
     }
 
 
-def _others(buffers: Buffers, op: Op, slot: int, more: Mapping[int, Collection[int]]) -> list[int] | None:
+def _told_late(step: Step) -> dict[int, list[int]]:
+    """Map buffers to ops that tell their shapes, and wait for others: so long each holds what it reads.
+
+    Plans do not count an op as a reader of what it tells the shape of.
+    """
+    table, found = step.table, dict[int, list[int]]()
+    op_of = {node: op for op, members in enumerate(step.members) for node in members}
+    tensor_of = {source: tensor for tensor, source in enumerate(step.sources)}
+    for node, op_type in enumerate(table.types):
+        if op_type in SHAPE_READERS and (table.controls[node] or len(table.inputs[node]) > 1):
+            for source in table.inputs[node]:
+                if node in op_of and source in tensor_of:
+                    found.setdefault(step.graph.roots[tensor_of[source]], []).append(op_of[node])
+    return found
+
+
+def _others(buffers: Buffers, op: Op, slot: int, told_late: Mapping[int, Sequence[int]]) -> list[int] | None:
     """Return the other readers of a term's buffer; ``None`` where the buffer is never free."""
     graph = buffers.graph
     root = graph.roots[op.inputs[slot]]
@@ -110,7 +112,7 @@ def _others(buffers: Buffers, op: Op, slot: int, more: Mapping[int, Collection[i
         return None
     if sum(graph.roots[other] == root for other in op.inputs) > 1:
         return None
-    return [reader for reader in (*buffers.users[root], *more.get(root, ())) if reader != op.id]
+    return [reader for reader in (*buffers.users[root], *told_late.get(root, ())) if reader != op.id]
 
 
 def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:

@@ -98,18 +98,20 @@ class Arena:
         Returns:
             The place of the call that found none; the number of calls where each found one.
         """
-        is_plain = type(chunks) is list and not sharers  # another list notes what it is given
-        if is_plain and steps * len(calls) >= FEWEST_COMPILED:
-            left, begin = self._play_compiled(calls, chunks, moves, steps, grows=grows)
-        else:
-            left, begin = steps, 0
+        is_plain = type(chunks) is list  # another list notes what it is given
+        left = steps
         while left:
+            begin = 0
+            if is_plain and not sharers and left * len(calls) >= FEWEST_COMPILED:
+                left, begin = self._play_compiled(calls, chunks, moves, left)
+                if not left:
+                    break
             rest = iter(calls[begin:] if begin else calls)
             if not self._play(rest, chunks, sharers, grows=grows):
                 return len(calls) - 1 - length_hint(rest)
             for register, latest in moves:
                 chunks[register] = chunks[latest]
-            left, begin = left - 1, 0
+            left -= 1
         return len(calls)
 
     def _play_compiled(
@@ -118,12 +120,11 @@ class Arena:
         chunks: list[int],
         moves: Sequence[tuple[int, int]],
         steps: int,
-        *,
-        grows: bool,
     ) -> tuple[int, int]:
         """Play steps in which no chunk is shared; return how many are left, and the call to go on with.
 
-        The loop in Python goes on where the compiled one cannot: without it, and where memory is all taken.
+        The loop in Python does the rest of a step where the compiled one cannot: without it, and where no
+        chunk is large enough. To begin again takes a copy of all.
         """
         play, begin = compiled_play(), 0
         while play is not None and steps:
@@ -136,14 +137,8 @@ class Arena:
             self._begins = {offset: offset + size for size, offset in self._free}
             self._ends = {offset + size: offset for size, offset in self._free}
             steps, begin = stop.steps, stop.call
-            if not steps:
+            if steps and not self._extend(calls[begin][1]):
                 break
-            register, nbytes = calls[begin]
-            if not self._extend(nbytes):
-                if not grows:
-                    break
-                chunks[register] = self.grow_for(nbytes)
-                begin += 1
         return steps, begin
 
     def _play(

@@ -251,8 +251,19 @@ def test_gradients_that_wait_for_updates_hold_no_tensor_for_its_shape(control_fl
 
 
 @pytest.mark.parametrize("control_flow", ["v1", "v2"])
-def test_a_sum_whose_terms_are_held_for_their_shapes_begins_as_without_an_edit(control_flow: str) -> None:
+@pytest.mark.parametrize("kind", ["sums", "fetched"])
+def test_a_sum_whose_terms_are_held_for_their_shapes_begins_as_without_an_edit(
+    control_flow: str, kind: str
+) -> None:
     plain, found = (
-        run_job("rewriter/updates_first_job.py", policy, control_flow, "sums") for policy in ("off", "all")
+        run_job("rewriter/updates_first_job.py", policy, control_flow, kind) for policy in ("off", "all")
     )
+    assert found["bits"] == plain["bits"] and found["tensors"] > 0
+
+
+def test_a_step_that_is_planned_again_without_repeats_has_its_sums_begin_likewise() -> None:
+    plain, found = (
+        run_job("rewriter/updates_first_job.py", policy, "v2", "refused") for policy in ("off", "budget")
+    )
+    assert [text for text in found["warnings"] if "refused for this test" in text]
     assert found["bits"] == plain["bits"] and found["tensors"] > 0

@@ -274,8 +274,8 @@ def averages() -> dict[str, Any]:
 
     with tf.control_dependencies([case.train]):
         case.train = v1.cond(training, averaged, tf.no_op)
-    averages = [average.average(variable) for variable in v1.trainable_variables()]
-    case.session.run(v1.variables_initializer(averages))  # of them alone: each reads its variable
+    added = [average.average(variable) for variable in v1.trainable_variables()]
+    case.session.run(v1.variables_initializer(added))  # of them alone: each reads its variable
     for _ in range(STEPS):
         case.step({training: True})
     return case.result()

@@ -1,0 +1,70 @@
+"""The term with which a sum begins, where ops that tell shapes hold some of its terms."""
+
+from collections.abc import Collection
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from tensorflow.core.framework import graph_pb2  # noqa: E402
+
+from lms.device.kernels import PlainCpu  # noqa: E402
+from lms.optimizer.grappler_item import Output  # noqa: E402
+from lms.reader.node_table import NodeTable  # noqa: E402
+from lms.reader.step_reader import read_step  # noqa: E402
+from lms.reader.survey import Place  # noqa: E402
+from lms.rewriter.sum_order import named_beginnings  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
+NODES = {
+    "x": ("Placeholder",),
+    "first": ("Sqrt", "x"),
+    "second": ("Log", "x"),
+    "third": ("Exp", "x"),
+    "sum": ("AddN", "first", "second", "third"),
+    "end": ("Tanh", "sum"),
+}
+
+
+def beginnings(more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("end",)) -> dict[str, int]:
+    graph_def = graph_pb2.GraphDef()
+    for name, (op_type, *inputs) in {**NODES, **more}.items():
+        node = graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
+        node.attr["T"].type = FLOAT
+    table = NodeTable.of(graph_def)
+    outputs = [
+        [Output(INT, (2,))] * 3 if op_type in ("Shape", "ShapeN") else [Output(FLOAT, (8, 8))]
+        for op_type in table.types
+    ]
+    return named_beginnings(
+        read_step(table, outputs, Place(lambda device: True, PlainCpu()), fetches=fetches)
+    )
+
+
+def test_a_sum_whose_first_terms_nobody_holds_needs_no_slot() -> None:
+    assert beginnings({}) == {}
+
+
+def test_a_shape_that_waits_for_nothing_else_holds_no_term() -> None:
+    assert beginnings({"one": ("Shape", "first"), "two": ("Shape", "second")}) == {}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"one": ("Shape", "first", "^end"), "two": ("Shape", "second", "^sum")},
+        {"both": ("ShapeN", "first", "second", "^end")},
+        {"all": ("ShapeN", "first", "second", "end")},
+        {"view": ("Identity", "first"), "one": ("Shape", "view", "^end"), "two": ("Tanh", "second", "^end")},
+    ],
+)
+def test_a_term_that_is_held_for_its_shape_begins_no_sum(more: dict[str, tuple[str, ...]]) -> None:
+    assert beginnings(more) == {"sum": 2}
+
+
+def test_a_sum_of_which_all_terms_are_held_begins_with_the_first() -> None:
+    assert beginnings({"all": ("ShapeN", "first", "second", "third", "end")}) == {"sum": 0}
+    two = {"both": ("ShapeN", "first", "second", "end")}
+    assert beginnings(two, fetches=("end", "third")) == {"sum": 0}
