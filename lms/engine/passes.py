@@ -317,8 +317,9 @@ class Holding:
         """Add control edges to the graph and its table."""
         assert work.table is not None  # noqa: S101 - Parsing went before
         least, frame = work.task.config.min_tensor_bytes, work.frame or ROOT
-        kept, sums = kept_nodes(work.task, work.graph_def), work.sums
-        if sums is None and has_long_sums(work.table) and any(True for _ in late_shapes(work.table)):
+        kept, specialised = kept_nodes(work.task, work.graph_def), work.task.specialised
+        sums = work.sums if specialised.sums is None else specialised.sums
+        if sums is None and has_long_sums(work.table) and late_shapes(work.table):
             sums = named_beginnings(read_step(work.table, work.outputs, work.place, frame, work.fetches))
         table, held = hold(work.table, work.outputs, work.place, frame, kept, least)
         return replace(work, table=table, held_bytes=work.held_bytes + held, sums=sums)
@@ -381,8 +382,7 @@ class Writing:
         decided, transport = work.decision, self._transport()
         streamed = work.streamed
         transport.require_room(work.stored_bytes)
-        sums = work.sums if work.task.specialised.sums is None else work.task.specialised.sums
-        edits = write_decision(work.graph_def, work.step, decided, transport, sums)
+        edits = write_decision(work.graph_def, work.step, decided, transport, work.sums)
         edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
         small, batches = rooms_of(decided.case, decided.plan, work.limit_bytes)
         self._rooms.make_small(small, work.device.name, work.residents.pending)

@@ -105,7 +105,7 @@ class Work:
     fetches: tuple[str, ...] = ()
     """The names of outputs that outlive the step."""
     sums: Mapping[str, int] | None = None
-    """The slots that sums begin with, by name, where ``Holding`` may change that."""
+    """The slots that sums begin with, by name, where specialising or ``Holding`` may change that."""
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
     whole: bool = False

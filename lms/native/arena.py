@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().with_name("arena.c")
 VERSION = 2
-"""What ``lms_arena_version`` must give; it is raised, here and there, whenever what is called changes."""
+"""Must be what ``lms_arena_version`` gives; raise both whenever the call changes."""
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -27,7 +27,7 @@ class _Arena(ctypes.Structure):
 
 
 class Memory(NamedTuple):
-    """What an allocator holds."""
+    """Holds the state of an allocator."""
 
     free: Pairs
     """Bytes and offset of each free chunk, ascending."""
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Where a play of calls has ended."""
+    """Tells where a play of calls has ended."""
 
     memory: Memory
     steps: int

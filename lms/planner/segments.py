@@ -88,13 +88,13 @@ class Segmentation:
 
 
 class _Fused(NamedTuple):
-    """Buffers that XLA need not write where it compiles all that use them."""
+    """Holds the buffers that XLA need not write where it compiles all that use them."""
 
     roots: frozenset[int]
-    """What one elementwise op makes for others is computed where it is read, but not by a contraction."""
+    """Holds what elementwise ops make for others but contractions: XLA computes it where it is read."""
     summed: frozenset[int]
-    """Those of them that are written all the same: XLA sums in windows on a CPU, which read what has been
-    written. A step's loss took a buffer of its size there."""
+    """Holds those of ``roots`` that are written all the same. On a CPU XLA sums in windows, which read what
+    has been written: a step's loss took a buffer of its size there."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ that is swapped out meanwhile would stay on the device. So the op keeps the oper
 ops of ours tell the shapes of the others as soon as these exist. What reads these still waits for the op.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
@@ -36,9 +36,9 @@ UNGUARDED = MERGES | ENTERS
 """Types of readers that get no control input: it would belong to another frame, or to both branches."""
 
 
-def late_shapes(table: NodeTable) -> Iterator[int]:
-    """Yield the nodes that tell a shape, and hold the tensor for something else that they wait for."""
-    return (node for node, kind in enumerate(table.types) if kind in SHAPE_READERS and table.controls[node])
+def late_shapes(table: NodeTable) -> list[int]:
+    """Return the nodes that tell a shape, and hold the tensor for something else that they wait for."""
+    return [node for node, kind in enumerate(table.types) if kind in SHAPE_READERS and table.controls[node]]
 
 
 def tell_at_once(
@@ -62,7 +62,7 @@ def tell_at_once(
     Returns:
         The new table, and the bytes of the tensors that nothing holds for their shapes any more.
     """
-    late = [*late_shapes(table)]
+    late = late_shapes(table)
     if not late:
         return table, 0
     here, users = place.holds_each(table), inverted(table.before)
