@@ -101,9 +101,9 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
     import tensorflow as tf
 
     import lms
-    from lms.engine import editing, installation
+    from lms.engine import installation, kept_edits
 
-    kept, editing.KEPT_EDITS = editing.KEPT_EDITS, 0
+    kept, kept_edits.KEPT_EDITS = kept_edits.KEPT_EDITS, 0
     make = deep_step(tf, DEEP[model]) if model in DEEP else keras_step(tf, model)
     lms.enable(policy=policy if policy != "auto" else "all", batch_size=BATCH)
     if policy == "auto":
@@ -125,7 +125,7 @@ def run_case(model: str, policy: str, keras: str, repeats: int) -> dict[str, Any
         edit = {"edit": watch.wall_s, "edit_cpu": watch.cpu_s, "first call": whole_s - watch.wall_s}
         runs.append({**dict.fromkeys(COLUMNS, 0.0), **passes, **edit})
     last = lms.report().graphs[-1]
-    editing.KEPT_EDITS = kept
+    kept_edits.KEPT_EDITS = kept
     again = []
     for _ in range(repeats + 1):
         watch.clear()

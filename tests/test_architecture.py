@@ -77,9 +77,21 @@ LMS = {
     "report": {"device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "transports"},
     "intercept": {"device", "ir", "optimizer", "reader", "specialiser", "variables"},
     "estimates": {"device", "forecast", "simulate"},
+    "passes": {
+        *("device", "intercept", "ir", "optimizer", "planner", "profiling", "reader", "report", "rewriter"),
+        *("simulate", "specialiser", "transports", "variables"),
+    },
+    "process": {
+        *("device", "intercept", "ir", "passes", "planner", "profiling", "reader", "report", "rewriter"),
+        *("transports", "variables"),
+    },
+    "calls": {
+        *("device", "intercept", "optimizer", "passes", "planner", "process", "reader", "report"),
+        *("rewriter", "transports"),
+    },
     "engine": {
-        *("device", "estimates", "forecast", "intercept", "ir", "optimizer", "planner"),
-        *("profiling", "reader", "report", "rewriter", "simulate", "specialiser", "transports", "variables"),
+        *("calls", "device", "estimates", "forecast", "intercept", "ir", "optimizer", "passes", "planner"),
+        *("process", "profiling", "reader", "report", "rewriter", "transports", "variables"),
     },
     "tf_names": {"device"},
     "compat": {"callbacks", "enable", "engine", "intercept", "ir", "report", "tf_names"},

@@ -125,7 +125,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._log(DISABLED)
             return set()
         self._take_leave(engine)
-        sessions = engine.steps.sessions
+        sessions = engine.steps.sessions.watch
         if sessions.charge_of(chosen) is not None:
             self._log(
                 "This model has already been updated with LMS swap operations. LMS will not re-process it."
@@ -263,7 +263,7 @@ class LMS(EitherKeras, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._log(DISABLED)
         engine = self._engine_at_work()
         if engine is not None:
-            engine.steps.sessions.leave_alone(graph)
+            engine.steps.sessions.watch.leave_alone(graph)
         return set()
 
     def _chosen_graph(self, graph: Any) -> Any:

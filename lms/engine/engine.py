@@ -8,15 +8,12 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
+from lms.calls.steps import Steps
 from lms.config import LMSConfig
 from lms.device.device import Device
-from lms.engine.books import Books
 from lms.engine.editing import Editing
-from lms.engine.lifecycle import Guest, Lifecycle
-from lms.engine.resources import Resources
-from lms.engine.steps import Steps
+from lms.engine.lifecycle import Lifecycle
 from lms.engine.tracing import STOPPED, trace
-from lms.engine.work import Task
 from lms.errors import LMSArgumentError, LMSError, LMSWarning
 from lms.estimates.estimating import Traced, told_to
 from lms.intercept.edit_guards import collector_paused
@@ -25,7 +22,11 @@ from lms.ir.graph import GraphError
 from lms.ir.name_filters import has_filters
 from lms.optimizer.plugin import Request
 from lms.optimizer.stopped import stopped
+from lms.passes.work import Task
+from lms.process.books import Books
+from lms.process.resources import Resources
 from lms.report.document import build_document
+from lms.report.guest import Guest
 from lms.report.stats import Report
 from lms.transports.choose import require_store
 from lms.variables.on_host import require_host_variables
@@ -75,7 +76,7 @@ class Engine:
     def _document(self, report: Report) -> dict[str, Any]:
         steps = self.books.collector.planned.values()
         planned = max(steps, key=lambda one: len(one.graph.ops), default=None)
-        return build_document(report, self.config, planned, self.steps.history, self._environ)
+        return build_document(report, self.config, planned, self.steps.attempts.history, self._environ)
 
     def edit(self, request: Request) -> bytes | None:
         """Plan a graph that TensorFlow has optimized; called by the plug-in, in the thread that runs it.
@@ -148,7 +149,7 @@ class Engine:
                 self.steps.planned(work, stats)
                 work.device.reset_peak()
         if edit.is_whole:
-            self.steps.left_whole(edit.works)
+            self.steps.compiled.left_whole(edit.works)
         return edit.graph
 
     def refusal(self) -> str | None:

@@ -11,13 +11,15 @@ from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
 from lms.device.kernels import Gpu as GpuKernels
-from lms.engine.passes import hold, kept_nodes, variables_known
-from lms.engine.work import Task, place_of
 from lms.errors import LMSError
 from lms.estimates.estimating import Here
 from lms.forecast.step import TracedStep
 from lms.ir.graph import GraphError
 from lms.optimizer.grappler_item import Output
+from lms.passes.holding import hold
+from lms.passes.parsing import kept_nodes
+from lms.passes.streaming import variables_known
+from lms.passes.work import Task, place_of
 from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.shapes import ShapeHints, complete_shapes
 from lms.reader.step_reader import read_step

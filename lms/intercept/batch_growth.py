@@ -13,10 +13,14 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 Shapes = tuple[tuple[int, ...], ...]
 Arguments = dict[str, dict[int, tuple[int, ...]]]
+
+TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
+"""The remedy for batches of many lengths."""
 
 SPREAD = 1.5
 """Batches get one plan where the largest dimensions of both make at most so many times the most elements that
@@ -120,10 +124,10 @@ class Growth:
     def planned(
         self,
         function: Any,
-        name: str,
-        batch_size: int | None,
         batches: Shapes,
-        open_arguments: Mapping[int, tuple[int, ...]],
+        name: str = "",
+        batch_size: int | None = None,
+        open_arguments: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
         *,
         draws: bool = False,
     ) -> None:
@@ -139,18 +143,18 @@ class Growth:
         step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
         step.note_plan()
 
-    def generation(self, function: Any, name: str) -> int:
+    def generation(self, function: Any, name: str = "") -> int:
         """Return the number of a step's latest plan."""
         found = self._known(function, name)
         return 0 if found is None else found.generation
 
-    def beside(self, function: Any, name: str) -> frozenset[int]:
+    def beside(self, function: Any, name: str = "") -> frozenset[int]:
         """Return the numbers of the plans of a step that may run again, but for the one to run."""
         found = self._known(function, name)
         plans = [] if found is None else found.plans
         return frozenset(one.generation for one in plans) - {self.generation(function, name)}
 
-    def renew(self, function: Any, name: str) -> None:
+    def renew(self, function: Any, name: str = "") -> None:
         """Have a step planned again at its next call."""
         step = self._step(function, name)
         step.renew(one for one in step.plans if one.generation != step.generation)
@@ -211,13 +215,13 @@ class Growth:
             step.batches, step.generation = best.batches, best.generation
         return planned
 
-    def outgrown(self, function: Any, batch_size: int | None, batches: Shapes) -> str:
+    def outgrown(self, function: Any, batches: Shapes, batch_size: int | None = None) -> str:
         """Have a step planned again if it was planned for smaller batches than it is about to get.
 
         Args:
             function: What is about to run.
-            batch_size: The size of its batches, if Keras or a dataset has told it.
             batches: The shapes to plan for, from :meth:`at_least`.
+            batch_size: The size of its batches, if Keras or a dataset has told it.
 
         Returns:
             What has grown; empty where nothing has.

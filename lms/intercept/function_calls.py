@@ -88,8 +88,8 @@ class RuntimeCall:
     """Whether it runs as it is because XLA may compile it whole, as was found out in this call."""
 
 
-class Observer(Protocol):
-    """The interface of the object that the watch reports to."""
+class Compiler(Protocol):
+    """The interface of the object that decides about functions that XLA compiles."""
 
     def drops_xla(self, function: Any) -> bool:
         """Tell whether a function that is about to be traced is one that XLA shall not compile."""
@@ -104,6 +104,10 @@ class Observer(Protocol):
 
     def ran_whole(self, call: Call, runtime: RuntimeCall) -> None:
         """Note that a step that was left to XLA has run for the first time."""
+
+
+class Observer(Protocol):
+    """The interface of the object that the watch reports to."""
 
     def run(self, call: Call, step: Callable[..., Any]) -> Any:
         """Run the outermost call, ``step`` with the call's arguments; may run it again."""
@@ -123,8 +127,8 @@ class _UnderWay(threading.local):
 class Watch:
     """The installed watch; :meth:`uninstall` puts everything back."""
 
-    def __init__(self, observer: Observer, options: OptimizerOptions) -> None:
-        self._observer, self._options = observer, options
+    def __init__(self, observer: Observer, compiler: Compiler, options: OptimizerOptions) -> None:
+        self._observer, self._compiler, self._options = observer, compiler, options
         self._local = _UnderWay()
         self._latest: tuple[Call, RuntimeCall] | None = None
         self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -214,7 +218,7 @@ class Watch:
     def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
         runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
         generation = self._observer.generation(self.call, runtime)
-        copy = self._observer.without_xla(self.call, runtime)
+        copy = self._compiler.without_xla(self.call, runtime)
         runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
         planned = self._options.planned(before, generation, is_copy=bool(copy))
@@ -226,11 +230,11 @@ class Watch:
             try:
                 return self._call_function(ctx, copy.encode() or name, inputs, outputs)
             except tf.errors.InvalidArgumentError as error:
-                if not (copy and self._observer.is_left_to_xla(self.call, runtime, generation, error)):
+                if not (copy and self._compiler.is_left_to_xla(self.call, runtime, generation, error)):
                     raise
             self._local.runtime = replace(runtime, copy="", whole=True)
             done = self._call_function(ctx, name, inputs, outputs)
-            self._observer.ran_whole(self.call, runtime)
+            self._compiler.ran_whole(self.call, runtime)
             return done
         finally:
             ctx.function_call_options = before
@@ -240,7 +244,7 @@ class Watch:
     def _drop_xla(self, function: Any) -> None:
         if not function._jit_compile or function.experimental_get_tracing_count():
             return
-        if not is_compiled_layer(function) and self._observer.drops_xla(function):
+        if not is_compiled_layer(function) and self._compiler.drops_xla(function):
             function._jit_compile = None
             self._compiled.add(function)
 

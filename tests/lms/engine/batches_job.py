@@ -12,10 +12,11 @@ import tensorflow as tf
 
 import lms
 from lms.device.memory_pool import BATCHES, Rooms
-from lms.engine import editing, planning
+from lms.engine import kept_edits
+from lms.passes import planning
 
 lms.enable(policy="auto")
-editing.KEPT_EDITS = 0
+kept_edits.KEPT_EDITS = 0
 plans = []
 decide = planning.decide
 

@@ -12,7 +12,8 @@ os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import installation, passes  # noqa: E402
+from lms.engine import installation  # noqa: E402
+from lms.passes import reading  # noqa: E402
 
 LAYERS, SIZE = 12, 256
 AMPLE = 4 << 30
@@ -39,13 +40,13 @@ def run(limit_bytes: int | None, **config: Any) -> dict[str, Any]:
     """Train one step on a device of ``limit_bytes``; what was read before the report was made."""
     lms.enable(policy="auto", **config)
     installation.engine().resources.assume_limit(limit_bytes)
-    read, read_step = [], passes.read_step
-    passes.read_step = lambda *args: read.append(1) or read_step(*args)
+    read, read_step = [], reading.read_step
+    reading.read_step = lambda *args: read.append(1) or read_step(*args)
     step()(tf.ones((SIZE, SIZE)))
     before = len(read)
     (graph,) = lms.report().graphs
     again = lms.report().graphs
-    passes.read_step = read_step
+    reading.read_step = read_step
     lms.disable()
     return {
         "read": before,

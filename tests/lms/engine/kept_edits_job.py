@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from tensorflow_large_model_support import LMS  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import planning  # noqa: E402
+from lms.passes import planning  # noqa: E402
 
 RANDOM = np.random.RandomState(0)
 IMAGES = RANDOM.rand(48, 24, 24, 3).astype("f")

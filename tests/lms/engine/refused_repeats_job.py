@@ -10,11 +10,11 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import passes  # noqa: E402
+from lms.passes import writing  # noqa: E402
 from lms.rewriter.repeats import repeated_node  # noqa: E402
 from lms.rewriter.writer import RewriteError  # noqa: E402
 
-validate = passes.validate
+validate = writing.validate
 
 
 def strict(graph_def, table, outputs, added, kernels):
@@ -23,7 +23,7 @@ def strict(graph_def, table, outputs, added, kernels):
     validate(graph_def, table, outputs, added, kernels)
 
 
-passes.validate = strict
+writing.validate = strict
 lms.enable(
     policy="budget", budget_bytes=3 << 19, recompute="auto", min_tensor_bytes=1024, bandwidth_gb_s=0.02
 )

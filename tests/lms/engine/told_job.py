@@ -141,8 +141,8 @@ def interrupted() -> Any:
 def a_body() -> str:
     """A function whose body is planned apart, behind it, and then larger arguments."""
     growth = Growth()
-    growth.planned(None, "step", None, (), {0: (64, 8)})
-    growth.planned(None, "step", None, (), {})
+    growth.planned(None, (), "step", open_arguments={0: (64, 8)})
+    growth.planned(None, (), "step")
     return growth.outgrown_arguments(None, "step", [tf.ones((1024, 8))])
 
 

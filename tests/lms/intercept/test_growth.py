@@ -43,11 +43,11 @@ class Step:
 def run(growth: Growth, step: Step, *shapes: tuple[int, ...]) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
     """A call with batches of these shapes: the number of its plan, what is said, and what is planned for."""
     batches = growth.at_least(step, shapes)
-    said = growth.outgrown(step, None, batches)
-    before = growth.generation(step, "")
-    if said or growth.generation(step, "") not in growth.made:
+    said = growth.outgrown(step, batches)
+    before = growth.generation(step)
+    if said or growth.generation(step) not in growth.made:
         growth.made.add(before)
-        growth.planned(step, "", None, batches, {})
+        growth.planned(step, batches)
     return before, said, batches
 
 
@@ -80,7 +80,7 @@ def test_one_plan_serves_all_where_the_sizes_of_a_call_are_not_all_known(growth:
     if why == "several batches":
         growth.plan_together(step)
     else:
-        growth.planned(step, "another", None, ((64, 100),), {})
+        growth.planned(step, ((64, 100),), "another")
     seen = [run(growth, step, shape)[::2] for shape in ((1, 500), (64, 100), (2, 400))]
     assert seen == [(1, ((64, 500),))] * 3
 
@@ -89,7 +89,7 @@ def test_a_plan_that_failed_is_not_run_again(growth: Growth) -> None:
     step = Step()
     run(growth, step, (64, 100))
     run(growth, step, (1, 500))
-    growth.renew(step, "")
+    growth.renew(step)
     assert run(growth, step, (1, 500))[0] == 2
     growth.renew_all()
     assert [run(growth, step, shape)[0] for shape in ((64, 100), (1, 500))] == [4, 5]
@@ -103,7 +103,7 @@ def test_arguments_get_plans_of_their_own_too(growth: Growth) -> None:
         if number not in growth.made:
             growth.made.add(number)
             planned = growth.argument_shapes(step, "f", [_Tensor(shape)])
-            growth.planned(step, "f", None, (), planned or {0: shape})
+            growth.planned(step, (), "f", open_arguments=planned or {0: shape})
         seen.append(number)
     assert seen == [0, 1, 0, 1]
 

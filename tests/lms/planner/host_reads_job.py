@@ -19,7 +19,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import installation, planning  # noqa: E402
+from lms.engine import installation  # noqa: E402
+from lms.passes import planning  # noqa: E402
 
 
 def train(where: str) -> str:

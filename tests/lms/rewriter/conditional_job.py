@@ -15,8 +15,8 @@ import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
 from lms.device.own_ops import load_filler  # noqa: E402
-from lms.engine import passes  # noqa: E402
 from lms.ir.swap_plan import Filler  # noqa: E402
+from lms.passes import writing  # noqa: E402
 from lms.rewriter import branches  # noqa: E402
 
 WIDTH, LAYERS, STEPS = 128, 4, 6
@@ -31,7 +31,7 @@ def counted(self: Any, name: str, nodes: Any) -> Any:
 
 branches.Exits.write = counted  # type: ignore[method-assign]
 
-apply = passes.Writing.apply
+apply = writing.Writing.apply
 
 
 def filled(self: Any, work: Any) -> Any:
@@ -109,7 +109,7 @@ for name, config in {
     exits.clear()
     lms.disable()
 load_filler(os.environ)
-passes.Writing.apply = filled  # type: ignore[method-assign]
+writing.Writing.apply = filled  # type: ignore[method-assign]
 lms.enable(min_tensor_bytes=4096, policy="all")
 found["filled"], found["filled_warnings"] = train(), list(lms.report().warnings)
 print(json.dumps(found))

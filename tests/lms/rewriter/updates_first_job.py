@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import lms
-from lms.engine.passes import Writing
-from lms.engine.work import Work
+from lms.passes.work import Work
+from lms.passes.writing import Writing
 from lms.rewriter.writer import RewriteError
 
 tf1 = tf.compat.v1

@@ -7,18 +7,18 @@ from dataclasses import replace
 from functools import partial
 
 from lms.config import LMSConfig, idle_rules
-from lms.engine.lifecycle import Guest
-from lms.engine.work import Task, Work
 from lms.errors import LMSError, LMSWarning
 from lms.intercept.edit_guards import level_of_user
 from lms.ir.graph import Graph, GraphError
 from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
+from lms.passes.work import Task, Work
 from lms.planner.planner import usable_bytes
 from lms.planner.segments import WHOLE
 from lms.reader.node_table import ROOT
 from lms.reader.shape_names import shapes_of
 from lms.reader.step_reader import Step
+from lms.report.guest import Guest
 from lms.report.render import mib
 from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL

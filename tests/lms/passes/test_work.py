@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 def test_the_store_holds_what_is_swapped_and_what_streams() -> None:
     """Also for a kept edit, of which nothing else is known."""
     pytest.importorskip("tensorflow")
-    from lms.engine.work import Work
+    from lms.passes.work import Work
     from lms.rewriter.streaming import Streamed
 
     unused: Any = None
@@ -33,9 +33,9 @@ def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
     pytest.importorskip("tensorflow")
     from lms.config import LMSConfig
     from lms.device.device import Device
-    from lms.engine import planning
-    from lms.engine.work import Work
     from lms.ir.graph import GraphBuilder
+    from lms.passes import planning
+    from lms.passes.work import Work
 
     allowed = []
     monkeypatch.setattr(planning, "decide", lambda *arguments: allowed.append(arguments[-1].fills))

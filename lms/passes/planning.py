@@ -6,9 +6,9 @@ from dataclasses import replace
 from lms.config import LMSConfig
 from lms.device.link_speed import costs_of_device
 from lms.device.memory_pool import PoolClaim
-from lms.engine.work import Work
 from lms.intercept.side_effects import may_reach_peers
 from lms.ir.assignments import in_place
+from lms.passes.work import Work
 from lms.planner.host_operands import Decision
 from lms.planner.hybrid import decide, score
 from lms.planner.segments import fits_whole, plan_segments

@@ -10,8 +10,8 @@ from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
 from lms.device.memory_pool import PoolClaim
 from lms.device.own_ops import load_assignment, load_filler
-from lms.engine.measuring import profiles_of
 from lms.errors import BuildError
+from lms.process.machine_profiles import profiles_of
 from lms.process_state import tensorflow_is_initialised
 from lms.profiling.store import Profiles
 from lms.transports.base import Transport

@@ -6,7 +6,6 @@ from typing import Any
 
 from lms.config import LMSConfig
 from lms.device.device import Device, kernels_of
-from lms.engine.lifecycle import Guest
 from lms.ir.graph import Graph
 from lms.ir.name_filters import Unmatched
 from lms.optimizer.grappler_item import Output
@@ -17,6 +16,7 @@ from lms.reader.node_table import NodeTable
 from lms.reader.shapes import ShapeHints
 from lms.reader.step_reader import Step
 from lms.reader.survey import Place
+from lms.report.guest import Guest
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 

@@ -1,0 +1,233 @@
+"""Follow the calls of training steps: collect what a call knows, choose its plan, and retry it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lms.calls.attempts import Attempts
+from lms.calls.compiled_steps import CompiledSteps
+from lms.calls.planning_engine import PlanningEngine
+from lms.calls.session_steps import SessionSteps
+from lms.intercept.batch_growth import TRACED_ONCE, Growth
+from lms.intercept.batch_replay import Feeder
+from lms.intercept.function_calls import Call, RuntimeCall, Watch
+from lms.intercept.keras_batch_size import BatchSizes
+from lms.intercept.missed_steps import Unseen
+from lms.intercept.oom_retry import Rescue
+from lms.intercept.side_effects import draws_from_seed
+from lms.intercept.variable_values import VariableValues
+from lms.optimizer.plugin import Request
+from lms.passes.work import Task, Work
+from lms.reader.shapes import ShapeHints
+from lms.report.stats import GraphStats
+
+
+class Steps:
+    """Watches the calls of steps for one engine.
+
+    Args:
+        engine: The engine that plans the steps.
+        environ: The process's variables.
+
+    Raises:
+        PlaceError: If the file for the steps, or into the folder for TensorBoard, cannot be written.
+    """
+
+    def __init__(self, engine: PlanningEngine, environ: Mapping[str, str]) -> None:
+        self._engine, config = engine, engine.config
+        self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
+        self.rescue = Rescue(config, engine.resources.host)
+        self.values = VariableValues(engine.resources.host)
+        self.unseen = Unseen(engine.books.warn)
+        self.compiled = CompiledSteps(engine, self.growth)
+        self.attempts = Attempts(engine, environ, self.growth, lambda: self.sessions.watch.aside())
+        self.sessions = SessionSteps(engine, self.attempts, self.growth, self.batch_sizes, self.rescue)
+        self.watch = Watch(self, self.compiled, engine.options)
+        self.functions_run: set[str] = set()
+        """Names of the functions of TensorFlow's runtime that ran; who wants to know empties it before."""
+
+    def install(self) -> None:
+        """Begin to watch."""
+        self.watch.install()
+        self.unseen.install()
+        self.sessions.watch.install()
+        self.values.install()
+        self.batch_sizes.install()
+
+    def uninstall(self) -> None:
+        """Put TensorFlow's own methods back; the sizes of Keras's batches are noted further on."""
+        self.watch.uninstall(self.compiled.without())
+        self.unseen.uninstall()
+        self.sessions.watch.uninstall()
+        self.values.uninstall()
+
+    # --- what the engine asks ----------------------------------------------------------------------------
+
+    def task(self, request: Request) -> Task | None:
+        """Describe a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
+        if self.sessions.watch.is_aside:
+            return None
+        config = self.rescue.config
+        run = self.sessions.watch.run
+        if run is not None:
+            return self.sessions.task(request, run)
+        runtime = self.watch.runtime
+        if runtime is None:
+            return Task(request, "a function", config, ShapeHints(batch_size=config.batch_size))
+        if runtime.taped or "__backward_" in runtime.name:
+            why = "a gradient tape around the function is recording"
+            self._engine.books.skip(function_name(runtime.name), why, 0)
+            return None
+        if runtime.whole:
+            return None
+        call = self.watch.call
+        shapes = {}
+        if self.watch.is_here:
+            shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
+        hints = ShapeHints(shapes, call.batches, self._batch_size(call))
+        may_compile = self.compiled.may_compile(runtime)
+        may_be_whole = may_compile and self.compiled.may_be_whole(call, runtime)
+        task = Task(
+            request,
+            function_name(runtime.name),
+            config,
+            hints,
+            plan=self.growth.generation(call.function, runtime.name),
+            beside=self.growth.beside(call.function, runtime.name),
+            compiled=may_compile and (may_be_whole or config.xla == "auto"),
+            may_be_whole=may_be_whole,
+        )
+        if not self.watch.is_here:
+            return task
+        return replace(task, function=runtime.copy or runtime.name, inputs=runtime.inputs)
+
+    def note(self, error: BaseException) -> None:
+        """Have an error that the user must hear of raised once a step has run."""
+        is_here = self.watch.is_here or self.sessions.watch.run is not None
+        self.attempts.note(error, is_here=is_here)
+
+    def planned(self, work: Work, stats: GraphStats) -> None:
+        """Note that a frame of a graph has been planned."""
+        self.attempts.planned(stats)
+        call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.watch.run
+        fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
+        if run is not None:
+            self.sessions.planned(run, work, fits=fits, edited=stats.edited)
+            return
+        if work.table is None:
+            return
+        if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
+            self.rescue.planned(
+                call, work.table, work.task.inputs, fits=fits, edited=stats.edited, is_body=is_body
+            )
+        if call.function is not None:
+            self.attempts.watch_steps_of(call.function)
+        if runtime is not None:
+            hints = work.task.hints
+            told = hints.batch_size if self._engine.config.batch_size is None else None
+            arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
+            draws = draws_from_seed(work.table)
+            self.growth.planned(call.function, call.batches, runtime.name, told, arguments, draws=draws)
+
+    # --- what the watch tells ----------------------------------------------------------------------------
+
+    def generation(self, call: Call, runtime: RuntimeCall) -> int:
+        """Return the number of the wanted plan; a new one where the call's arguments have grown."""
+        if self._engine.refusal() is None:
+            self.rescue.begins(call, runtime)
+        grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
+        if grown:
+            self._engine.books.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+        return self.growth.generation(call.function, runtime.name)
+
+    def ran(self, runtime: RuntimeCall) -> None:
+        """Raise the errors that were noted while a function of the runtime ran."""
+        self.compiled.ran()
+        self.functions_run.add(runtime.copy or runtime.name)
+        self.attempts.raise_what_was_noted()
+
+    def run(self, call: Call, step: Callable[..., Any]) -> Any:
+        """Run the outermost call, with stand-ins for its iterators; try it again where a plan may help."""
+        function = call.function
+        if self._engine.refusal() is None:
+            self.unseen.called(function)
+        self._feed(function, call)
+
+        def once() -> Any:
+            with self.watch.aside():
+                args, kwargs = call.feed.arguments()
+            return step(*args, **kwargs)
+
+        try:
+            done = self.attempts.run(call, once, self.rescue, function, function._name)
+        finally:
+            if call.feed.takes_several:
+                self.growth.plan_together(function)
+            call.feed.forget()
+        self._engine.resources.fusion.step_done()
+        return done
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _batch_size(self, call: Call) -> int | None:
+        """Find the batch size of a call: from the configuration, else its datasets, else Keras."""
+        if self._engine.config.batch_size is not None:
+            return self._engine.config.batch_size
+        size = call.batch_size()
+        if size or call.batches:
+            return size
+        latest = self.batch_sizes.latest
+        return call.specified_size() if latest is None else latest
+
+    def _feed(self, function: Any, call: Call) -> None:
+        """Decide where the call's batches come from; have the step planned again if they have grown."""
+        call.feed = self.feeder.feed(
+            function,
+            call.arguments,
+            may_retry=self.rescue.is_ready,
+            settles=self.rescue.settles(function),
+            watched=self.growth.watches_shapes(function),
+            told=partial(self._batch_size, call),
+        )
+        if call.feed.sizes_open:
+            given = self._engine.config.batch_size
+            call.batches = self.growth.at_least(function, call.feed.first_shapes(given))
+        size = self._size_now(function, call)
+        if grown := self.growth.outgrown(function, call.batches, size):
+            text = f"{function._name} {grown}"
+            many = TRACED_ONCE if call.batches else ""
+            self._engine.books.warn(f"{text}; {many}" if many else text, many)
+
+    def _size_now(self, function: Any, call: Call) -> int | None:
+        """Find the size of the batches that a planned step is about to get, from Keras or its datasets."""
+        told = self.batch_sizes.take()
+        return call.batch_size() if told is None and self.growth.watches_size(function) else told
+
+
+def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:
+    """Return the numbers of the arguments whose shape the graph leaves open."""
+    table = work.table
+    if table is None:
+        return []
+    found = []
+    for node, op_type in enumerate(table.types):
+        if op_type == "_Arg":
+            number = table.nodes[node].attr["index"].i
+            shapes = table.nodes[node].attr["_output_shapes"].list.shape
+            if number in hints.arguments and any(_is_open(shape) for shape in shapes):
+                found.append(number)
+    return found
+
+
+def _is_open(shape: Any) -> bool:
+    return shape.unknown_rank or any(dim.size < 0 for dim in shape.dim)
+
+
+def function_name(name: str) -> str:
+    """Return the user's name of a function of the runtime: ``step`` for ``__inference_step_42``."""
+    for prefix in ("__inference_", "__forward_", "__backward_"):
+        if name.startswith(prefix):
+            bare, _, number = name.removeprefix(prefix).rpartition("_")
+            return bare if number.isdigit() else name
+    return name

@@ -1,0 +1,1 @@
+"""The passes over a graph that TensorFlow is about to run."""
