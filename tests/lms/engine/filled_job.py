@@ -14,9 +14,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 
 import lms
-from lms.engine import installation, resources
+from lms.engine import installation  # noqa: E402
 from lms.errors import BuildError
 from lms.planner import fragmentation
+from lms.process import resources  # noqa: E402
 
 LIMIT = int(sys.argv[1]) << 20
 _peak = fragmentation._peak

@@ -19,10 +19,11 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
-from lms.engine import installation, planning  # noqa: E402
+from lms.engine import installation  # noqa: E402
 from lms.errors import LMSError  # noqa: E402
 from lms.intercept.oom_retry import LATER_STEPS  # noqa: E402
 from lms.intercept.sessions import SessionWatch  # noqa: E402
+from lms.passes import planning  # noqa: E402
 
 WEIGHTS = [tf.Variable(tf.random.stateless_normal((128, 128), (seed, 1)) * 0.1) for seed in range(10)]
 BATCH = tf.random.stateless_uniform((1024, 128), (1, 2))
