@@ -14,7 +14,9 @@ from lms.simulate.allocation_trace import batch_bytes
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.rehearsal import (
+    READY,
     STEPS,
+    bears_batches,
     bears_late_frees,
     peak_in_pieces,
     room_in_pieces,
@@ -51,6 +53,8 @@ BATCH_SHARE = 10
 leaves."""
 LATE_RUNS, LATE_OPS = 10, 60_000
 """The most rehearsals of a plan with buffers that are freed late, and the ops that these may go through."""
+BATCH_RUNS = 2
+"""The rehearsals of a plan with batches that come by chance, for each with buffers that are freed late."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
@@ -110,7 +114,7 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
         made = replace(plan_budget(case, room), budget_bytes=first.budget_bytes)
         return min(first, made, key=attrgetter("peak_bytes"))
     fits = _fits(case, first, room, limit_bytes)
-    if fits and _bears_late_frees(case, first, limit_bytes):
+    if fits and _bears_chance(case, first, room, limit_bytes):
         return first
     found, tries = _for_less(case, first, room, limit_bytes, first if fits else None)
     if thorough or found is None:
@@ -208,7 +212,7 @@ def _for_less(
         if made.peak_bytes <= room and _fits(case, made, room, limit_bytes):
             if spare is not None and _is_dear(case, made, spare):
                 break
-            if _leaves_room(case, made, room, limit_bytes) and _bears_late_frees(case, made, limit_bytes):
+            if _leaves_room(case, made, room, limit_bytes) and _bears_chance(case, made, room, limit_bytes):
                 return made, tries
             spare = made if spare is None else min(spare, made, key=case.cost)
     return spare, tries
@@ -254,10 +258,10 @@ def _faster(
     spare = None
     for made in sorted(mended, key=case.cost):
         if _leaves_room(case, made, room, limit_bytes) and _fits_surely(case, made, (room, limit_bytes)):
-            if _bears_late_frees(case, made, limit_bytes):
+            if _bears_chance(case, made, room, limit_bytes):
                 return made
             spare = spare or made
-    if spare is None or found is None or not _bears_late_frees(case, found, limit_bytes):
+    if spare is None or found is None or not _bears_chance(case, found, room, limit_bytes):
         return spare
     return spare if _is_dear(case, found, spare) else None
 
@@ -283,15 +287,24 @@ def _leaves_room(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> boo
     return not batches or _peak(case, roomy, _closer(room, limit_bytes)) is not None
 
 
-def _bears_late_frees(case: Case, made: SwapPlan, limit_bytes: int) -> bool:
-    """Tell whether a plan for a GPU fits in all that the device has although some buffers are freed late.
+def _bears_chance(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
+    """Tell whether a plan fits in all that the device has, whatever comes between its buffers by chance.
 
-    On a CPU's threads that is part of :func:`_fits_by_chance`.
+    On a GPU some buffers are freed late; on a CPU's threads that is part of :func:`_fits_by_chance`, and
+    batches come between.
     """
-    if not case.costs.overlaps or case.costs.maps_pages or made.is_empty:
+    if case.costs.maps_pages or made.is_empty:
         return True
     runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
-    return bears_late_frees(demand_of(case, made), limit_bytes, runs)
+    if case.costs.overlaps:
+        return bears_late_frees(demand_of(case, made), limit_bytes, runs)
+    nbytes = batch_bytes(case.buffers) if case.makes_batches else 0
+    ready = min(READY, (limit_bytes - room) // nbytes) if nbytes else 0  # the margin is theirs, too
+    if not ready:
+        return True
+    batched = replace(made, batches=_most_batches(case, limit_bytes))
+    best = made if _peak(case, batched, limit_bytes) is None else batched
+    return bears_batches(demand_of(case, best), limit_bytes, nbytes, ready, BATCH_RUNS * runs)
 
 
 def _is_dear(case: Case, made: SwapPlan, other: SwapPlan) -> bool:

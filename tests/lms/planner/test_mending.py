@@ -24,7 +24,7 @@ from lms.simulate.rehearsal import Rehearsal, Stuck, bears_late_frees, peak_in_p
 MIB = 1 << 20
 COSTS = Costs(out_bytes_per_s=1e9, in_bytes_per_s=1e9)
 CONFIG = LMSConfig(min_tensor_bytes=MIB, margin=0.0, policy="auto")
-BEARS_LATE_FREES = fragmentation._bears_late_frees
+BEARS_LATE_FREES = fragmentation._bears_chance
 
 
 def with_two_gaps() -> Graph:
@@ -50,7 +50,7 @@ def with_two_gaps() -> Graph:
 @pytest.fixture(autouse=True)
 def frees_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free all buffers in time: without a margin no mended plan bears that one is freed late."""
-    monkeypatch.setattr(fragmentation, "_bears_late_frees", lambda *_: True)
+    monkeypatch.setattr(fragmentation, "_bears_chance", lambda *_: True)
 
 
 def fits(case: Case, made: SwapPlan, size: int) -> bool:
@@ -76,7 +76,7 @@ def test_a_neighbour_of_the_gap_goes_not_what_is_needed_last(monkeypatch: pytest
 def test_a_plan_that_bears_late_frees_may_take_little_longer(
     worth: float, bears: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fragmentation, "_bears_late_frees", BEARS_LATE_FREES)
+    monkeypatch.setattr(fragmentation, "_bears_chance", BEARS_LATE_FREES)
     monkeypatch.setattr(fragmentation, "LATE_WORTH", worth)
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
     made = plan_in_pieces(case, CONFIG, SIZE)
@@ -85,7 +85,7 @@ def test_a_plan_that_bears_late_frees_may_take_little_longer(
 
 def test_a_plan_that_bears_no_late_frees_is_better_than_one_that_does_not_fit() -> None:
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
-    with patch.object(fragmentation, "_bears_late_frees", lambda *_: False):
+    with patch.object(fragmentation, "_bears_chance", lambda *_: False):
         made = plan_in_pieces(case, CONFIG, SIZE)
     assert made.swaps and fits(case, made, SIZE)
 

@@ -9,6 +9,7 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
+from lms.planner import fragmentation
 from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
@@ -38,17 +39,38 @@ def net(batch_bytes: int) -> Graph:
     return build.build([gradient])
 
 
-def planned(graph: Graph, on_cpu: bool = True) -> tuple[Case, SwapPlan]:
+def net_of_many_sizes(batch_bytes: int) -> Graph:
+    """A chain of layers of four sizes, so that free memory lies in pieces."""
+    build = GraphBuilder()
+    x, _labels = build.add("next", "IteratorGetNext", outputs=[batch_bytes, 512])
+    sizes, forward = [3000 * KIB, 1500 * KIB, 5000 * KIB, 2200 * KIB] * 3, []
+    for layer, nbytes in enumerate(sizes):
+        (x,) = build.add(f"forward{layer}", "Conv2D", inputs=[x], outputs=[nbytes], workspace_bytes=36 * KIB)
+        forward.append(x)
+    (gradient,) = build.add("loss", "MatMul", inputs=[x], outputs=[sizes[-1]])
+    for layer, kept in reversed(list(enumerate(forward))):
+        op, nbytes = f"back{layer}", sizes[layer - 1] if layer else 64 * KIB
+        (gradient,) = build.add(
+            op, "MatMul", inputs=[gradient, kept], outputs=[nbytes], workspace_bytes=36 * KIB
+        )
+    return build.build([gradient])
+
+
+def planned(
+    graph: Graph, costs: Costs | None = None, limit_bytes: int = LIMIT_BYTES
+) -> tuple[Case, SwapPlan]:
     """The plan for the limit."""
     made = LMSConfig(policy="auto")
-    case = Case.of(graph, made, Costs(makes_batches=on_cpu))
-    return case, plan_in_pieces(case, made, LIMIT_BYTES)
+    case = Case.of(graph, made, costs or Costs(makes_batches=True))
+    return case, plan_in_pieces(case, made, limit_bytes)
 
 
-def out_of_memory(graph: Graph, plan: SwapPlan, ahead: int, seed: int) -> bool:
+def out_of_memory(
+    graph: Graph, plan: SwapPlan, ahead: int, seed: int, limit_bytes: int = LIMIT_BYTES
+) -> bool:
     """Rehearse steps while the pipeline makes batches at random; tells whether a buffer found no chunk."""
     demand = Demand.of(Buffers.of(graph), plan.order, plan.swaps, batches=plan.batches)
-    run, tape, random = Rehearsal(demand, LIMIT_BYTES, pooled=True), demand.tape, Random(seed)  # noqa: S311 - the same each time
+    run, tape, random = Rehearsal(demand, limit_bytes, pooled=True), demand.tape, Random(seed)  # noqa: S311 - the same each time
     own = {register for register, tensor in tape.tensors.items() if tensor in graph.ops[0].outputs}
     sizes = {register: nbytes for register, nbytes in tape.calls if register in own and nbytes > 0}
     made: list[dict[int, int]] = []
@@ -88,6 +110,29 @@ def test_batches_that_have_room_of_their_own_do_no_harm(ahead: int) -> None:
     assert predicted_peak(case, plan, LIMIT_BYTES) <= LIMIT_BYTES
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_plan_bears_batches_that_lie_between_its_buffers(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, costs, limit_bytes = net_of_many_sizes(1000 * KIB), costs_of("CPU"), 24 * MIB
+    _, plan = planned(graph, costs, limit_bytes)
+    assert plan.swaps and not plan.batches, "they are too large for room of their own"
+    assert not any(out_of_memory(graph, plan, ahead, seed, limit_bytes) for seed in range(20))
+    monkeypatch.setattr(fragmentation, "bears_batches", lambda *_: True)
+    _, other = planned(graph, costs, limit_bytes)
+    assert other.peak_bytes > plan.peak_bytes
+    assert any(out_of_memory(graph, other, ahead, seed, limit_bytes) for seed in range(20))
+
+
+def test_batches_that_the_margin_does_not_hold_are_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fragmentation, "bears_batches", lambda *given: asked.append(given[3]) or True)
+    planned(net_of_many_sizes(3 * MIB), costs_of("CPU"), 24 * MIB)
+    assert not asked
+    planned(net_of_many_sizes(MIB), costs_of("CPU"), 24 * MIB)
+    assert asked and set(asked) == {2}
+
+
 def test_room_is_kept_for_no_more_batches_than_the_margin_holds() -> None:
     seen = {nbytes: planned(net(nbytes))[1].batches for nbytes in (8 * KIB, 256 * KIB, 750 * KIB, MIB)}
     assert seen == {8 * KIB: 0, 256 * KIB: BATCHES, 750 * KIB: LEAST_BATCHES, MIB: 0}
@@ -95,7 +140,7 @@ def test_room_is_kept_for_no_more_batches_than_the_margin_holds() -> None:
 
 
 def test_a_gpu_keeps_no_room_for_batches_that_are_made_on_the_host() -> None:
-    _, plan = planned(net(256 * KIB), on_cpu=False)
+    _, plan = planned(net(256 * KIB), Costs(makes_batches=False))
     assert plan.swaps and not plan.batches
     assert [costs_of(kind).makes_batches for kind in ("CPU", "GPU")] == [True, False]
 
