@@ -1,6 +1,6 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -16,10 +16,10 @@ from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.rehearsal import (
     READY,
     STEPS,
-    bears_batches,
     bears_late_frees,
     peak_in_pieces,
     room_in_pieces,
+    runs_with_batches,
     small_pool_bytes,
 )
 
@@ -120,7 +120,7 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
     if thorough or found is None:
         found = _faster(case, tries, found, room, limit_bytes) or found
     if found is not None:
-        return _told(case, found, first)
+        return _told(case, _surest(case, found, tries, room, limit_bytes), first)
     closer = _closer(room, limit_bytes)
     for made in tries:
         longer = (_peak(case, made, size, LONGER * STEPS) for size in (closer, limit_bytes))
@@ -293,18 +293,36 @@ def _bears_chance(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bo
     On a GPU some buffers are freed late; on a CPU's threads that is part of :func:`_fits_by_chance`, and
     batches come between.
     """
+    return _share_borne(case, made, room, limit_bytes) == 1
+
+
+def _share_borne(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> float:
+    """Return the share of the rehearsals by chance in which a plan fits; on a GPU 0 or 1."""
     if case.costs.maps_pages or made.is_empty:
-        return True
+        return 1
     runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
     if case.costs.overlaps:
         return bears_late_frees(demand_of(case, made), limit_bytes, runs)
     nbytes = batch_bytes(case.buffers) if case.makes_batches else 0
     ready = min(READY, (limit_bytes - room) // nbytes) if nbytes else 0  # the margin is theirs, too
     if not ready:
-        return True
-    batched = replace(made, batches=_most_batches(case, limit_bytes))
+        return 1
+    batched = made if made.fillers else replace(made, batches=_most_batches(case, limit_bytes))
     best = made if _peak(case, batched, limit_bytes) is None else batched
-    return bears_batches(demand_of(case, best), limit_bytes, nbytes, ready, BATCH_RUNS * runs)
+    runs *= BATCH_RUNS
+    return runs_with_batches(demand_of(case, best), limit_bytes, nbytes, ready, runs) / runs
+
+
+def _surest(case: Case, found: SwapPlan, tries: Iterable[SwapPlan], room: int, limit_bytes: int) -> SwapPlan:
+    """Return ``found``, or a plan with fillers that fits more often with batches beside it."""
+    share = 1.0 if case.costs.overlaps else _share_borne(case, found, room, limit_bytes)
+    for made in tries:
+        if share == 1:
+            break
+        filled = _filled(case, made, (room, limit_bytes))
+        if filled is not None and (borne := _share_borne(case, filled, room, limit_bytes)) > share:
+            found, share = filled, borne
+    return found
 
 
 def _is_dear(case: Case, made: SwapPlan, other: SwapPlan) -> bool:

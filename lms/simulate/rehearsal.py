@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from random import Random
 from typing import NamedTuple
 
@@ -103,8 +104,8 @@ def bears_late_frees(demand: Demand, size: int, runs: int) -> bool:
     return True
 
 
-def bears_batches(demand: Demand, size: int, nbytes: int, ready: int, runs: int) -> bool:
-    """Tell whether all buffers find chunks although batches are made and handed over meanwhile, by chance.
+def runs_with_batches(demand: Demand, size: int, nbytes: int, ready: int, runs: int) -> int:
+    """Count the runs in which all buffers find chunks while batches are made and handed over, by chance.
 
     A step's buffers lie where the batches of a moment let them, and so elsewhere in each step.
 
@@ -115,23 +116,32 @@ def bears_batches(demand: Demand, size: int, nbytes: int, ready: int, runs: int)
         ready: The most batches that wait for their steps.
         runs: How often to rehearse the steps.
     """
+    return sum(_bears_batches(demand, size, nbytes, ready, seed) for seed in range(runs))
+
+
+def _bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int) -> bool:
     calls = demand.tape.calls
-    for seed in range(runs):
-        chance = Random(seed)  # noqa: S311 - the same in each process
-        run = Rehearsal(demand, size, pooled=True)
-        free, held = deque(run.add_register() for _ in range(ready)), deque[int]()
-        for _ in range(READY_STEPS):
-            done = 0
-            for place in sorted(chance.randrange(len(calls)) for _ in range(READY_EVENTS)):
-                is_made = bool(free) and not (held and chance.random() < 1 / 2)
-                (held if is_made else free).append((free if is_made else held).popleft())
-                event = (held[-1], nbytes) if is_made else (free[-1], 0)
-                if not (run.play(calls[done:place]) and run.play([event])):
-                    return False
-                done = place
-            if not run.play(calls[done:]):
+    fills = [(fill.place, fill) for fill in demand.tape.fills]
+    chance = Random(seed)  # noqa: S311 - the same in each process
+    run = Rehearsal(demand, size, pooled=True)
+    free, held = deque(run.add_register() for _ in range(ready)), deque[int]()
+    for _ in range(READY_STEPS):
+        done = 0
+        events = [(chance.randrange(len(calls)), None) for _ in range(READY_EVENTS)]
+        for place, fill in sorted([*fills, *events], key=itemgetter(0)):
+            if not run.play(calls[done:place]):
                 return False
-            run.end_step()
+            done = place
+            if fill is not None:
+                run.take_rest(fill.register, fill.sizes, fill.least)
+                continue
+            is_made = bool(free) and not (held and chance.random() < 1 / 2)
+            (held if is_made else free).append((free if is_made else held).popleft())
+            if not run.play([(held[-1], nbytes) if is_made else (free[-1], 0)]):
+                return False
+        if not run.play(calls[done:]):
+            return False
+        run.end_step()
     return True
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,26 +16,28 @@ from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.executor import Execution
-from lms.simulate.rehearsal import Rehearsal
+from lms.simulate.rehearsal import Rehearsal, runs_with_batches
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT_BYTES = 32 * MIB
 STEPS = 32
 
 
-def net(batch_bytes: int) -> Graph:
-    """A chain of convolutions whose backward pass needs three quarters of the limit at once."""
+def net(batch_bytes: int, layer_bytes: int = 8 * MIB) -> Graph:
+    """A chain of convolutions whose backward pass needs three of their outputs at once."""
     build = GraphBuilder()
     x, _labels = build.add("next", "IteratorGetNext", outputs=[batch_bytes, 512])
     forward = []
     for layer in range(8):
-        (x,) = build.add(f"forward{layer}", "Conv2D", inputs=[x], outputs=[8 * MIB], workspace_bytes=36 * KIB)
+        (x,) = build.add(
+            f"forward{layer}", "Conv2D", inputs=[x], outputs=[layer_bytes], workspace_bytes=36 * KIB
+        )
         forward.append(x)
-    (gradient,) = build.add("loss", "MatMul", inputs=[x], outputs=[8 * MIB])
+    (gradient,) = build.add("loss", "MatMul", inputs=[x], outputs=[layer_bytes])
     for layer, kept in reversed(list(enumerate(forward))):
         op = f"back{layer}"
         (gradient,) = build.add(
-            op, "MatMul", inputs=[gradient, kept], outputs=[8 * MIB], workspace_bytes=36 * KIB
+            op, "MatMul", inputs=[gradient, kept], outputs=[layer_bytes], workspace_bytes=36 * KIB
         )
     return build.build([gradient])
 
@@ -118,15 +121,35 @@ def test_a_plan_bears_batches_that_lie_between_its_buffers(
     _, plan = planned(graph, costs, limit_bytes)
     assert plan.swaps and not plan.batches, "they are too large for room of their own"
     assert not any(out_of_memory(graph, plan, ahead, seed, limit_bytes) for seed in range(20))
-    monkeypatch.setattr(fragmentation, "bears_batches", lambda *_: True)
+    monkeypatch.setattr(fragmentation, "runs_with_batches", lambda *given: given[-1])
     _, other = planned(graph, costs, limit_bytes)
     assert other.peak_bytes > plan.peak_bytes
     assert any(out_of_memory(graph, other, ahead, seed, limit_bytes) for seed in range(20))
 
 
+def test_where_no_plan_bears_batches_fillers_do_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs, limit_bytes = net(768 * KIB, 6 * MIB), costs_of("CPU"), 28 * MIB
+
+    def failures(plan: SwapPlan) -> int:
+        demand = Demand.of(Buffers.of(graph), plan.order, plan.swaps, None, plan.fillers)
+        return 20 - runs_with_batches(demand, limit_bytes, 768 * KIB, 3, 20)
+
+    _, plan = planned(graph, costs, limit_bytes)
+    assert plan.fillers
+    monkeypatch.setattr(fragmentation, "_surest", lambda _case, found, *_: found)
+    _, bare = planned(graph, costs, limit_bytes)
+    assert not bare.fillers
+    assert failures(plan) <= 5 and failures(bare) >= 15
+
+
 def test_batches_that_the_margin_does_not_hold_are_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(fragmentation, "bears_batches", lambda *given: asked.append(given[3]) or True)
+
+    def noted(*given: Any) -> int:
+        asked.append(given[3])
+        return given[-1]
+
+    monkeypatch.setattr(fragmentation, "runs_with_batches", noted)
     planned(net_of_many_sizes(3 * MIB), costs_of("CPU"), 24 * MIB)
     assert not asked
     planned(net_of_many_sizes(MIB), costs_of("CPU"), 24 * MIB)
