@@ -11,21 +11,14 @@ from types import FrameType
 def collector_paused() -> Iterator[None]:
     """Pause Python's cyclic collector for the ``with`` block.
 
-    It would walk all of TensorFlow's graphs again and again, for nothing. Behind the block it would walk what
-    an edit has made, tens of thousands of values that stay: these join the oldest generation unseen. Young
-    garbage that holds tensors must not, so it goes first.
+    It would walk all of TensorFlow's graphs again and again, for nothing.
     """
     was_enabled = gc.isenabled()
-    if was_enabled:
-        gc.collect(1)
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # else the program keeps values of its own apart
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 
