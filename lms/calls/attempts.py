@@ -49,20 +49,13 @@ class Attempts:
         engine: The engine that plans the steps.
         environ: The process's variables.
         growth: Counts the plans.
-        aside: Has sessions of this thread run something for us.
 
     Raises:
         PlaceError: If the file for the steps, or into the folder for TensorBoard, cannot be written.
     """
 
-    def __init__(
-        self,
-        engine: PlanningEngine,
-        environ: Mapping[str, str],
-        growth: Growth,
-        aside: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._engine, self._growth, self._aside, config = engine, growth, aside, engine.config
+    def __init__(self, engine: PlanningEngine, environ: Mapping[str, str], growth: Growth) -> None:
+        self._engine, self._growth, config = engine, growth, engine.config
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
         self.status = open_status(config.tensorboard, environ, self._figures)
         self.history = History(lambda: self._counters()[1])
@@ -106,6 +99,7 @@ class Attempts:
         owner: Any,
         logged: str,
         *,
+        aside: Callable[[], AbstractContextManager[None]],
         idle: bool = True,
         is_alone: Callable[[], bool] = lambda: True,
     ) -> Any:
@@ -117,6 +111,7 @@ class Attempts:
             rescue: What is kept to run it again.
             owner: The function, or the graph of a session.
             logged: The name of the step in the log of steps.
+            aside: Has sessions of this thread run something for us.
             idle: Whether the log has a line of it although it moves nothing.
             is_alone: Tells whether no other step may have changed its variables since it began.
         """
@@ -129,7 +124,7 @@ class Attempts:
                 failure = call.feed.failure or error
                 if (other := self._other_than_device_memory(failure)) is not None:
                     raise other from (None if other is failure else error)
-                with self._aside():
+                with aside():
                     is_retried = rescue.prepare(call, is_alone=is_alone())
                 if not is_retried:
                     raise self._explained(failure, owner, function._name, rescue.refusal) from error

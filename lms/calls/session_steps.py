@@ -97,7 +97,12 @@ class SessionSteps:
             return made
 
         graph, is_alone = run.graph, run.is_alone
-        return self._attempts.run(call, once, rescue, graph, "session run", idle=False, is_alone=is_alone)
+        return self._attempts.run(
+            *(call, once, rescue, graph, "session run"),
+            aside=self.watch.aside,
+            idle=False,
+            is_alone=is_alone,
+        )
 
     def _rescue_of(self, run: SessionRun) -> Rescue:
         charge = self.watch.charge_of(run.graph)

@@ -41,7 +41,7 @@ class Steps:
         self.values = VariableValues(engine.resources.host)
         self.unseen = Unseen(engine.books.warn)
         self.compiled = CompiledSteps(engine, self.growth)
-        self.attempts = Attempts(engine, environ, self.growth, lambda: self.sessions.watch.aside())
+        self.attempts = Attempts(engine, environ, self.growth)
         self.sessions = SessionSteps(engine, self.attempts, self.growth, self.batch_sizes, self.rescue)
         self.watch = Watch(self, self.compiled, engine.options)
         self.functions_run: set[str] = set()
@@ -128,7 +128,12 @@ class Steps:
             told = hints.batch_size if self._engine.config.batch_size is None else None
             arguments = {number: hints.arguments[number] for number in _open_arguments(work, hints)}
             draws = draws_from_seed(work.table)
-            self.growth.planned(call.function, call.batches, runtime.name, told, arguments, draws=draws)
+            self.growth.planned(
+                *(call.function, call.batches, runtime.name),
+                batch_size=told,
+                open_arguments=arguments,
+                draws=draws,
+            )
 
     # --- what the watch tells ----------------------------------------------------------------------------
 
@@ -160,7 +165,9 @@ class Steps:
             return step(*args, **kwargs)
 
         try:
-            done = self.attempts.run(call, once, self.rescue, function, function._name)
+            done = self.attempts.run(
+                *(call, once, self.rescue, function, function._name), aside=self.sessions.watch.aside
+            )
         finally:
             if call.feed.takes_several:
                 self.growth.plan_together(function)

@@ -45,17 +45,7 @@ class Editing:
         used = engine.resources
         rooms = Rooms()
         counting = Counting(used.fusion, used.host, rooms)
-        self._passes = standard_passes(
-            counting,
-            used.host,
-            used.transport,
-            rooms,
-            engine.config.bandwidth_gb_s,
-            used.pool,
-            used.profiles,
-            used.load_fillers,
-            used.load_assignment,
-        )
+        self._passes = standard_passes(used, counting, rooms, engine.config.bandwidth_gb_s)
         self._specialising = Specialising(
             self._passes.survey, environ, engine.steps.sessions.keeps_conditions
         )

@@ -4,10 +4,10 @@ Each takes a :class:`~lms.passes.work.Work` and returns what it has come to. Non
 but ``Holding`` and ``Streaming``, which come before the plan, and ``Writing``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lms.device.memory_pool import PoolClaim, Rooms
+from lms.device.memory_pool import Rooms
 from lms.passes.bounding import Bounding
 from lms.passes.counting import Counting
 from lms.passes.holding import Holding
@@ -18,9 +18,7 @@ from lms.passes.running import Pass
 from lms.passes.shaping import Shaping
 from lms.passes.streaming import Streaming
 from lms.passes.writing import Validating, Writing
-from lms.profiling.store import Profiles
-from lms.transports.base import Transport
-from lms.variables.on_host import HostVariables
+from lms.process.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -36,23 +34,17 @@ class Passes:
 
 
 def standard_passes(
-    counting: Counting,
-    host: HostVariables,
-    transport: Callable[[], Transport],
-    rooms: Rooms,
-    bandwidth_gb_s: float | None,
-    claim: PoolClaim,
-    profiles: Callable[[], Profiles],
-    load_fillers: Callable[[], bool],
-    load_assignment: Callable[[], bool],
+    used: Resources, counting: Counting, rooms: Rooms, bandwidth_gb_s: float | None
 ) -> Passes:
-    """Return the passes of an engine."""
+    """Return the passes of an engine that uses these resources of its process."""
+    host, transport = used.host, used.transport
+    claims = used.pool, transport, used.profiles, used.load_fillers, used.load_assignment
     return Passes(
         Parsing(),
         (Shaping(), counting, Bounding(host)),
         (
             *(Holding(), Streaming(host, transport), Reading(), Filtering(), counting),
-            Planning(bandwidth_gb_s, claim, transport, profiles, load_fillers, load_assignment),
+            Planning(bandwidth_gb_s, *claims),
         ),
         (Writing(transport, rooms), Validating()),
     )

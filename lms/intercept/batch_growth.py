@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -126,9 +125,9 @@ class Growth:
         function: Any,
         batches: Shapes,
         name: str = "",
-        batch_size: int | None = None,
-        open_arguments: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
         *,
+        batch_size: int | None = None,
+        open_arguments: Mapping[int, tuple[int, ...]] | None = None,
         draws: bool = False,
     ) -> None:
         """Note that a step is planned for batches of this size or these shapes, and for these arguments.
@@ -140,7 +139,7 @@ class Growth:
         step.draws |= {name} if draws else set()
         step.names.add(name)
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
-        step.arguments[name] = {**step.arguments.get(name, {}), **open_arguments}
+        step.arguments[name] = {**step.arguments.get(name, {}), **(open_arguments or {})}
         step.note_plan()
 
     def generation(self, function: Any, name: str = "") -> int:

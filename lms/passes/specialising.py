@@ -48,10 +48,11 @@ class Specialising:
         if self._fits_as_it_is(task, graph_def, devices):
             self._keeps(True)
             return task, graph_def
+        assert task.predicates is not None  # noqa: S101 - required
         kept, fed = kept_nodes(task, graph_def), fed_nodes(task, graph_def)
         fetches = task.request.item.fetches()
         table = NodeTable.of(graph_def, fed)
-        taken = with_branches_taken(graph_def, table, task.predicates or {}, kept, fetches)
+        taken = with_branches_taken(graph_def, table, task.predicates, kept, fetches)
         if taken is None:
             return task, graph_def
         made = without_needless(taken.graph_def, kept)

@@ -1,6 +1,6 @@
 """Plan a step until its buffers fit in the device's memory despite fragmentation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -16,10 +16,10 @@ from lms.simulate.fillers import SHARES, find_fillers
 from lms.simulate.rehearsal import (
     READY,
     STEPS,
+    bears_batches,
     bears_late_frees,
     peak_in_pieces,
     room_in_pieces,
-    runs_with_batches,
     small_pool_bytes,
 )
 
@@ -53,8 +53,9 @@ BATCH_SHARE = 10
 leaves."""
 LATE_RUNS, LATE_OPS = 10, 60_000
 """The most rehearsals of a plan with buffers that are freed late, and the ops that these may go through."""
-BATCH_RUNS = 2
-"""The rehearsals of a plan with batches that come by chance, for each with buffers that are freed late."""
+BATCH_RUNS, BATCH_OPS = 100, 60_000
+"""The most rehearsals of a plan with batches that come by chance, and the ops that these may go through: of a
+small step 400 steps are rehearsed. A plan for the CPU device that bears them may take any time."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
@@ -88,6 +89,11 @@ def plan_in_pieces(
     made = _plan_alone(case, config, limit_bytes, thorough)
     if limit_bytes is None or made.is_empty or made.fillers or not case.makes_batches:
         return made
+    return _with_batches(case, made, limit_bytes)
+
+
+def _with_batches(case: Case, made: SwapPlan, limit_bytes: int) -> SwapPlan:
+    """Return a plan with room for batches, if it fits with that; else the plan."""
     batches = _most_batches(case, limit_bytes)
     batched = replace(made, batches=batches)
     return batched if batches and _peak(case, batched, limit_bytes) is not None else made
@@ -198,7 +204,7 @@ def _for_less(
 
     A plan for less than any can reach needs as much as the least does, and moves more, so that its buffers
     lie elsewhere: they may fit where those before do not. Of the ``spare`` plan and others that leave too
-    little room for batches, or for what is freed late, the best is taken if no other fits.
+    little room for batches, or do not bear what comes by chance, the best is taken if no other fits.
     """
     made, tries = first, [first]
     allowed = first.peak_bytes
@@ -293,35 +299,35 @@ def _bears_chance(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bo
     On a GPU some buffers are freed late; on a CPU's threads that is part of :func:`_fits_by_chance`, and
     batches come between.
     """
-    return _share_borne(case, made, room, limit_bytes) == 1
-
-
-def _share_borne(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> float:
-    """Return the share of the rehearsals by chance in which a plan fits; on a GPU 0 or 1."""
     if case.costs.maps_pages or made.is_empty:
-        return 1
-    runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
+        return True
     if case.costs.overlaps:
+        runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
         return bears_late_frees(demand_of(case, made), limit_bytes, runs)
+    return all(_runs_with_batches(case, made, room, limit_bytes))
+
+
+def _runs_with_batches(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> Iterator[bool]:
+    """Rehearse a plan with batches that come by chance; yield whether it fits, for each run."""
     nbytes = batch_bytes(case.buffers) if case.makes_batches else 0
     ready = min(READY, (limit_bytes - room) // nbytes) if nbytes else 0  # the margin is theirs, too
-    if not ready:
-        return 1
-    batched = made if made.fillers else replace(made, batches=_most_batches(case, limit_bytes))
-    best = made if _peak(case, batched, limit_bytes) is None else batched
-    runs *= BATCH_RUNS
-    return runs_with_batches(demand_of(case, best), limit_bytes, nbytes, ready, runs) / runs
+    if made.fillers or not ready:
+        demand = demand_of(case, made)
+    else:
+        demand = demand_of(case, _with_batches(case, made, limit_bytes))
+    for seed in range(min(BATCH_RUNS, max(1, BATCH_OPS // max(1, len(case.graph.ops)))) if ready else 0):
+        yield bears_batches(demand, limit_bytes, nbytes, ready, seed)
 
 
 def _surest(case: Case, found: SwapPlan, tries: Iterable[SwapPlan], room: int, limit_bytes: int) -> SwapPlan:
     """Return ``found``, or a plan with fillers that fits more often with batches beside it."""
-    share = 1.0 if case.costs.overlaps else _share_borne(case, found, room, limit_bytes)
+    if _bears_chance(case, found, room, limit_bytes) or case.costs.overlaps:
+        return found
+    borne = sum(_runs_with_batches(case, found, room, limit_bytes))
     for made in tries:
-        if share == 1:
-            break
-        filled = _filled(case, made, (room, limit_bytes))
-        if filled is not None and (borne := _share_borne(case, filled, room, limit_bytes)) > share:
-            found, share = filled, borne
+        if (filled := _filled(case, made, (room, limit_bytes))) is not None:
+            if (fitted := sum(_runs_with_batches(case, filled, room, limit_bytes))) > borne:
+                found, borne = filled, fitted
     return found
 
 

@@ -1,4 +1,7 @@
-"""The guests that may have an engine for a while."""
+"""The guests that may have an engine for a while, as they are told of its plans.
+
+Here because they are told in the words of the report, and passes hand them on.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol

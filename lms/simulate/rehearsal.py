@@ -104,8 +104,8 @@ def bears_late_frees(demand: Demand, size: int, runs: int) -> bool:
     return True
 
 
-def runs_with_batches(demand: Demand, size: int, nbytes: int, ready: int, runs: int) -> int:
-    """Count the runs in which all buffers find chunks while batches are made and handed over, by chance.
+def bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int) -> bool:
+    """Tell whether all buffers find chunks while batches are made and handed over, by the chance of a seed.
 
     A step's buffers lie where the batches of a moment let them, and so elsewhere in each step.
 
@@ -114,12 +114,8 @@ def runs_with_batches(demand: Demand, size: int, nbytes: int, ready: int, runs: 
         size: Bytes of the region, not counting the variables that the step moves.
         nbytes: Of a batch.
         ready: The most batches that wait for their steps.
-        runs: How often to rehearse the steps.
+        seed: Of the moments at which they come and go.
     """
-    return sum(_bears_batches(demand, size, nbytes, ready, seed) for seed in range(runs))
-
-
-def _bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int) -> bool:
     calls = demand.tape.calls
     fills = [(fill.place, fill) for fill in demand.tape.fills]
     chance = Random(seed)  # noqa: S311 - the same in each process
@@ -127,18 +123,20 @@ def _bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int
     free, held = deque(run.add_register() for _ in range(ready)), deque[int]()
     for _ in range(READY_STEPS):
         done = 0
-        events = [(chance.randrange(len(calls)), None) for _ in range(READY_EVENTS)]
+        events = [(chance.randrange(len(calls) + 1), None) for _ in range(READY_EVENTS)]
         for place, fill in sorted([*fills, *events], key=itemgetter(0)):
             if not run.play(calls[done:place]):
                 return False
             done = place
             if fill is not None:
                 run.take_rest(fill.register, fill.sizes, fill.least)
-                continue
-            is_made = bool(free) and not (held and chance.random() < 1 / 2)
-            (held if is_made else free).append((free if is_made else held).popleft())
-            if not run.play([(held[-1], nbytes) if is_made else (free[-1], 0)]):
-                return False
+            elif free and not (held and chance.random() < 1 / 2):
+                held.append(free.popleft())
+                if not run.play([(held[-1], nbytes)]):
+                    return False
+            else:
+                free.append(held.popleft())
+                run.play([(free[-1], 0)])
         if not run.play(calls[done:]):
             return False
         run.end_step()

@@ -95,7 +95,7 @@ print(taken([100]), taken([1], optimizer_state="device"), taken([1], optimizer_s
 print(taken([1], refuse), taken([1], optimizer_state="device", variables="device"))
 
 import warnings
-from lms.engine.books import Books
+from lms.process.books import Books
 
 host = HostVariables(LMSConfig(), refuse, lambda handle: None)
 host.take_more(1, {True: 1})
