@@ -321,7 +321,7 @@ def _runs_with_batches(case: Case, made: SwapPlan, room: int, limit_bytes: int) 
 
 def _surest(case: Case, found: SwapPlan, tries: Iterable[SwapPlan], room: int, limit_bytes: int) -> SwapPlan:
     """Return ``found``, or a plan with fillers that fits more often with batches beside it."""
-    if _bears_chance(case, found, room, limit_bytes) or case.costs.overlaps:
+    if case.costs.overlaps or _bears_chance(case, found, room, limit_bytes):
         return found
     borne = sum(_runs_with_batches(case, found, room, limit_bytes))
     for made in tries:
