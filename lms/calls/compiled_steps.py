@@ -32,7 +32,7 @@ SWAPS_ALL = (
 
 @dataclass(frozen=True)
 class _Room:
-    """What a step may need that XLA compiles as one."""
+    """Holds what a step may need that XLA compiles as one."""
 
     step: str
     device: Device
@@ -41,7 +41,7 @@ class _Room:
 
 
 class _FirstRun(threading.local):
-    """What this thread's steps may need that XLA compiles as one, before their first run so."""
+    """Holds the rooms of this thread's steps that XLA compiles as one, until they have run so once."""
 
     def __init__(self) -> None:
         self.rooms: list[_Room] = []

@@ -31,7 +31,7 @@ class Edit:
     graph: bytes | None = None
     """The edited graph; ``None`` where it stays as it is."""
     is_whole: bool = False
-    """Whether XLA shall compile the step as one: the graph is one that ends before any of its ops has run."""
+    """Tells whether XLA shall compile the step as one: the graph ends before any of its ops has run."""
 
 
 class KeptEdits:

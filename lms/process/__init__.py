@@ -1,1 +1,1 @@
-"""What an engine uses of its process, and the records of what it did there."""
+"""Hold what an engine uses of its process, and the records of what it did there."""
