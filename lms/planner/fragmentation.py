@@ -107,7 +107,7 @@ def _most_batches(case: Case, limit_bytes: int) -> int:
 
 
 def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> SwapPlan:
-    """Make the plan of a step beside which no batch is made."""
+    """Make the plan of a step in which batches have no room of their own."""
     if config.policy == "all":
         return _least_stored(case, config, limit_bytes, _least_in_pieces(case, config, limit_bytes))
     first = plan_case(case, config, limit_bytes)
@@ -302,8 +302,7 @@ def _bears_chance(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bo
     if case.costs.maps_pages or made.is_empty:
         return True
     if case.costs.overlaps:
-        runs = min(LATE_RUNS, max(1, LATE_OPS // max(1, len(case.graph.ops))))
-        return bears_late_frees(demand_of(case, made), limit_bytes, runs)
+        return bears_late_frees(demand_of(case, made), limit_bytes, _runs(case, LATE_RUNS, LATE_OPS))
     return all(_runs_with_batches(case, made, room, limit_bytes))
 
 
@@ -311,12 +310,16 @@ def _runs_with_batches(case: Case, made: SwapPlan, room: int, limit_bytes: int) 
     """Rehearse a plan with batches that come by chance; yield whether it fits, for each run."""
     nbytes = batch_bytes(case.buffers) if case.makes_batches else 0
     ready = min(READY, (limit_bytes - room) // nbytes) if nbytes else 0  # the margin is theirs, too
-    if made.fillers or not ready:
-        demand = demand_of(case, made)
-    else:
-        demand = demand_of(case, _with_batches(case, made, limit_bytes))
-    for seed in range(min(BATCH_RUNS, max(1, BATCH_OPS // max(1, len(case.graph.ops)))) if ready else 0):
+    if not ready:
+        return
+    demand = demand_of(case, made if made.fillers else _with_batches(case, made, limit_bytes))
+    for seed in range(_runs(case, BATCH_RUNS, BATCH_OPS)):
         yield bears_batches(demand, limit_bytes, nbytes, ready, seed)
+
+
+def _runs(case: Case, most: int, ops: int) -> int:
+    """Return how often a step is rehearsed: at most so often, through at most so many ops, at least once."""
+    return min(most, max(1, ops // max(1, len(case.graph.ops))))
 
 
 def _surest(case: Case, found: SwapPlan, tries: Iterable[SwapPlan], room: int, limit_bytes: int) -> SwapPlan:
