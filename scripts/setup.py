@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "gpu,mpi,plot,examples,dev,docs,packages"
 INPUTS = (
     *("pyproject.toml", "scripts/setup.py", "lmsrun/wheels/build_horovod.py"),
-    *("lms/native/arena.c", "lms/optimizer/plugin.c"),
+    *("lms/native/arena.c", "lms/native/cache.c", "lms/optimizer/plugin.c"),
 )
 STAMP = ".lmsrun-setup"
 

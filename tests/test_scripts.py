@@ -274,8 +274,8 @@ def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     for name in ("__init__.py", "wheels/__init__.py", "wheels/build_horovod.py"):
         (copy / "lmsrun" / name).write_bytes((SCRIPTS.parent / "lmsrun" / name).read_bytes())
     (copy / "pyproject.toml").write_text("")
-    for name in ("native/arena.c", "optimizer/plugin.c"):
-        (copy / "lms" / name).parent.mkdir(parents=True)
+    for name in ("native/arena.c", "native/cache.c", "optimizer/plugin.c"):
+        (copy / "lms" / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / "lms" / name).write_text("")
     (copy / ".venv" / "bin").mkdir(parents=True)
     (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)

@@ -14,6 +14,7 @@ from tensorflow.python.util import _pywrap_util_port
 from lms.config import ALLOCATOR, ASYNC_ALLOCATOR
 from lms.device.host_memory import is_host_input, is_host_output
 from lms.device.kernels import PERSISTENT, Gpu, Kernels, OneDnnCpu, PlainCpu
+from lms.native.processor_cache import l3_bytes
 
 MIB = 1 << 20
 CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -127,7 +128,8 @@ def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:
         persistent = environ.get(PERSISTENT, "").lower() in ("1", "true")
         return Gpu(device.capability, persistent, tf.config.experimental.tensor_float_32_execution_enabled())
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-    return OneDnnCpu(threads) if _pywrap_util_port.IsMklEnabled() else PlainCpu(threads)
+    kind = OneDnnCpu if _pywrap_util_port.IsMklEnabled() else PlainCpu
+    return kind(threads, l3_bytes())
 
 
 def executor_threads(device_type: str) -> int:

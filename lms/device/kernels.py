@@ -16,14 +16,17 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from lms.device.scratch import Shape as Shape
 from lms.device.scratch import (
+    depthwise_filter_gradient_bytes,
     einsum_bytes,
     elements,
     filter_gradient_bytes,
     image_gradient_bytes,
     known_dims,
     reduction_bytes,
+    volume_gradient_bytes,
 )
 from lms.ir.op_traits import ALIAS_TYPES, in_place_slots
+from lms.native.processor_cache import UNTOLD_ELSEWHERE
 
 
 class Reader(NamedTuple):
@@ -170,6 +173,9 @@ PASSING_ON = REDUCTIONS | {"BroadcastTo", "MirrorPad", "Pad", "Slice", "Tile"}
 ``tile_ops.cc``), and ``Transpose`` (``transpose_op.cc``) where at most one dimension is not 1. Seen on
 TensorFlow 2.21 by the addresses. TensorFlow takes such ops out itself where no shape is open."""
 
+VOLUME_GRADIENTS = frozenset({"Conv3DBackpropFilterV2", "Conv3DBackpropInputV2"})
+DEPTHWISE_FILTER_GRADIENT = "DepthwiseConv2dNativeBackpropFilter"
+
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
 
 DENSE_FILTERS = 2
@@ -277,11 +283,15 @@ class PlainCpu(TensorFlowKernels):
 
     threads: int = 1
     """Threads that work on one op (``intra_op_parallelism_threads``, else the cores)."""
+    cache: int = UNTOLD_ELSEWHERE
+    """Bytes of the processor's largest cache, as Eigen finds them."""
     types: ClassVar[frozenset[str]] = TensorFlowKernels.types | {
         *REPOOLING,
         *NORMALISATION_COPIES,
         *FILTER_GRADIENTS,
+        *VOLUME_GRADIENTS,
         "Conv2DBackpropInput",
+        DEPTHWISE_FILTER_GRADIENT,
     }
 
     def workspace_bytes(self, op: OpFacts) -> int:
@@ -293,12 +303,28 @@ class PlainCpu(TensorFlowKernels):
         if op.type == "Conv2DBackpropFilter":
             shapes = shape_at(op.input_shapes, 2), shape_at(op.output_shapes, 0)
             return filter_gradient_bytes(*shapes, item or FLOAT_BYTES)
+        if op.type == DEPTHWISE_FILTER_GRADIENT:
+            shapes = shape_at(op.input_shapes, 2), shape_at(op.output_shapes, 0)
+            return depthwise_filter_gradient_bytes(*shapes, item or FLOAT_BYTES, self.threads)
+        if op.type in VOLUME_GRADIENTS:
+            return self._unfolded_volumes(op, item or FLOAT_BYTES)
         if op.type in REPOOLING:
             places = elements(shape_at(op.input_shapes, POOLED)) or 0
             return size_at(op.input_bytes, POOLED) + places * PLACE_BYTES
         if op.type in NORMALISATION_COPIES and str(op.attrs.get("data_format", "NHWC")).startswith("NC"):
             return NORMALISATION_COPIES[op.type] * size_at(op.input_bytes, 0)
         return super().workspace_bytes(op)
+
+    def _unfolded_volumes(self, op: OpFacts, item: int) -> int:
+        """Return the volumes that a gradient of a 3D convolution unfolds."""
+        image, made = shape_at(op.input_shapes, 2), shape_at(op.output_shapes, 0)
+        if op.type == "Conv3DBackpropInputV2":
+            window = shape_at(op.input_shapes, 1)
+            return volume_gradient_bytes(image, window, made, item, self.cache, whole=True)
+        if item < FLOAT_BYTES:
+            return 0  # that of half precision is another kernel
+        other = shape_at(op.input_shapes, 0)
+        return volume_gradient_bytes(image, made, other, item, self.cache, whole=False)
 
     def in_place_slots(self, op: OpFacts) -> tuple[int, ...]:
         """Return the slots of :mod:`lms.ir.op_traits`, and that of a pooling's gradient."""

@@ -16,6 +16,9 @@ BROADCAST, BATCH, FREE, CONTRACT, REDUCE = range(5)
 MOST_GROUPS = 3
 """The most groups of dimensions that a reduction works on at once."""
 
+VECTOR_BYTES = 32
+"""The bytes that AVX adds at once: TensorFlow's wheels need it."""
+
 WORKING_SET_BYTES, LEAST_THREAD_BYTES = 30 << 20, 256 << 10
 """``l3_cache_size`` and ``l2_cache_size`` of ``conv_grad_input_ops.h``."""
 
@@ -159,6 +162,53 @@ def image_gradient_bytes(image: Shape, window: Shape, item: int, threads: int) -
     if unit and (count == 1 or unit // threads >= LEAST_THREAD_BYTES // item):
         return unfolded * item
     return filter_gradient_bytes(image, window, item)
+
+
+MOST_SCRATCH = 25
+"""``kMaxTempAllocationOverhead`` of ``conv_grad_ops_3d.cc``."""
+
+
+def volume_gradient_bytes(
+    image: Shape, window: Shape, other: Shape, item: int, cache: int, *, whole: bool
+) -> int:
+    """Return the buffer in which TensorFlow's own gradients of 3D convolutions unfold volumes.
+
+    They unfold as many as fill the processor's largest cache. Where that takes more than 25 times the
+    elements of all operands another kernel runs, which unfolds none (``conv_grad_ops_3d.cc``).
+
+    Args:
+        image: The shape of the gradient that comes in.
+        window: The shape of the filter.
+        other: The shape of the images, or of their gradient.
+        item: Bytes of a number.
+        cache: Bytes of the largest cache, as Eigen finds them.
+        whole: Whether a single volume is unfolded alone, by all threads.
+    """
+    unit, unfolded = _unfolded(image, window)
+    operands = sum(elements(shape) or 0 for shape in (image, window, other))
+    if not unit or not operands:
+        return 0
+    volumes = 1 if whole and (known_dims(image) or (0,))[0] == 1 else -(-(cache // item) // unit)
+    scratch = volumes * unfolded
+    return 0 if scratch // operands > MOST_SCRATCH else scratch * item
+
+
+def depthwise_filter_gradient_bytes(image: Shape, window: Shape, item: int, threads: int) -> int:
+    """Return the filters that the gradient of a depthwise one makes: for each image, and for each thread.
+
+    Their channels are padded to what a processor with AVX adds at once (``depthwise_conv_grad_op.cc``).
+
+    Args:
+        image: The shape of the gradient that comes in, with channels last.
+        window: The shape of the filter.
+        item: Bytes of a number.
+        threads: How many work on one op.
+    """
+    dims, sizes = known_dims(image), known_dims(window)
+    if not dims or not sizes:
+        return 0
+    padded = -(-dims[-1] * item // VECTOR_BYTES) * VECTOR_BYTES
+    return (dims[0] + threads) * math.prod(sizes[:2]) * padded
 
 
 def _unfolded(image: Shape, window: Shape) -> tuple[int, int]:

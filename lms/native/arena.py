@@ -4,10 +4,11 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+
+from lms.native.prebuilt import find_prebuilt
 
 SOURCE = Path(__file__).resolve().with_name("arena.c")
 VERSION = 2
@@ -47,8 +48,10 @@ class Stop(NamedTuple):
     """The call that found none."""
 
 
-Play = Callable[[Memory, Pairs, Pairs, list[int], int, int, int], Stop | None]
+Play = Callable[[Memory, "array[int]", "array[int]", list[int], int, int, int], Stop | None]
 """``(memory, calls, moves, chunks, steps, call to begin with, largest waste) -> where it has ended``.
+
+Calls and moves are pairs as :func:`flat` lists them.
 
 It changes ``chunks`` in place. ``None``: it cannot tell, and nothing has changed.
 """
@@ -57,9 +60,9 @@ It changes ``chunks`` in place. ``None``: it cannot tell, and nothing has change
 @functools.cache
 def compiled_play() -> Play | None:
     """Return the compiled loop, or ``None`` where it was not built with the package or cannot be used."""
-    for suffix in EXTENSION_SUFFIXES:
+    for path in find_prebuilt(SOURCE):
         try:
-            library = ctypes.CDLL(str(SOURCE.with_name(f"_arena{suffix}")))
+            library = ctypes.CDLL(str(path))
             if library.lms_arena_version() == VERSION:
                 return functools.partial(_play, library.lms_arena_play, library.lms_arena_free)
         except (OSError, AttributeError):
@@ -71,20 +74,20 @@ def _play(
     run: Callable[..., int],
     free: Callable[..., object],
     memory: Memory,
-    calls: Pairs,
-    moves: Pairs,
+    calls: "array[int]",
+    moves: "array[int]",
     chunks: list[int],
     steps: int,
     call: int,
     largest_waste: int,
 ) -> Stop | None:
-    given, taken = _flat(memory.free), _flat(memory.taken.items())
-    flat, moved, offsets = _flat(calls), _flat(moves), array("q", chunks)
+    given, taken, offsets = flat(memory.free), flat(memory.taken.items()), array("q", chunks)
     arena = _Arena(
         *(memory.used, memory.peak, steps, call, len(memory.free), len(memory.taken), largest_waste),
         *(_address(given), _address(taken)),
     )
-    listed = _address(flat), len(calls), _address(moved), len(moves), _address(offsets), len(chunks)
+    pairs = (number for array in (calls, moves) for number in (_address(array), len(array) // 2))
+    listed = *pairs, _address(offsets), len(chunks)
     if not run(ctypes.byref(arena), *map(ctypes.c_int64, listed)):
         return None
     try:
@@ -95,7 +98,8 @@ def _play(
     return Stop(Memory(*left, arena.used, arena.peak), arena.steps, arena.call)
 
 
-def _flat(pairs: Iterable[tuple[int, int]]) -> "array[int]":
+def flat(pairs: Iterable[tuple[int, int]]) -> "array[int]":
+    """Return the numbers of all pairs, one after the other."""
     return array("q", list(chain.from_iterable(pairs)))
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from lms.errors import BuildError
 from lms.native.build import build_library, cache_root
+from lms.native.prebuilt import find_prebuilt
 from lms.optimizer.c_api import DEVICE_TYPES, TensorFlow, find_tensorflow
 from lms.optimizer.compiled_form import SOURCE, CompiledForm
 from lms.optimizer.ctypes_form import CtypesForm
@@ -81,18 +81,14 @@ def wanted_forms(environ: Mapping[str, str]) -> Sequence[Form]:
     return found
 
 
-def find_prebuilt(folder: Path = SOURCE.parent) -> Path:
-    """Find the plug-in that was built with the package.
-
-    Args:
-        folder: Of ``plugin.c``.
+def prebuilt_plugin(source: Path = SOURCE) -> Path:
+    """Find the plug-in that was built with the package from ``source``.
 
     Raises:
         PluginError: If it was installed without.
     """
-    for suffix in EXTENSION_SUFFIXES:
-        if (path := folder / f"_plugin{suffix}").exists():
-            return path
+    for path in find_prebuilt(source):
+        return path
     raise PluginError("no file beside plugin.c; lmsrun was installed without a C compiler")
 
 
@@ -159,7 +155,9 @@ class _Plugin:
         if name == "ctypes":
             return CtypesForm(calls, self._edit, self._tell)
         path = (
-            find_prebuilt() if name == "prebuilt" else build_library(SOURCE, "", (), (), cache_root(environ))
+            prebuilt_plugin()
+            if name == "prebuilt"
+            else build_library(SOURCE, "", (), (), cache_root(environ))
         )
         return CompiledForm(path, calls, self._edit, self._tell)
 

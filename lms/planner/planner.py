@@ -114,9 +114,20 @@ class Case:
         return round(self.makespan_s(made), 9), made.bytes_moved
 
     def makespan_s(self, made: SwapPlan) -> float:
-        """Return the seconds that a step takes with a plan."""
-        streamed = StreamedCopies.of(self.graph, made.serial_edges) if self.streams else None
-        return clock(made.order, made.swaps, self.costs, self.seconds, streamed).now_s
+        """Return the seconds that a step takes with a plan, computed once for all plans with its parts."""
+        parts = made.order, made.swaps, made.serial_edges
+        # The parts are long to compare. Those that are kept are no others' of the same identity.
+        key = tuple(map(id, parts))
+        if key not in self._makespans:
+            streamed = StreamedCopies.of(self.graph, made.serial_edges) if self.streams else None
+            run = clock(made.order, made.swaps, self.costs, self.seconds, streamed)
+            self._makespans[key] = parts, run.now_s
+        return self._makespans[key][1]
+
+    @cached_property
+    def _makespans(self) -> dict[tuple[int, ...], tuple[tuple[object, ...], float]]:
+        """The parts of plans and their steps' seconds, by the parts' identities."""
+        return {}
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import length_hint
 
 from lms.ir.liveness import GRANULE_BYTES
-from lms.native.arena import Memory, compiled_play
+from lms.native.arena import Memory, compiled_play, flat
 
 LARGEST_WASTE_BYTES = 128 << 20
 """``kMaxInternalFragmentation``: a chunk with more to spare is always split."""
@@ -127,9 +127,12 @@ class Arena:
         chunk is large enough. To begin again takes a copy of all.
         """
         play, begin = compiled_play(), 0
-        while play is not None and steps:
+        if play is None:
+            return steps, begin
+        listed = flat(calls), flat(moves)
+        while steps:
             memory = Memory(self._free, self._taken, self.used, self.peak)
-            stop = play(memory, calls, moves, chunks, steps, begin, LARGEST_WASTE_BYTES)
+            stop = play(memory, *listed, chunks, steps, begin, LARGEST_WASTE_BYTES)
             if stop is None:
                 break
             self._free, self._taken = [*stop.memory.free], {**stop.memory.taken}

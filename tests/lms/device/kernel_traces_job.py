@@ -15,6 +15,7 @@ from tensorflow.python.util import _pywrap_util_port  # noqa: E402
 
 from lms.device.kernels import OneDnnCpu, OpFacts, PlainCpu, Reader  # noqa: E402
 from lms.ir.op_traits import IN_PLACE_TYPES, in_place_output  # noqa: E402
+from lms.native.processor_cache import l3_bytes  # noqa: E402
 
 raw = tf.raw_ops
 IMAGES, ROWS = (4, 32, 32, 16), (256, 256)
@@ -77,6 +78,29 @@ def layer(summed: bool) -> Callable[[], Any]:
     return make
 
 
+def volumes(count: int, side: int, read_channels: int, made: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Make the gradients of a 3D convolution."""
+    images, window = (count, *[side] * 3, read_channels), (3, 3, 3, read_channels, made)
+    gradient, how = (*images[:-1], made), {"strides": [1] * 5, "padding": "SAME"}
+    name = f"of {count} volumes of {side}"
+    yield (
+        f"images' gradient {name}",
+        lambda: [
+            raw.Conv3DBackpropInputV2(
+                input_sizes=images, filter=read(window), out_backprop=read(gradient), **how
+            )
+        ],
+    )
+    yield (
+        f"filter's gradient {name}",
+        lambda: [
+            raw.Conv3DBackpropFilterV2(
+                input=read(images), filter_sizes=window, out_backprop=read(gradient), **how
+            )
+        ],
+    )
+
+
 def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Cases by name; each makes the tensors that are fetched."""
     for equation, *shapes in EQUATIONS:
@@ -117,6 +141,20 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
                 input=read(IMAGES),
                 filter_sizes=(3, 3, 16, 32),
                 out_backprop=read((*IMAGES[:3], 32)),
+                **convolved,
+            )
+        ],
+    )
+    yield from volumes(1, 16, 8, 16)
+    yield from volumes(2, 16, 8, 8)
+    yield from volumes(512, 8, 8, 8)
+    yield (
+        "depthwise filter's gradient",
+        lambda: [
+            raw.DepthwiseConv2dNativeBackpropFilter(
+                input=read((32, 16, 16, 100)),
+                filter_sizes=(7, 7, 100, 1),
+                out_backprop=read((32, 16, 16, 100)),
                 **convolved,
             )
         ],
@@ -243,7 +281,7 @@ def run(make: Callable[[], Any]) -> Iterator[dict[str, Any]]:
                 ran.memory_stats.temp_memory_size,
             )
     rows["readers"] = {name: list(node.input) for name, node in nodes.items()}
-    kernels = OneDnnCpu() if _pywrap_util_port.IsMklEnabled() else PlainCpu()
+    kernels = (OneDnnCpu if _pywrap_util_port.IsMklEnabled() else PlainCpu)(1, l3_bytes())
     for name, node in nodes.items():
         if (
             node.op in ("DeepCopy", "Const", "Identity", "NoOp", "Fill")

@@ -194,6 +194,43 @@ def test_plain_gradients_of_convolutions_unfold_images() -> None:
 
 
 @pytest.mark.parametrize(
+    ("count", "side", "read", "made", "expected"),
+    [
+        (1, 16, 8, 8, (3_538_944, 0)),
+        (2, 16, 16, 16, (0, 0)),
+        (512, 8, 8, 8, (255_246_336, 255_246_336)),
+        (256, 8, 16, 8, (260_112_384, 260_112_384)),
+        (1, 8, 64, 32, (3_538_944, 0)),
+    ],
+)
+def test_plain_gradients_of_3d_convolutions_unfold_volumes(
+    count: int, side: int, read: int, made: int, expected: tuple[int, int]
+) -> None:
+    """All of these were traced, on a processor with 256 MiB of cache."""
+    images, gradient = (count, side, side, side, read), (count, side, side, side, made)
+    window = (3, 3, 3, read, made)
+    to_images = facts("Conv3DBackpropInputV2", [(5,), window, gradient], [images])
+    to_filter = facts("Conv3DBackpropFilterV2", [images, (5,), gradient], [window])
+    kernels = PlainCpu(2, 256 << 20)
+    assert (kernels.workspace_bytes(to_images), kernels.workspace_bytes(to_filter)) == expected
+    one_dnn = OneDnnCpu(2, 256 << 20)
+    assert one_dnn.workspace_bytes(to_images) == one_dnn.workspace_bytes(to_filter) == 0
+    unknown = facts("Conv3DBackpropInputV2", [(5,), window, (None, *gradient[1:])], [None])
+    assert kernels.workspace_bytes(unknown) == 0
+
+
+def test_plain_gradients_of_depthwise_filters_have_one_for_each_image() -> None:
+    """Both were traced."""
+    for side, channels, expected in ((7, 96, 620_928), (3, 100, 123_552)):
+        images, window = (32, 16, 16, channels), (side, side, channels, 1)
+        op = facts("DepthwiseConv2dNativeBackpropFilter", [images, (4,), images], [window])
+        assert PlainCpu().workspace_bytes(op) == expected
+        assert OneDnnCpu().workspace_bytes(op) == 0
+    unknown = facts("DepthwiseConv2dNativeBackpropFilter", [None, (4,), (None, 16, 16, 96)], [(7, 7, 96, 1)])
+    assert PlainCpu().workspace_bytes(unknown) == 0
+
+
+@pytest.mark.parametrize(
     ("equation", "one", "other", "made", "expected"),
     [
         ("aecd,abcd->acbe", (4, 128, 8, 32), (4, 128, 8, 32), (4, 8, 128, 128), 3_145_728),

@@ -11,7 +11,7 @@ from plugin_child import ROOT, run_cases
 from lms.native.build import build_library
 from lms.optimizer.c_api import Buffer, Configs, Optimizer, Params, mapped_files, struct_size
 from lms.optimizer.compiled_form import SOURCE
-from lms.optimizer.plugin import FORMS, PluginError, find_prebuilt, wanted_forms
+from lms.optimizer.plugin import FORMS, PluginError, prebuilt_plugin, wanted_forms
 
 HERE = Path(__file__).resolve().parent
 
@@ -27,9 +27,9 @@ def test_forms_are_tried_in_this_order() -> None:
 
 def test_a_prebuilt_file_is_found_beside_the_source(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="without a C compiler"):
-        find_prebuilt(tmp_path)
+        prebuilt_plugin(tmp_path / "plugin.c")
     (tmp_path / "_plugin.abi3.so").touch()
-    assert find_prebuilt(tmp_path) == tmp_path / "_plugin.abi3.so"
+    assert prebuilt_plugin(tmp_path / "plugin.c") == tmp_path / "_plugin.abi3.so"
 
 
 def test_c_is_compiled_by_any_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
