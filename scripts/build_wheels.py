@@ -24,7 +24,7 @@ COMPILERS = {
 }
 SOURCES = ("lmsrun", "launch", "lms", "docs/man", "pyproject.toml", "README.md", "LICENSE")
 PLUGIN = "lms/optimizer/_plugin.abi3.so"
-COMPILED = (PLUGIN, "lms/native/_arena.abi3.so")
+COMPILED = (PLUGIN, "lms/native/_arena.abi3.so", "lms/native/_cache.abi3.so")
 OLDEST_MINOR = 17
 """manylinux_2_17 is the oldest tag that installers of all three architectures take."""
 

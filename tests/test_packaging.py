@@ -20,7 +20,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PACKAGES = ("lmsrun", "launch", "lms")
 IBMS = "tensorflow_large_model_support"
 PLUGIN = "lms/optimizer/_plugin.abi3.so"
-COMPILED = {PLUGIN, "lms/native/_arena.abi3.so"}
+COMPILED = {PLUGIN, "lms/native/_arena.abi3.so", "lms/native/_cache.abi3.so"}
 
 
 @pytest.fixture(scope="module")
