@@ -1,8 +1,8 @@
 """Run all tests, in several processes at once where the machine has room.
 
 There are two processes for each processor and one more, for many tests wait for launchers, guests and
-timeouts. All tests of a file run in one process, and so do those of a folder that needs something of which a machine has one;
-``tests/conftest.py`` says which. With arguments it is plain ``pytest``, in one process.
+timeouts. All tests of a file run in one process, and so do those of a folder that needs something of which a
+machine has one; ``tests/conftest.py`` says which. With arguments it is plain ``pytest``, in one process.
 
     python scripts/run_tests.py
     python scripts/run_tests.py tests/launch -k receipts
