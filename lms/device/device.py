@@ -14,7 +14,7 @@ from tensorflow.python.util import _pywrap_util_port
 from lms.config import ALLOCATOR, ASYNC_ALLOCATOR
 from lms.device.host_memory import is_host_input, is_host_output
 from lms.device.kernels import PERSISTENT, Gpu, Kernels, OneDnnCpu, PlainCpu
-from lms.native.processor_cache import l3_bytes
+from lms.native.processor_cache import read_l3_bytes
 
 MIB = 1 << 20
 CPU_BFC, CPU_BFC_LIMIT = "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -129,7 +129,7 @@ def kernels_of(device: Device, environ: Mapping[str, str]) -> Kernels:
         return Gpu(device.capability, persistent, tf.config.experimental.tensor_float_32_execution_enabled())
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     kind = OneDnnCpu if _pywrap_util_port.IsMklEnabled() else PlainCpu
-    return kind(threads, l3_bytes())
+    return kind(threads, read_l3_bytes())
 
 
 def executor_threads(device_type: str) -> int:

@@ -26,7 +26,7 @@ from lms.device.scratch import (
     volume_gradient_bytes,
 )
 from lms.ir.op_traits import ALIAS_TYPES, in_place_slots
-from lms.native.processor_cache import UNTOLD_ELSEWHERE
+from lms.native.processor_cache import OTHER_L3_BYTES
 
 
 class Reader(NamedTuple):
@@ -283,7 +283,7 @@ class PlainCpu(TensorFlowKernels):
 
     threads: int = 1
     """Threads that work on one op (``intra_op_parallelism_threads``, else the cores)."""
-    cache: int = UNTOLD_ELSEWHERE
+    cache_bytes: int = OTHER_L3_BYTES
     """Bytes of the processor's largest cache, as Eigen finds them."""
     types: ClassVar[frozenset[str]] = TensorFlowKernels.types | {
         *REPOOLING,
@@ -320,11 +320,11 @@ class PlainCpu(TensorFlowKernels):
         image, made = shape_at(op.input_shapes, 2), shape_at(op.output_shapes, 0)
         if op.type == "Conv3DBackpropInputV2":
             window = shape_at(op.input_shapes, 1)
-            return volume_gradient_bytes(image, window, made, item, self.cache, whole=True)
-        if item < FLOAT_BYTES:
-            return 0  # that of half precision is another kernel
+            return volume_gradient_bytes(image, window, made, item, self.cache_bytes, whole=True)
+        if op.attrs.get("T", FLOAT) == HALF:
+            return 0  # there is another kernel for it
         other = shape_at(op.input_shapes, 0)
-        return volume_gradient_bytes(image, made, other, item, self.cache, whole=False)
+        return volume_gradient_bytes(image, made, other, item, self.cache_bytes, whole=False)
 
     def in_place_slots(self, op: OpFacts) -> tuple[int, ...]:
         """Return the slots of :mod:`lms.ir.op_traits`, and that of a pooling's gradient."""

@@ -16,8 +16,9 @@ BROADCAST, BATCH, FREE, CONTRACT, REDUCE = range(5)
 MOST_GROUPS = 3
 """The most groups of dimensions that a reduction works on at once."""
 
-VECTOR_BYTES = 32
-"""The bytes that AVX adds at once: TensorFlow's wheels need it."""
+VECTOR_BYTES, SINGLE_BYTES = 32, 4
+"""The bytes that AVX, which TensorFlow's wheels for x86_64 need, adds at once: eight numbers of single
+precision, four of double, and eight of half precision, which take half of it."""
 
 WORKING_SET_BYTES, LEAST_THREAD_BYTES = 30 << 20, 256 << 10
 """``l3_cache_size`` and ``l2_cache_size`` of ``conv_grad_input_ops.h``."""
@@ -169,7 +170,7 @@ MOST_SCRATCH = 25
 
 
 def volume_gradient_bytes(
-    image: Shape, window: Shape, other: Shape, item: int, cache: int, *, whole: bool
+    image: Shape, window: Shape, other: Shape, item: int, cache_bytes: int, *, whole: bool
 ) -> int:
     """Return the buffer in which TensorFlow's own gradients of 3D convolutions unfold volumes.
 
@@ -181,20 +182,23 @@ def volume_gradient_bytes(
         window: The shape of the filter.
         other: The shape of the images, or of their gradient.
         item: Bytes of a number.
-        cache: Bytes of the largest cache, as Eigen finds them.
+        cache_bytes: Bytes of the largest cache, as Eigen finds them.
         whole: Whether a single volume is unfolded alone, by all threads.
+
+    Returns:
+        Bytes; 0 where a shape is open, for then it is not known which kernel runs.
     """
     unit, unfolded = _unfolded(image, window)
-    operands = sum(elements(shape) or 0 for shape in (image, window, other))
-    if not unit or not operands:
+    operands = [elements(shape) for shape in (image, window, other)]
+    if not unit or not all(operands):
         return 0
-    volumes = 1 if whole and (known_dims(image) or (0,))[0] == 1 else -(-(cache // item) // unit)
+    volumes = 1 if whole and (known_dims(image) or (0,))[0] == 1 else -(-(cache_bytes // item) // unit)
     scratch = volumes * unfolded
-    return 0 if scratch // operands > MOST_SCRATCH else scratch * item
+    return 0 if scratch // sum(filter(None, operands)) > MOST_SCRATCH else scratch * item
 
 
 def depthwise_filter_gradient_bytes(image: Shape, window: Shape, item: int, threads: int) -> int:
-    """Return the filters that the gradient of a depthwise one makes: for each image, and for each thread.
+    """Return the bytes of a depthwise filter's partial gradients, one for each image and each thread at work.
 
     Their channels are padded to what a processor with AVX adds at once (``depthwise_conv_grad_op.cc``).
 
@@ -207,8 +211,9 @@ def depthwise_filter_gradient_bytes(image: Shape, window: Shape, item: int, thre
     dims, sizes = known_dims(image), known_dims(window)
     if not dims or not sizes:
         return 0
-    padded = -(-dims[-1] * item // VECTOR_BYTES) * VECTOR_BYTES
-    return (dims[0] + threads) * math.prod(sizes[:2]) * padded
+    vector = VECTOR_BYTES if item >= SINGLE_BYTES else VECTOR_BYTES // 2
+    padded = -(-dims[-1] * item // vector) * vector
+    return (dims[0] + min(threads, dims[0])) * math.prod(sizes[:2]) * padded
 
 
 def _unfolded(image: Shape, window: Shape) -> tuple[int, int]:

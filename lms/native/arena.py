@@ -86,8 +86,10 @@ def _play(
         *(memory.used, memory.peak, steps, call, len(memory.free), len(memory.taken), largest_waste),
         *(_address(given), _address(taken)),
     )
-    pairs = (number for array in (calls, moves) for number in (_address(array), len(array) // 2))
-    listed = *pairs, _address(offsets), len(chunks)
+    listed = (
+        *(_address(calls), len(calls) // 2, _address(moves), len(moves) // 2),
+        *(_address(offsets), len(chunks)),
+    )
     if not run(ctypes.byref(arena), *map(ctypes.c_int64, listed)):
         return None
     try:
@@ -108,7 +110,7 @@ def _address(numbers: "array[int]") -> int:
 
 
 def _pairs(address: int, count: int) -> list[tuple[int, int]]:
-    flat = array("q")
-    flat.frombytes(ctypes.string_at(address, 16 * count))
-    numbers = iter(flat)
+    listed = array("q")
+    listed.frombytes(ctypes.string_at(address, 16 * count))
+    numbers = iter(listed)
     return list(zip(numbers, numbers, strict=True))

@@ -9,37 +9,40 @@ from pathlib import Path
 from lms.native.prebuilt import find_prebuilt
 
 SOURCE = Path(__file__).resolve().with_name("cache.c")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-ASKED = "x86_64"
+LINUX = Path("/sys/devices/system/cpu/cpu0/cache")
+QUERIED_MACHINE = "x86_64"
 """The only machine on which Eigen asks the processor (``Eigen/src/Core/util/Memory.h``)."""
-UNTOLD = {"x86_64": 2 << 20, "ppc64le": 4 << 20}
+DEFAULT_L3_BYTES = {"x86_64": 2 << 20, "ppc64le": 4 << 20}
 """The bytes by machine that Eigen takes where the processor does not tell (``GeneralBlockPanelKernel.h``)."""
-UNTOLD_ELSEWHERE = 512 << 10
+OTHER_L3_BYTES = 512 << 10
+"""The same on any other machine."""
 
 
 @functools.cache
-def l3_bytes() -> int:
-    """Return the bytes of the third level's cache, as Eigen finds them.
-
-    Without a C compiler it is what Linux says, which is less on processors of AMD.
-    """
+def read_l3_bytes() -> int:
+    """Return the bytes of the cache of the third level, as Eigen finds them."""
     machine = os.uname().machine
-    untold = UNTOLD.get(machine, UNTOLD_ELSEWHERE)
-    return (_asked() or _read(CACHES) or untold) if machine == ASKED else untold
+    asked = ask_processor(SOURCE) if machine == QUERIED_MACHINE else 0
+    return choose(machine, ask_linux(LINUX) if asked is None else asked)
 
 
-def _asked() -> int:
-    """Return what the processor tells, or 0."""
-    for path in find_prebuilt(SOURCE):
+def choose(machine: str, told: int) -> int:
+    """Return what the processor of a machine tells, or Eigen's default where that is 0."""
+    return told or DEFAULT_L3_BYTES.get(machine, OTHER_L3_BYTES)
+
+
+def ask_processor(source: Path) -> int | None:
+    """Return what the processor tells Eigen; ``None`` where ``source`` was not built with the package."""
+    for path in find_prebuilt(source):
         with suppress(OSError, AttributeError):
             call = ctypes.CDLL(str(path)).lms_l3_bytes
             call.restype = ctypes.c_int64
             return int(call())
-    return 0
+    return None
 
 
-def _read(folder: Path) -> int:
-    """Return what Linux tells of a processor's cache, or 0."""
+def ask_linux(folder: Path) -> int:
+    """Return what Linux tells, or 0; of AMD's processors it is the part of the cache that one core uses."""
     for one in sorted(folder.glob("index*")):
         with suppress(OSError, ValueError):
             if (one / "level").read_text().strip() == "3":

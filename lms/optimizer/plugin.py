@@ -87,9 +87,9 @@ def prebuilt_plugin(source: Path = SOURCE) -> Path:
     Raises:
         PluginError: If it was installed without.
     """
-    for path in find_prebuilt(source):
-        return path
-    raise PluginError("no file beside plugin.c; lmsrun was installed without a C compiler")
+    if (path := next(find_prebuilt(source), None)) is None:
+        raise PluginError("no file beside plugin.c; lmsrun was installed without a C compiler")
+    return path
 
 
 class _Plugin:

@@ -116,7 +116,7 @@ class Case:
     def makespan_s(self, made: SwapPlan) -> float:
         """Return the seconds that a step takes with a plan, computed once for all plans with its parts."""
         parts = made.order, made.swaps, made.serial_edges
-        # The parts are long to compare. Those that are kept are no others' of the same identity.
+        # To compare the parts takes long. The cache keeps them, so that no other object can get their ids.
         key = tuple(map(id, parts))
         if key not in self._makespans:
             streamed = StreamedCopies.of(self.graph, made.serial_edges) if self.streams else None

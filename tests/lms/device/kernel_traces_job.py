@@ -15,7 +15,7 @@ from tensorflow.python.util import _pywrap_util_port  # noqa: E402
 
 from lms.device.kernels import OneDnnCpu, OpFacts, PlainCpu, Reader  # noqa: E402
 from lms.ir.op_traits import IN_PLACE_TYPES, in_place_output  # noqa: E402
-from lms.native.processor_cache import l3_bytes  # noqa: E402
+from lms.native.processor_cache import read_l3_bytes  # noqa: E402
 
 raw = tf.raw_ops
 IMAGES, ROWS = (4, 32, 32, 16), (256, 256)
@@ -148,6 +148,20 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield from volumes(1, 16, 8, 16)
     yield from volumes(2, 16, 8, 8)
     yield from volumes(512, 8, 8, 8)
+    # Whether oneDNN takes bfloat16 depends on the processor: it needs AVX-512 for that.
+    for dtype in () if _pywrap_util_port.IsMklEnabled() else (tf.float16, tf.bfloat16):
+        yield (
+            f"filter's gradient of {dtype.name} volumes",
+            lambda t=dtype: [
+                raw.Conv3DBackpropFilterV2(
+                    input=tf.cast(read((2048, 8, 8, 8, 8)), t),
+                    filter_sizes=(3, 3, 3, 8, 2),
+                    out_backprop=tf.cast(read((2048, 8, 8, 8, 2)), t),
+                    strides=[1] * 5,
+                    padding="SAME",
+                )
+            ],
+        )
     yield (
         "depthwise filter's gradient",
         lambda: [
@@ -281,7 +295,7 @@ def run(make: Callable[[], Any]) -> Iterator[dict[str, Any]]:
                 ran.memory_stats.temp_memory_size,
             )
     rows["readers"] = {name: list(node.input) for name, node in nodes.items()}
-    kernels = (OneDnnCpu if _pywrap_util_port.IsMklEnabled() else PlainCpu)(1, l3_bytes())
+    kernels = (OneDnnCpu if _pywrap_util_port.IsMklEnabled() else PlainCpu)(1, read_l3_bytes())
     for name, node in nodes.items():
         if (
             node.op in ("DeepCopy", "Const", "Identity", "NoOp", "Fill")

@@ -215,8 +215,22 @@ def test_plain_gradients_of_3d_convolutions_unfold_volumes(
     assert (kernels.workspace_bytes(to_images), kernels.workspace_bytes(to_filter)) == expected
     one_dnn = OneDnnCpu(2, 256 << 20)
     assert one_dnn.workspace_bytes(to_images) == one_dnn.workspace_bytes(to_filter) == 0
-    unknown = facts("Conv3DBackpropInputV2", [(5,), window, (None, *gradient[1:])], [None])
-    assert kernels.workspace_bytes(unknown) == 0
+    for shapes, result in (
+        ([(5,), window, (None, *gradient[1:])], images),
+        ([(5,), window, gradient], None),
+    ):
+        assert kernels.workspace_bytes(facts("Conv3DBackpropInputV2", shapes, [result])) == 0
+    nothing = facts("Conv3DBackpropInputV2", [(5,), window, (0, *gradient[1:])], [(0, *images[1:])])
+    assert kernels.workspace_bytes(nothing) == 0
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(BFLOAT16, 264_978_432), (HALF, 0)])
+def test_filters_of_3d_convolutions_in_half_precision_have_another_kernel(dtype: int, expected: int) -> None:
+    """Traced on a processor with 256 MiB of cache."""
+    images, gradient, window = (2048, 8, 8, 8, 8), (2048, 8, 8, 8, 2), (3, 3, 3, 8, 2)
+    op = facts("Conv3DBackpropFilterV2", [images, (5,), gradient], [window], T=dtype)
+    op = op._replace(output_bytes=(math.prod(window) * 2,))
+    assert PlainCpu(2, 256 << 20).workspace_bytes(op) == expected
 
 
 def test_plain_gradients_of_depthwise_filters_have_one_for_each_image() -> None:
@@ -226,6 +240,11 @@ def test_plain_gradients_of_depthwise_filters_have_one_for_each_image() -> None:
         op = facts("DepthwiseConv2dNativeBackpropFilter", [images, (4,), images], [window])
         assert PlainCpu().workspace_bytes(op) == expected
         assert OneDnnCpu().workspace_bytes(op) == 0
+    images, window = (2, 16, 16, 24), (3, 3, 24, 1)
+    op = facts("DepthwiseConv2dNativeBackpropFilter", [images, (4,), images], [window], T=HALF)
+    halves = op._replace(output_bytes=(math.prod(window) * 2,))
+    assert PlainCpu(1).workspace_bytes(halves) == 3 * 9 * 24 * 2
+    assert PlainCpu(8).workspace_bytes(op) == 4 * 9 * 24 * 4, "no more threads than images are at work"
     unknown = facts("DepthwiseConv2dNativeBackpropFilter", [None, (4,), (None, 16, 16, 96)], [(7, 7, 96, 1)])
     assert PlainCpu().workspace_bytes(unknown) == 0
 

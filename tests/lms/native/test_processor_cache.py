@@ -1,59 +1,52 @@
-"""The size of the largest cache is what the processor tells, else what Linux does, else Eigen's guess."""
+"""The size of the largest cache is what Eigen finds: what the processor tells, else a default."""
 
 import os
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from lms.native import processor_cache
-from lms.native.processor_cache import l3_bytes
+from lms.native.prebuilt import find_prebuilt
+from lms.native.processor_cache import LINUX, SOURCE, ask_linux, ask_processor, choose, read_l3_bytes
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which Linux lists caches; nothing was built with the package."""
-    monkeypatch.setattr(processor_cache, "SOURCE", tmp_path / "cache.c")
-    monkeypatch.setattr(processor_cache, "CACHES", tmp_path)
-    return tmp_path
-
-
-def on(machine: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """What is found on a machine."""
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
-    return l3_bytes.__wrapped__()
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="Eigen asks processors of this kind alone")
 def test_the_processor_is_asked() -> None:
     """Linux has the same number, or on processors of AMD a part of it."""
-    found, read = processor_cache._asked(), processor_cache._read(Path("/sys/devices/system/cpu/cpu0/cache"))
-    if not any(processor_cache.find_prebuilt(processor_cache.SOURCE)):
+    if (asked := ask_processor(SOURCE)) is None:
         pytest.skip("not built with the package: no C compiler, or no make setup")
-    assert found >= read
-    assert not found % (512 << 10)
-    assert l3_bytes() == found or not found
+    assert asked == 0 or asked >= ask_linux(LINUX) > 0
+    assert read_l3_bytes() == (asked or 2 * MIB)
 
 
-def test_linux_is_asked_without_a_compiler(linux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_built_is_not_asked(tmp_path: Path) -> None:
+    source = tmp_path / "cache.c"
+    assert ask_processor(source) is None
+    (tmp_path / "_cache.abi3.so").write_bytes(b"no library")
+    assert ask_processor(source) is None
+    for path in find_prebuilt(SOURCE):
+        (tmp_path / path.name).unlink()
+        shutil.copy(path, tmp_path)
+        assert ask_processor(source) == ask_processor(SOURCE)
+
+
+def test_linux_lists_the_caches(tmp_path: Path) -> None:
+    assert ask_linux(tmp_path) == 0
     for number, (level, size) in enumerate((("1", "32K"), ("2", "2048K"), ("3", "107520K"))):
-        (linux / f"index{number}").mkdir()
-        (linux / f"index{number}" / "level").write_text(f"{level}\n")
-        (linux / f"index{number}" / "size").write_text(f"{size}\n")
-    assert on("x86_64", monkeypatch) == 105 * MIB
-    assert on("ppc64le", monkeypatch) == 4 * MIB, "there Eigen asks nobody"
-    (linux / "index3").mkdir()
-    (linux / "index2" / "size").write_text("unknown\n")
-    assert on("x86_64", monkeypatch) == 2 * MIB
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "level").write_text(f"{level}\n")
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    assert ask_linux(tmp_path) == 105 * MIB
+    (tmp_path / "index2" / "size").write_text("unknown\n")
+    assert ask_linux(tmp_path) == 0
 
 
-def test_eigen_guesses_where_nobody_tells(linux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {machine: on(machine, monkeypatch) for machine in ("x86_64", "ppc64le", "aarch64")}
-    assert found == {"x86_64": 2 * MIB, "ppc64le": 4 * MIB, "aarch64": MIB // 2}
-
-
-def test_a_file_that_cannot_be_loaded_is_passed_over(linux: Path) -> None:
-    (linux / "_cache.abi3.so").write_bytes(b"no library")
-    assert processor_cache._asked() == 0
+def test_eigen_has_a_default_where_the_processor_does_not_tell() -> None:
+    assert choose("x86_64", 105 * MIB) == 105 * MIB
+    assert [choose(machine, 0) for machine in ("x86_64", "ppc64le", "aarch64")] == [
+        2 * MIB,
+        4 * MIB,
+        MIB // 2,
+    ]
