@@ -1,8 +1,8 @@
 """Run all tests, in several processes at once where the machine has room.
 
-There are two processes for each processor and one more, for many tests wait for launchers, guests and
-timeouts. All tests of a file run in one process, and so do those of a folder that needs something of which a
-machine has one; ``tests/conftest.py`` says which. With arguments it is plain ``pytest``, in one process.
+There is one process more than processors, for many tests wait for launchers, guests and timeouts. All tests
+of a file run in one process, and so do those of a folder that needs something of which a machine has one;
+``tests/conftest.py`` says which. With arguments it is plain ``pytest``, in one process.
 
     python scripts/run_tests.py
     python scripts/run_tests.py tests/launch -k receipts
@@ -18,7 +18,7 @@ BYTES_EACH = 4 << 30
 
 def processes(cpus: int, memory: int) -> int:
     """Return how many processes of tests have room on a machine with this memory in bytes."""
-    return max(1, min(2 * cpus + 1, memory // BYTES_EACH))
+    return max(1, min(cpus + 1, memory // BYTES_EACH))
 
 
 def main(argv: Sequence[str]) -> None:
