@@ -22,7 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
     ``nohup`` and a shell's ``&`` start what ignores them, and whatever is started from there inherits it: no
     job could be ended by them. A handler does not reach over an exec, and here it does nothing: this run goes
     on ignoring what it was told to ignore.
+
+    TensorFlow turns oneDNN on for some processors only, and its own kernels need other memory: tests have the
+    same kernels everywhere. The facts of both are tested in ``tests/lms/device``.
     """
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     folder = tempfile.mkdtemp(prefix="lmsrun-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["LMSRUN_JOBS_DIR"] = folder
