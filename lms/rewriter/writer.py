@@ -202,6 +202,8 @@ class _Editor:
         """New control inputs of each node, by its name."""
         self._made_ops: dict[int, str] = {}
         """The node of each op that a relocation has added."""
+        self._moved_from: dict[int, str] = {}
+        """The device of each op that runs on the host now."""
         self._made: dict[int, str] = {}
         """The reference of each tensor that a relocation has added or brought back."""
         self._backs: dict[int, list[tuple[int, int, str, str]]] = {}
@@ -270,14 +272,15 @@ class _Editor:
             self._redirect(Use(op.id, slot), self._reference(held))
         if read.on_host:
             node = self._table.nodes[self._step.members[op.id][0]]
+            self._moved_from[op.id] = node.device
             node.device = host_beside(node.device)
 
     def _fetch(self, op: Op) -> None:
-        """Copy the output of an op on the host to the device, for all that read it."""
+        """Copy the output of an op on the host to its device, for all that read it, also on others."""
         made = op.inputs[0]
         uses = self._step.graph.uses[op.outputs[0]]
         there = [use for use in uses if self._step.members[use.op]]
-        device = self._device(there[0].op)
+        device = self._moved_from[self._step.graph.tensors[made].op]
         back = self._in(self._reference(made), made, device, f"{self._base(made)}/fetch", ())
         self._add_op(op, back)
         for use in there:

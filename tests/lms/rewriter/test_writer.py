@@ -12,10 +12,11 @@ from lms.device.kernels import PlainCpu
 from lms.ir.graph import Use
 from lms.ir.swap_plan import Filler, Swap, SwapIn, SwapPlan
 from lms.optimizer.grappler_item import Output
+from lms.planner.host_operands import read_from_host
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import Step, read_step
 from lms.reader.survey import Place
-from lms.rewriter.writer import put_copies_first, write_plan
+from lms.rewriter.writer import put_copies_first, relocated, write_plan
 from lms.transports.device import DeviceTransport
 
 pytestmark = pytest.mark.tensorflow
@@ -30,14 +31,16 @@ NODES = {
 FLOAT = tf.float32.as_datatype_enum
 
 
-def read(nodes: dict[str, tuple[str, ...]], device: str, elsewhere: str = "") -> tuple[Any, Step]:
+def read(
+    nodes: dict[str, tuple[str, ...]], device: str, elsewhere: str = "", shape: tuple[int, ...] = (1024,)
+) -> tuple[Any, Step]:
     """A graph of these nodes, as it is and read; one node may be on a second device."""
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in nodes.items():
         where = f"/job:a/device:{device}:{int(name == elsewhere)}"
         graph_def.node.add(name=name, op=op_type, input=inputs, device=where).attr["T"].type = FLOAT
     table = NodeTable.of(graph_def)
-    outputs = [[Output(FLOAT, (1024,))] for _ in table.nodes]
+    outputs = [[Output(FLOAT, shape)] for _ in table.nodes]
     return graph_def, read_step(table, outputs, Place(lambda device: True, PlainCpu()))
 
 
@@ -97,6 +100,20 @@ def test_of_copies_that_begin_together_the_one_needed_first_stands_first() -> No
     write_plan(graph_def, step, SwapPlan("budget", order, swaps, (), (), 0, 0, 0, None), DeviceTransport({}))
     back = [node.name for node in graph_def.node if "swap_in" in node.name]
     assert back == ["g/lms/0/swap_in_0", "f/lms/0/swap_in_0"]
+
+
+def test_what_an_op_on_the_host_makes_comes_back_to_the_ops_own_device() -> None:
+    """The first that reads it may be on another one, where no kernel copies to a GPU."""
+    graph_def, step = read({**NODES, "g": ("Transpose", "f"), "b": ("Mul", "g", "h")}, "GPU", "h", (32, 32))
+    (mover,) = (op.id for op in step.graph.ops if op.type == "Transpose")
+    relocation = read_from_host(step.graph, [mover], 1024, direct=False)
+    order = tuple(range(len(relocation.graph.ops)))
+    plan = SwapPlan("budget", order, (), (), (), 0, 0, 0, None, sent=relocation.sent)
+    write_plan(graph_def, relocated(step, relocation), plan, DeviceTransport({}), relocation)
+    made = nodes(graph_def)
+    assert made["g"].device.endswith("CPU:0")
+    assert made["g/lms/0/fetch"].device == made["f"].device
+    assert made["h"].input[0] == made["b"].input[0] == "g/lms/0/fetch"
 
 
 @pytest.mark.parametrize(("device", "held"), [("CPU", True), ("GPU", False)])
