@@ -23,10 +23,10 @@ def read_l3_bytes() -> int:
     """Return the bytes of the cache of the third level, as Eigen finds them."""
     machine = os.uname().machine
     asked = ask_processor(SOURCE) if machine == QUERIED_MACHINE else 0
-    return choose(machine, ask_linux(LINUX) if asked is None else asked)
+    return told_or_default(machine, ask_linux(LINUX) if asked is None else asked)
 
 
-def choose(machine: str, told: int) -> int:
+def told_or_default(machine: str, told: int) -> int:
     """Return what the processor of a machine tells, or Eigen's default where that is 0."""
     return told or DEFAULT_L3_BYTES.get(machine, OTHER_L3_BYTES)
 

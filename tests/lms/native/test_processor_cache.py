@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from lms.native.prebuilt import find_prebuilt
-from lms.native.processor_cache import LINUX, SOURCE, ask_linux, ask_processor, choose, read_l3_bytes
+from lms.native.processor_cache import SOURCE, ask_linux, ask_processor, read_l3_bytes, told_or_default
 
 MIB = 1 << 20
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="Eigen asks processors of this kind alone")
 def test_the_processor_is_asked() -> None:
-    """Linux has the same number, or on processors of AMD a part of it."""
+    """That it is Eigen's number is tested with the scratch of kernels, in ``tests/lms/device``."""
     if (asked := ask_processor(SOURCE)) is None:
         pytest.skip("not built with the package: no C compiler, or no make setup")
-    assert asked == 0 or asked >= ask_linux(LINUX) > 0
+    assert asked >= 0
     assert read_l3_bytes() == (asked or 2 * MIB)
 
 
@@ -44,8 +44,8 @@ def test_linux_lists_the_caches(tmp_path: Path) -> None:
 
 
 def test_eigen_has_a_default_where_the_processor_does_not_tell() -> None:
-    assert choose("x86_64", 105 * MIB) == 105 * MIB
-    assert [choose(machine, 0) for machine in ("x86_64", "ppc64le", "aarch64")] == [
+    assert told_or_default("x86_64", 105 * MIB) == 105 * MIB
+    assert [told_or_default(machine, 0) for machine in ("x86_64", "ppc64le", "aarch64")] == [
         2 * MIB,
         4 * MIB,
         MIB // 2,
