@@ -119,10 +119,9 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
             return first
         made = replace(plan_budget(case, room), budget_bytes=first.budget_bytes)
         return min(first, made, key=attrgetter("peak_bytes"))
-    fits = _fits(case, first, room, limit_bytes)
-    if fits and _bears_chance(case, first, room, limit_bytes):
+    found, tries = _first_that_fits(case, first, room, limit_bytes)
+    if not tries:
         return first
-    found, tries = _for_less(case, first, room, limit_bytes, first if fits else None)
     if thorough or found is None:
         found = _faster(case, tries, found, room, limit_bytes) or found
     if found is not None:
@@ -195,6 +194,23 @@ def _fits(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
     if _peak(case, made, room) is None or (peak := _peak(case, made, limit_bytes)) is None:
         return False
     return peak <= room or _fits_by_chance(case, made, (limit_bytes,))
+
+
+def _first_that_fits(
+    case: Case, first: SwapPlan, room: int, limit_bytes: int
+) -> tuple[SwapPlan | None, Sequence[SwapPlan]]:
+    """Return the first plan that fits, if any, and all that were tried: none where the first will do.
+
+    A step that was planned without being thorough may be planned again, and gets the same.
+    """
+    key = first.budget_bytes, room, limit_bytes
+    if key not in case.tries:
+        fits = _fits(case, first, room, limit_bytes)
+        if fits and _bears_chance(case, first, room, limit_bytes):
+            case.tries[key] = first, []
+        else:
+            case.tries[key] = _for_less(case, first, room, limit_bytes, first if fits else None)
+    return case.tries[key]
 
 
 def _for_less(

@@ -107,15 +107,21 @@ def decide(
     if needs_none or _is_hopeless(swapped, config, limit_bytes):
         return swapped
     best, before, others = swapped, swapped.case.peak_before_bytes, list[_Trial]()
+    planned: dict[Choice, Decision] = {}
 
     def improved(trials: Sequence[_Trial]) -> Decision:
-        """Plan choices in full; return the best decision, those of before among them."""
+        """Plan choices in full, each once; return the best decision, those of before among them."""
         top, made = best, [swapped] if best is swapped else []
         for trial in trials:
             *missing, makespan_s = score(top, limit_bytes)
             if top is not swapped and not any(missing) and trial.makespan_s >= makespan_s:
                 continue  # in pieces a choice takes no less
-            made.append(plan_recomputed(trial.recomputation, config, device_type, limit_bytes, costs, before))
+            if trial.choice not in planned:
+                again = trial.recomputation
+                planned[trial.choice] = plan_recomputed(
+                    again, config, device_type, limit_bytes, costs, before
+                )
+            made.append(planned[trial.choice])
             top = min(top, made[-1], key=lambda one: score(one, limit_bytes))
         return top if config.policy == "all" else _refined_best(top, made, config, limit_bytes)
 

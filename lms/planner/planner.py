@@ -140,6 +140,11 @@ class Case:
         return {}
 
     @cached_property
+    def tries(self) -> dict[tuple[int | None, int, int], tuple[SwapPlan | None, list[SwapPlan]]]:
+        """The plans tried so far, by budget, room and limit (:mod:`lms.planner.fragmentation`)."""
+        return {}
+
+    @cached_property
     def floor(self) -> tuple[int, int | None]:
         """The least that any plan can reach, and the op that needs it."""
         return min((schedule.floor for schedule in self.schedules), key=lambda floor: floor[0])

@@ -16,6 +16,7 @@ is chance there.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from random import Random
 from statistics import median_low
@@ -23,7 +24,7 @@ from statistics import median_low
 from lms.ir.assignments import VariableReads, in_place
 from lms.ir.liveness import Buffers, Residency, round_up
 from lms.ir.op_traits import in_place_output, may_end_step
-from lms.ir.swap_plan import SerialEdge, Swap, SwapIn, SwapPlan
+from lms.ir.swap_plan import Swap, SwapIn, SwapPlan
 from lms.simulate.allocation_trace import Demand, Filled, batch_bytes, updates_of
 from lms.simulate.cost_model import Costs
 from lms.simulate.rehearsal import GROWN_STEPS, STEPS, peak_in_pieces
@@ -49,11 +50,11 @@ def peaks_by_chance(
         costs: The device and its link.
         rooms: Bytes that the device has for the step's own tensors. A run is the same in each.
     """
-    seconds = costs.op_seconds(buffers.graph)
-    runs = min(RUNS, max(1, MOST_OPS // max(1, len(seconds))))
+    tasks = Tasks(buffers, plan, costs)
+    runs = min(RUNS, max(1, MOST_OPS // max(1, len(buffers.graph.ops))))
     for seed in range(runs):
         chance = Random(seed)  # noqa: S311 - the same in each process
-        demand = Execution(buffers, plan, costs, seconds, chance).demand(costs.resident_bytes)
+        demand = Execution(tasks, chance).demand(costs.resident_bytes)
         for room in rooms:
             yield peak_in_pieces(demand, room, GROWN_STEPS, pooled=not plan.is_empty)
 
@@ -73,35 +74,96 @@ def likely_peak(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> in
     )
 
 
+class Tasks:
+    """What each run of a step has to do, and which of its tasks wait for which.
+
+    Copies are tasks like ops: their numbers come behind those of the ops, first the copies to the host.
+
+    Args:
+        buffers: The step's.
+        plan: For that step.
+        costs: The device and its link.
+    """
+
+    def __init__(self, buffers: Buffers, plan: SwapPlan, costs: Costs) -> None:
+        self.buffers, self.plan, self.costs = buffers, plan, costs
+        seconds, swaps, graph = costs.op_seconds(buffers.graph), plan.swaps, buffers.graph
+        self.in_place = frozenset() if plan.is_empty else in_place(buffers, plan.order)
+        self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
+        self.back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
+        self.first_copy, self.first_back = len(seconds), len(seconds) + len(swaps)
+        self.seconds = [*seconds, *(costs.out_seconds(swap.nbytes) for swap in swaps)]
+        self.seconds += [costs.in_seconds(swap.nbytes) for swap, _ in self.back]
+        later: list[set[int]] = [set(after) for after in graph.successors]
+        later += [set() for _ in range(len(self.seconds) - len(seconds))]
+        self._add_waits(later)
+        self.later = [sorted(after) for after in later]
+        """By task, those that wait for it."""
+        self.waiting = [0] * len(later)
+        """How many others each task waits for."""
+        for after in later:
+            for task in after:
+                self.waiting[task] += 1
+        swapped = {swap.tensor: swap for swap in swaps}
+        self.stays = {root: self._stays(root, swapped.get(root)) for root in buffers.owners}
+        """By buffer the first task of each of its stays, and the tasks that this outlives."""
+        self.takeovers = [
+            (op, [stay for root in sources for stay in self._taken(op, root)])
+            for op, sources in buffers.takeovers
+        ]
+        """Ops that may take over stays, and for each of these what must be done by then."""
+
+    def _add_waits(self, later: Sequence[set[int]]) -> None:
+        """Add the waits of the plan."""
+        for edge in () if self.plan.is_empty else self.plan.serial_edges:
+            later[edge.before].add(edge.after)
+        for swap in self.plan.swaps:
+            out = self._out[swap.tensor]
+            later[swap.after].add(out)
+            later[self.buffers.graph.tensors[swap.tensor].op].add(out)
+            later[out].update(swap.blocks)
+        for task, (swap, back) in enumerate(self.back, self.first_back):
+            later[self._out[swap.tensor]].add(task)
+            later[back.trigger].add(task)
+            later[task].update(use.op for use in back.uses)
+            later[task].update(back.blocks)
+
+    def _stays(self, root: int, swap: Swap | None) -> list[tuple[int, list[int]]]:
+        maker, users = self.buffers.graph.tensors[root].op, self.buffers.users[root]
+        if swap is None:
+            return [(maker, [maker, *users])]
+        far = {use.op for back in swap.swap_ins for use in back.uses}
+        held = [] if swap.until is None or swap.at_once else [swap.until]
+        near = [maker, self._out[root], *held, *(op for op in users if op not in far)]
+        return [(maker, near), *self._returns.get(root, ())]
+
+    @cached_property
+    def _returns(self) -> dict[int, list[tuple[int, list[int]]]]:
+        """The stays that begin with a copy to the device, by buffer."""
+        found: dict[int, list[tuple[int, list[int]]]] = {}
+        for task, (swap, back) in enumerate(self.back, self.first_back):
+            found.setdefault(swap.tensor, []).append((task, [task, *(use.op for use in back.uses)]))
+        return found
+
+    def _taken(self, op: int, root: int) -> Iterator[tuple[tuple[int, int], list[int]]]:
+        """Yield the stays of a buffer that an op may take over, with the other tasks that they outlive."""
+        for number, (_, users) in enumerate(self.stays[root]):
+            if op in users:
+                yield (root, number), [task for task in users if task != op]
+
+
 class Execution:
     """One run of a step: on a CPU's threads, or launched on a GPU.
 
-    Copies are tasks like ops: their numbers come behind those of the ops, first the copies to the host.
+    Args:
+        tasks: What it does.
+        chance: Decides how long each task takes.
     """
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        plan: SwapPlan,
-        costs: Costs,
-        seconds: Sequence[float],
-        chance: Random,
-    ) -> None:
-        self._buffers, self._graph = buffers, buffers.graph
-        self._chance, self._fillers, swaps = chance, plan.fillers, plan.swaps
-        self._batches = plan.batches
-        self._stay = frozenset() if plan.is_empty else in_place(buffers, plan.order)
-        self._out = {swap.tensor: len(seconds) + number for number, swap in enumerate(swaps)}
-        self._back: list[tuple[Swap, SwapIn]] = [(swap, back) for swap in swaps for back in swap.swap_ins]
-        self._swaps = {swap.tensor: swap for swap in swaps}
-        times = [*seconds, *(costs.out_seconds(swap.nbytes) for swap in swaps)]
-        times += [costs.in_seconds(swap.nbytes) for swap, _ in self._back]
-        self._first_copy, self._first_back = len(seconds), len(seconds) + len(swaps)
-        self._times = [one * chance.lognormvariate(0.0, SPREAD) for one in times]
-        self._later: list[set[int]] = [set(after) for after in self._graph.successors]
-        self._later += [set() for _ in range(len(times) - len(seconds))]
-        self._add_waits(() if plan.is_empty else plan.serial_edges)
-        self.begins, self.ends = [0] * len(times), [0] * len(times)
+    def __init__(self, tasks: Tasks, chance: Random) -> None:
+        self._tasks, self._chance, costs = tasks, chance, tasks.costs
+        self._times = [one * chance.lognormvariate(0.0, SPREAD) for one in tasks.seconds]
+        self.begins, self.ends = [0] * len(self._times), [0] * len(self._times)
         """By task, as points: each begin and each end of a task is an even one of its own."""
         self._now = 0
         self._launches = costs.overlaps and costs.threads == 1
@@ -110,23 +172,8 @@ class Execution:
         else:
             self._run(max(1, costs.threads))
 
-    def _add_waits(self, edges: Sequence[SerialEdge]) -> None:
-        later = self._later
-        for edge in edges:
-            later[edge.before].add(edge.after)
-        for swap in self._swaps.values():
-            out = self._out[swap.tensor]
-            later[swap.after].add(out)
-            later[self._graph.tensors[swap.tensor].op].add(out)
-            later[out].update(swap.blocks)
-        for task, (swap, back) in enumerate(self._back, self._first_back):
-            later[self._out[swap.tensor]].add(task)
-            later[back.trigger].add(task)
-            later[task].update(use.op for use in back.uses)
-            later[task].update(back.blocks)
-
     def _run(self, threads: int) -> None:
-        waiting = self._waiting()
+        waiting = [*self._tasks.waiting]
         shared = deque(task for task, count in enumerate(waiting) if not count)
         own: list[deque[int]] = [deque() for _ in range(threads)]
         idle = [*range(threads)]
@@ -146,14 +193,14 @@ class Execution:
             now_s, task, thread = heappop(busy)
             self.ends[task] = self._point()
             idle.append(thread)
-            for later in sorted(self._later[task]):
+            for later in self._tasks.later[task]:
                 waiting[later] -= 1
                 if not waiting[later]:
                     own[thread].appendleft(later)
 
     def _launch(self, launch_s: float) -> None:
         """Launch ops one by one as they become ready, and have copies run beside them, one a direction."""
-        waiting = self._waiting()
+        waiting = [*self._tasks.waiting]
         slowness = self._chance.random()
         ready: deque[int] = deque()
         copies: list[tuple[float, int]] = []
@@ -161,10 +208,10 @@ class Execution:
         now_s = device_s = 0.0
 
         def begin(task: int) -> None:
-            if task < self._first_copy:
+            if task < self._tasks.first_copy:
                 ready.append(task)
                 return
-            way = task >= self._first_back
+            way = task >= self._tasks.first_back
             self.begins[task] = self._point()
             links_s[way] = max(now_s, device_s, links_s[way]) + self._times[task]
             heappush(copies, (links_s[way], task))
@@ -182,18 +229,10 @@ class Execution:
                 done_s, task = heappop(copies)
                 now_s = max(now_s, done_s)
             self.ends[task] = self._point()
-            for later in sorted(self._later[task]):
+            for later in self._tasks.later[task]:
                 waiting[later] -= 1
                 if not waiting[later]:
                     begin(later)
-
-    def _waiting(self) -> list[int]:
-        """Return for each task how many others it waits for."""
-        waiting = [0] * len(self._later)
-        for after in self._later:
-            for task in after:
-                waiting[task] += 1
-        return waiting
 
     def _point(self) -> int:
         self._now += 2
@@ -201,18 +240,17 @@ class Execution:
 
     def demand(self, resident_bytes: int | None) -> Demand:
         """Return what the run asks of the allocator."""
-        buffers, graph = self._buffers, self._graph
+        tasks, buffers, graph = self._tasks, self._tasks.buffers, self._tasks.buffers.graph
         takers = self._takers()
         stays = []
-        for root in buffers.owners:
-            found = [*self._stays(root)]
-            for number, (first, tasks) in enumerate(found):
-                last = self._end(tasks)
+        for root, found in tasks.stays.items():
+            for number, (first, outlived) in enumerate(found):
+                last = self._end(outlived)
                 if buffers.kept[root] and number == len(found) - 1:
                     last = self._now + 1
                 if (root, number) in takers:
                     last = self.begins[takers[root, number]] - 1
-                stays.append(Residency(root, buffers.nbytes[root], first, last))
+                stays.append(Residency(root, buffers.nbytes[root], self.begins[first], last))
         stays += self._next_batch()
         for op in buffers.with_workspace:
             nbytes = round_up(graph.ops[op].workspace_bytes)
@@ -222,17 +260,17 @@ class Execution:
             for (root, _), op in takers.items()
         }
         reads = VariableReads(buffers, self.begins, self.ends, self._now + 1)
-        updates = tuple(updates_of(buffers, reads, self.begins, self._stay & reads.may_stay))
-        room = (batch_bytes(buffers),) * self._batches
+        updates = tuple(updates_of(buffers, reads, self.begins, tasks.in_place & reads.may_stay))
+        room = (batch_bytes(buffers),) * tasks.plan.batches
         return Demand(tuple(stays), updates, handed_on, resident_bytes, self._filled(), room)
 
     def _filled(self) -> dict[int, Filled]:
         """Return what fillers take, by the begin of the op or of the first copy back that they precede."""
         copies: dict[int, list[int]] = {}
-        for task, (_, back) in enumerate(self._back, self._first_back):
+        for task, (_, back) in enumerate(self._tasks.back, self._tasks.first_back):
             copies.setdefault(back.trigger, []).append(self.begins[task])
         found: dict[int, Filled] = {}
-        for one in self._fillers:
+        for one in self._tasks.plan.fillers:
             point = min(copies[one.op]) if one.copies else self.begins[one.op]
             last = self.begins[one.until] - 1 if one.copies else self.ends[one.op]
             found[point] = Filled(one.sizes, one.least, last)
@@ -246,28 +284,16 @@ class Execution:
         if self._launches:
             return
         begin = self._chance.randrange(self._now)
-        nowhere = -1 - len(self._graph.ops)
-        for op in self._graph.ops:
+        buffers = self._tasks.buffers
+        nowhere = -1 - len(buffers.graph.ops)
+        for op in buffers.graph.ops:
             if may_end_step(op.type):
                 for root in op.outputs:
-                    yield Residency(nowhere - root, self._buffers.nbytes[root], begin, self._now + 1)
+                    yield Residency(nowhere - root, buffers.nbytes[root], begin, self._now + 1)
 
     def _end(self, tasks: Sequence[int]) -> int:
-        return max(self.ends[task] for task in tasks)
-
-    def _stays(self, root: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield the begin of each stay of a buffer, and the tasks that it outlives."""
-        maker, users = self._graph.tensors[root].op, self._buffers.users[root]
-        swap = self._swaps.get(root)
-        if swap is None:
-            yield self.begins[maker], [maker, *users]
-            return
-        far = {use.op for back in swap.swap_ins for use in back.uses}
-        held = [] if swap.until is None or swap.at_once else [swap.until]
-        yield self.begins[maker], [maker, self._out[root], *held, *(op for op in users if op not in far)]
-        for task, (moved, back) in enumerate(self._back, self._first_back):
-            if moved is swap:
-                yield self.begins[task], [task, *(use.op for use in back.uses)]
+        ends = self.ends
+        return max([ends[task] for task in tasks])
 
     def _takers(self) -> dict[tuple[int, int], int]:
         """Map buffers that an op takes over, with the number of the stay, to that op.
@@ -275,15 +301,8 @@ class Execution:
         All else that the stay outlives is done by then: of a swapped buffer the copy to the host, too.
         """
         takers: dict[tuple[int, int], int] = {}
-        for op, sources in self._buffers.takeovers:
-            stays = (
-                ((root, number), users)
-                for root in sources
-                for number, (_, users) in enumerate(self._stays(root))
-                if op in users
-            )
-            for stay, users in stays:
-                others = [task for task in users if task != op]
+        for op, stays in self._tasks.takeovers:
+            for stay, others in stays:
                 if stay not in takers and self._end(others) < self.begins[op]:
                     takers[stay] = op
                     break

@@ -15,7 +15,7 @@ from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, pr
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.cost_model import Costs, costs_of
-from lms.simulate.executor import Execution
+from lms.simulate.executor import Execution, Tasks
 from lms.simulate.rehearsal import Rehearsal, bears_batches
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -171,6 +171,5 @@ def test_a_gpu_keeps_no_room_for_batches_that_are_made_on_the_host() -> None:
 def test_runs_by_chance_know_of_the_room() -> None:
     graph = net(600 * KIB)
     case, plan = planned(graph)
-    seconds = case.costs.op_seconds(graph)
-    run = Execution(case.buffers, plan, case.costs, seconds, Random(1))  # noqa: S311 - the same each time
+    run = Execution(Tasks(case.buffers, plan, case.costs), Random(1))  # noqa: S311 - the same each time
     assert run.demand(None).room_for_batches == (600 * KIB,) * plan.batches

@@ -13,7 +13,7 @@ from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapIn, SwapPlan
 from lms.planner.planner import plan
 from lms.simulate.allocation_trace import Filled
 from lms.simulate.cost_model import Costs
-from lms.simulate.executor import RUNS, Execution, likely_peak, peaks_by_chance
+from lms.simulate.executor import RUNS, Execution, Tasks, likely_peak, peaks_by_chance
 
 K = 4096
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def peaks(
 def run(graph: Graph, made: SwapPlan, threads: int, costs: Costs = COSTS, seed: int = 0) -> Execution:
     chance = Random(seed)  # noqa: S311 - the same each time
     costs = replace(costs, threads=threads)
-    return Execution(Buffers.of(graph), made, costs, costs.op_seconds(graph), chance)
+    return Execution(Tasks(Buffers.of(graph), made, costs), chance)
 
 
 def test_what_nothing_waits_for_holds_its_operands_on_a_second_thread() -> None:
