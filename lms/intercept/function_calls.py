@@ -55,7 +55,8 @@ class Call:
     def batch_size(self) -> int | None:
         """Return the size of the batches of the datasets among the arguments, where these say it."""
         flat = tf.nest.flatten(self.arguments)
-        sizes = (dataset_batch_size(getattr(argument, "_dataset", None)) for argument in flat)
+        iterators = (one for one in flat if isinstance(one, tf.data.Iterator))
+        sizes = (dataset_batch_size(getattr(iterator, "_dataset", None)) for iterator in iterators)
         size = next((size for size in sizes if size), None)
         if size is None:
             size = gone_through_batch_size([one for one in flat if isinstance(one, tf.data.Dataset)])
@@ -170,7 +171,7 @@ class Watch:
         """Begin to watch."""
         call, concrete = self._methods["__call__"], self._methods["get_concrete_function"]
 
-        def watched_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched_call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             self._drop_xla(function)
             inside = tf_ops.inside_function() or not tf.executing_eagerly()
             if inside or self._local.call is not None:  # also eager code that runs while a function is traced
@@ -181,7 +182,7 @@ class Watch:
             finally:
                 self._local.call = None
 
-        def watched_concrete(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched_concrete(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             self._drop_xla(function)
             return concrete(function, *args, **kwargs)
 
@@ -217,24 +218,25 @@ class Watch:
 
     def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
         runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
-        generation = self._observer.generation(self.call, runtime)
-        copy = self._compiler.without_xla(self.call, runtime)
+        call = self._local.call or Call()  # not that of another thread
+        generation = self._observer.generation(call, runtime)
+        copy = self._compiler.without_xla(call, runtime)
         runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
         planned = self._options.planned(before, generation, is_copy=bool(copy))
         ctx.function_call_options, iterations = planned
         plugin.expect_iterations(iterations)
         latest = self._latest
-        self._local.runtime, self._latest = runtime, (self.call, runtime)
+        self._local.runtime, self._latest = runtime, (call, runtime)
         try:
             try:
                 return self._call_function(ctx, copy.encode() or name, inputs, outputs)
             except tf.errors.InvalidArgumentError as error:
-                if not (copy and self._compiler.is_left_to_xla(self.call, runtime, generation, error)):
+                if not (copy and self._compiler.is_left_to_xla(call, runtime, generation, error)):
                     raise
             self._local.runtime = replace(runtime, copy="", whole=True)
             done = self._call_function(ctx, name, inputs, outputs)
-            self._compiler.ran_whole(self.call, runtime)
+            self._compiler.ran_whole(call, runtime)
             return done
         finally:
             ctx.function_call_options = before

@@ -27,7 +27,7 @@ from lms.specialiser.known_predicates import fed_predicates
 from lms.variables.initial_values import SharedValues, ops_reached
 from lms.variables.session_values import SessionValues
 
-WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable")
+WATCHED = ("__init__", "_call_tf_sessionrun", "_Callable", "partial_run_setup")
 """What is replaced in TensorFlow's sessions: how they are made, all ways to run them, what Keras calls."""
 
 CALLABLE = tf_session.BaseSession._Callable
@@ -171,7 +171,7 @@ class SessionRun:
     call: Call
     """The same as a call: its function is the :class:`SessionStep`."""
     feeds: Mapping[str, tuple[int, ...]]
-    """Shapes of what is fed, by the name of its node."""
+    """Shapes of what is fed, by its name as a node reads it: ``x`` for output 0 of a node, ``x:1``."""
     shared: Mapping[str, int]
     """Bytes of each variable that shares memory with another or a constant, by the name of its handle."""
     is_alone: Callable[[], bool]
@@ -181,7 +181,8 @@ class SessionRun:
         """Return the shapes of what is fed, by name; of an open number of rows at least ``size``."""
         found = []
         for name, shape in sorted(self.feeds.items()):
-            known = self.graph.get_operation_by_name(name).outputs[0].shape if size and shape else None
+            tensor = name if ":" in name else f"{name}:0"
+            known = self.graph.get_tensor_by_name(tensor).shape if size and shape else None
             has_rows = known is not None and (known.rank is None or known.as_list()[0] is None)
             found.append((max(shape[0], size or 0), *shape[1:]) if has_rows else shape)
         return tuple(found)
@@ -257,7 +258,13 @@ class SessionWatch:
         def watched_run(session: Any, *arguments: Any) -> Any:
             return self._run(session, *arguments)
 
-        for name, changed in zip(WATCHED, (watched_init, watched_run, WatchedCallable), strict=True):
+        def unplanned_setup(session: Any, *args: Any, **kwargs: Any) -> Any:
+            """Leave a step alone that is fed a part at a time: no op of one part may wait for another's."""
+            with self.aside():
+                return self._originals["partial_run_setup"](session, *args, **kwargs)
+
+        changes = watched_init, watched_run, WatchedCallable, unplanned_setup
+        for name, changed in zip(WATCHED, changes, strict=True):
             setattr(tf_session.BaseSession, name, changed)
 
     def uninstall(self) -> None:
@@ -271,21 +278,19 @@ class SessionWatch:
         run = self._originals["_call_tf_sessionrun"]
         if self._local.is_aside:
             return run(session, options, feeds, fetches, targets, metadata)
-        shapes = {c_session.TF_OperationName(fed.oper): np.shape(value) for fed, value in feeds.items()}
+        named = {_name_of(fed): value for fed, value in feeds.items()}
+        shapes = {name: np.shape(value) for name, value in named.items()}
         names = [c_session.TF_OperationName(fetched.oper) for fetched in fetches]
         ran = {c_session.TF_OperationName(target): target for target in targets}
         alone = sorted({*ran}.difference(names))
         first = ran[alone[0]] if alone else fetches[names.index(min(names))].oper if names else None
         fetched = sorted((name, one.index) for name, one in zip(names, fetches, strict=True))
         ops = (*alone, *names)
-        values = {c_session.TF_OperationName(fed.oper): value for fed, value in feeds.items()}
         branches = self._steps.setdefault(session, {}).setdefault(
             (tuple(sorted(shapes)), tuple(fetched), tuple(alone)), Branches(session, ops, self)
         )
-        step = branches.step(fed_predicates(session.graph, values))
-        feeds = {
-            fed: step.as_read(c_session.TF_OperationName(fed.oper), value) for fed, value in feeds.items()
-        }
+        step = branches.step(fed_predicates(session.graph, named))
+        feeds = {fed: step.as_read(_name_of(fed), value) for fed, value in feeds.items()}
         buffers = [metadata]  # TensorFlow takes an empty one: what a second try does is told nowhere
 
         def once(generation: int) -> Any:
@@ -367,7 +372,7 @@ class WatchedCallable:
         watch = _current
         if watch is None:
             return self._callable(None, 0)(*args, **kwargs)
-        names = [name.partition(":")[0] for name in self._options.feed]
+        names = [name.removesuffix(":0") for name in self._options.feed]
         feeds = dict(zip(names, args, strict=False))
         shapes = {name: np.shape(value) for name, value in feeds.items()}
         with self._lock:
@@ -392,6 +397,12 @@ class WatchedCallable:
             if generation not in self._made:
                 self._made[generation] = CALLABLE(self._session, self._options)
             return self._made[generation]
+
+
+def _name_of(fed: Any) -> str:
+    """Return the name of what is fed, as a node reads it."""
+    name = c_session.TF_OperationName(fed.oper)
+    return f"{name}:{fed.index}" if fed.index else name
 
 
 def has_training_step(graph: Any) -> bool:

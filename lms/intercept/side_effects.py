@@ -22,7 +22,7 @@ PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
 TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
 """Beginnings of the types of ops that take a batch from an iterator."""
 
-GOES_THROUGH = ("MakeIterator", "OneShotIterator", "ReduceDataset")
+GOES_THROUGH = ("DatasetToSingleElement", "MakeIterator", "OneShotIterator", "ReduceDataset")
 """Beginnings of the types of ops that begin a dataset: anew each time, but for ``OneShotIterator``."""
 
 LASTING = {
@@ -42,7 +42,12 @@ LASTING = {
         "Stage",
         "Unstage",
     ),
-    "it feeds an accumulator": ("AccumulatorApply", "AccumulatorTake", "ResourceAccumulator"),
+    "it feeds an accumulator": (
+        "AccumulatorApply",
+        "AccumulatorTake",
+        "ResourceAccumulator",
+        "SparseAccumulator",
+    ),
 }
 """The lasting effects of ops, each with the beginnings of their types."""
 
@@ -57,6 +62,9 @@ OF_SESSION = "those of an iterator of the session; feed the batches"
 """The batches that are not kept, and what to do."""
 
 PEERS = "other ranks may have received a part of it already"
+
+SPECIALIZED = "_specialized_for_"
+"""What TensorFlow's optimizer adds to the name of a function that it copies for one caller."""
 
 SEEDS = ("seed", "seed2")
 """Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
@@ -83,7 +91,7 @@ def cannot_be_undone(
         kept: The handles of iterators that give the same batches again.
         in_session: Whether a session runs it.
     """
-    types = set(table.types)
+    types = {*table.types, *(node.op for node in _nodes_called(table))}
     if may_reach_peers(types):
         return PEERS
     if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):
@@ -127,6 +135,14 @@ def _nodes_reached(names: Iterable[str]) -> Iterator[Any]:
             called = {*_called(node)} - seen
             wanted += called
             seen |= called
+
+
+def _nodes_called(table: NodeTable) -> Iterator[Any]:
+    """Yield the nodes of the functions of the runtime that a step may call, and of those that these may."""
+    callers = {op_type for op_type in {*table.types} if _calls_functions(op_type)}
+    nodes = (node for node, op_type in zip(table.nodes, table.types, strict=True) if op_type in callers)
+    names = {name.partition(SPECIALIZED)[0] for node in nodes for name in _called(node)}
+    return _nodes_reached(names)
 
 
 def _called(node: Any) -> Iterator[str]:
@@ -206,10 +222,13 @@ def _lasting(types: Iterable[str]) -> str:
 
 
 def draws_from_seed(table: NodeTable) -> bool:
-    """Tell whether a kernel of the step counts its own random numbers, and begins them from a seed."""
+    """Tell whether a kernel of the step, or of a function that it calls, begins random numbers from a seed.
+
+    Such a kernel counts what it has drawn, and a new one begins anew.
+    """
     seeded = {op_type for op_type in {*table.types} if _may_have_seed(op_type)}
     nodes = (node for node, op_type in zip(table.nodes, table.types, strict=True) if op_type in seeded)
-    return any(map(_is_seeded, nodes))
+    return any(map(_is_seeded, nodes)) or any(map(_is_seeded, _nodes_called(table)))
 
 
 def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:

@@ -39,7 +39,7 @@ def fed_nodes(task: Task, graph_def: Any) -> set[str]:
         return set()
     item = task.request.item
     fetched = {name.partition(":")[0] for name in item.fetches()}
-    return {*task.hints.feeds}.union(set(item.preserved()) - fetched)
+    return {name.partition(":")[0] for name in task.hints.feeds}.union(set(item.preserved()) - fetched)
 
 
 def kept_nodes(task: Task, graph_def: Any) -> set[str]:

@@ -61,7 +61,7 @@ class ShapeHints:
     batch_size: int | None = None
     """Size of an open leading dimension."""
     feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of what a session feeds, by the name of the placeholder's node."""
+    """Shapes of what a session feeds, by its name as a node reads it: ``x`` for output 0, or ``x:1``."""
 
     @property
     def knows_batch(self) -> bool:
@@ -319,7 +319,13 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
             given = hints.feeds.get(node.name)
             changed |= _fix(node, node.attr["dtype"].type, node.attr["shape"].shape, given, hints)
         elif "output_shapes" in node.attr and "output_types" in node.attr:
-            listed = [s for s in node.attr["output_shapes"].list.shape if s.dim and not s.unknown_rank]
+            listed = []
+            for index, shape in enumerate(node.attr["output_shapes"].list.shape):
+                given = hints.feeds.get(f"{node.name}:{index}" if index else node.name)
+                if given is not None and not shape.unknown_rank and _fits(given, _dims(shape)):
+                    changed |= _write(shape, given)
+                elif shape.dim and not shape.unknown_rank:
+                    listed.append(shape)
             for shape, dims in zip(listed, hints.pin_all(list(map(_dims, listed))), strict=True):
                 changed |= _write(shape, dims)
     return changed

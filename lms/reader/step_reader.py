@@ -28,7 +28,7 @@ from lms.reader.conditions import ALWAYS, Conditions, find_conditions
 from lms.reader.node_table import ENTERS, EXITS, HANDED_ON, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.op_facts import facts_of, item_bytes, merged_types, size_of
 from lms.reader.shapes import TINY
-from lms.reader.survey import BODY_ATTRS, Place, folded, in_place_assignments
+from lms.reader.survey import BODY_ATTRS, Place, exchanging, folded, in_place_assignments
 from lms.reader.units import Units
 
 LOOP = "Loop"
@@ -131,6 +131,7 @@ class _Reader:
         self._folded = folded(table, outputs).nodes
         self._here = place.holds_each(table)
         self._in_place = in_place_assignments(table, outputs, place)
+        self._exchanging = exchanging(table)
 
     def step(self, fetches: Collection[str]) -> Step:
         """Build the step from the units added so far."""
@@ -222,7 +223,7 @@ class _Reader:
             forbidden=reasons,
             workspace_bytes=self._workspace(unit, facts),
             flops=flops_of(facts or facts_of(table, self._outputs, unit)) if counted else None,
-            chainable=not (is_collective(op_type) or op_type in RESULTS),
+            chainable=not (is_collective(op_type) or op_type in RESULTS or unit in self._exchanging),
             conditional=not self._conditions.runs_with_step(unit),
             unordered=unit in self._units.unordered
             or not (table.marks.get(unit) == EXIT or self._conditions.may_be_ordered(unit)),

@@ -30,6 +30,30 @@ DENSE = frozenset({ASSIGN, READ, "AssignAddVariableOp", "AssignSubVariableOp"})
 """Ops on a variable that go through all of it. With others TensorFlow copies what is read."""
 
 
+TAKES = (
+    "AccumulatorTake",
+    "BarrierTake",
+    "MapUnstage",
+    "OrderedMapUnstage",
+    "QueueDequeue",
+    "ResourceAccumulatorTake",
+    "SparseAccumulatorTake",
+    "Unstage",
+)
+"""Beginnings of the types of ops that wait until there is something to take."""
+PUTS = (
+    "AccumulatorApply",
+    "BarrierInsert",
+    "MapStage",
+    "OrderedMapStage",
+    "QueueEnqueue",
+    "ResourceAccumulatorApply",
+    "SparseAccumulatorApply",
+    "Stage",
+)
+"""Beginnings of the types of ops that put something there; they may wait for room."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A device: which nodes run there, and how much memory its kernels need."""
@@ -106,6 +130,35 @@ def most_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Pla
                 return None
             total += round_up(nbytes)
     return total + round_up(workspace)
+
+
+def exchanging(table: NodeTable) -> frozenset[int]:
+    """Find the ops that wait for each other beside their inputs: one takes what another of the step puts.
+
+    What is taken may be what the same step puts, so what leads to a put must not wait for what follows a
+    take. Where one of the two waits for the other anyway, nothing changes that.
+    """
+    takes = [node for node, op_type in enumerate(table.types) if op_type.startswith(TAKES)]
+    puts = [node for node, op_type in enumerate(table.types) if op_type.startswith(PUTS)]
+    found: set[int] = set()
+    for take in takes if puts else ():
+        behind = _behind(table, take)
+        found.update(
+            node
+            for put in puts
+            if put not in behind and take not in _behind(table, put)
+            for node in (take, put)
+        )
+    return frozenset(found)
+
+
+def _behind(table: NodeTable, start: int) -> set[int]:
+    """Return a node, and all that wait for it."""
+    found = {start}
+    for node in table.order:
+        if not found.isdisjoint(table.before[node]):
+            found.add(node)
+    return found
 
 
 def folded(table: NodeTable, outputs: Sequence[Sequence[Output]]) -> Folded:

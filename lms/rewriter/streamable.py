@@ -241,7 +241,8 @@ class Finder:
             node = open_nodes.pop()
             for slot, source in enumerate(table.inputs[node]):
                 if slot == 1 and table.types[node] in SWITCHES:
-                    if self._is_always_run(source.node) and self._used_late[source.node] < own:
+                    is_here = table.frame[source.node] == ROOT and self._is_always_run(source.node)
+                    if is_here and self._used_late[source.node] < own:
                         predicates.add(source.node)
                     continue
                 if source.node in seen:

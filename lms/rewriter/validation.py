@@ -11,7 +11,16 @@ from tensorflow.python.framework import op_def_registry
 
 from lms.device.kernels import Kernels
 from lms.optimizer.grappler_item import Output
-from lms.reader.node_table import NodeTable, OutputNames, Source, nodes_before, topological_order
+from lms.reader.node_table import (
+    ENTERS,
+    EXITS,
+    ROOT,
+    NodeTable,
+    OutputNames,
+    Source,
+    nodes_before,
+    topological_order,
+)
 from lms.rewriter.writer import RewriteError
 
 
@@ -34,7 +43,8 @@ def validate(
     Raises:
         RewriteError: If two nodes have one name; if an added node lacks a device, a known type or an
             attribute; if a node reads what is not there, of another type or of another number than it takes;
-            if nodes wait for each other; or if TensorFlow would merge other nodes than before.
+            if nodes wait for each other, or for what is in another frame; or if TensorFlow would merge other
+            nodes than before.
     """
     nodes = list(graph_def.node)
     names = [node.name for node in nodes]
@@ -70,7 +80,26 @@ def validate(
         stuck = min({*range(len(nodes))}.difference(order))
         raise RewriteError(f"{names[stuck]} would wait for itself")
     edited = NodeTable(nodes, names, types, inputs, controls)
+    _require_one_frame(edited)
     _require_same_kernels(kernels, table, edited)
+
+
+def _require_one_frame(edited: NodeTable) -> None:
+    """Check that no node waits for one of another frame, but where a value enters a frame or leaves it.
+
+    TensorFlow finds such a node only when the step runs, and has it fail.
+    """
+    if len(edited.frames) == 1:
+        return
+    for place, op_type in enumerate(edited.types):
+        own = edited.frame[place]
+        if op_type in EXITS:
+            continue
+        if op_type in ENTERS:
+            own = edited.frames[own].parent or ROOT
+        waited_for = (*(source.node for source in edited.inputs[place]), *edited.controls[place])
+        if any(edited.frame[node] != own for node in waited_for):
+            raise RewriteError(f"{edited.names[place]} would wait for what runs in another loop")
 
 
 def _require_same_kernels(kernels: Kernels, table: NodeTable, edited: NodeTable) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from lms.ir.op_traits import CONSTANTS, FOLDED_BYTES
+from lms.ir.op_traits import CONSTANTS, FOLDED_BYTES, MERGES
 from lms.variables.handles import static_bytes
 
 ASSIGN = "AssignVariableOp"
@@ -70,34 +70,67 @@ def ops_reached(graph: Any, names: Iterable[str]) -> Iterator[Any]:
 
 def _effect_of(ops: Iterable[Any]) -> _Effect:
     shared: dict[str, int] = {}
-    computed: dict[object, list[str]] = {}
+    computed: dict[int, list[str]] = {}
     own: set[str] = set()
+    constants = _Constants()
     for op in ops:
         handles = [one.op.name for one in op.inputs if one.dtype == tf.resource]
         value = op.inputs[1] if op.type == ASSIGN else None
         nbytes = 0 if value is None else static_bytes(value.shape, value.dtype)
-        if value is None or not nbytes or not _is_constant(value.op):
+        if value is None or not nbytes or not constants.hold(value.op):
             own.update(() if op.type in READS else handles)
         elif nbytes <= FOLDED_BYTES or value.op.type in CONSTANTS:
             shared[handles[0]] = nbytes
         else:
-            one_of = computed.setdefault(_key_of(value.op), [])
+            one_of = computed.setdefault(constants.number(value.op), [])
             shared |= dict.fromkeys(one_of[:1], nbytes)  # the last of them may write where it lies
             one_of.insert(0, handles[0])
     return _Effect({name: nbytes for name, nbytes in shared.items() if name not in own}, frozenset(own))
 
 
-def _is_constant(op: Any) -> bool:
-    """Tell whether an op reads constants alone, and has no effect."""
-    if op.type in CONSTANTS:
+class _Constants:
+    """Finds ops that compute constants, and those that compute the same; looks at each op once."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._keys: dict[object, int] = {}
+
+    def hold(self, op: Any) -> bool:
+        """Tell whether an op reads constants alone, and neither it nor what it reads has an effect."""
+        left, seen = [op], set[str]()
+        while left:
+            one = left.pop()
+            if one.name in seen or one.name in self._known:
+                continue
+            seen.add(one.name)
+            if one.type not in CONSTANTS:
+                if not one.inputs or not _is_pure(one):
+                    return False
+                left += [source.op for source in one.inputs]
+        self._known |= seen
         return True
+
+    def number(self, op: Any) -> int:
+        """Return what is equal for constant ops that TensorFlow runs as one (``optimizer_cse.cc``)."""
+        left = [op]
+        while left:
+            missing = [one.op for one in left[-1].inputs if one.op.name not in self._numbers]
+            if missing:
+                left += missing
+                continue
+            one = left.pop()
+            read = tuple((self._numbers[source.op.name], source.value_index) for source in one.inputs)
+            attrs = tuple(
+                sorted((name, value.SerializeToString()) for name, value in one.node_def.attr.items())
+            )
+            key = one.type, one.node_def.device, attrs, read
+            self._numbers[one.name] = self._keys.setdefault(key, len(self._keys))
+        return self._numbers[op.name]
+
+
+def _is_pure(op: Any) -> bool:
+    """Tell whether an op has no effect, waits for none, and is in no loop."""
     definition = op_def_registry.get(op.type)
-    is_pure = definition is not None and not definition.is_stateful and not op.control_inputs
-    return is_pure and bool(op.inputs) and all(_is_constant(one.op) for one in op.inputs)
-
-
-def _key_of(op: Any) -> object:
-    """Return what is equal for constant ops that TensorFlow runs as one (``optimizer_cse.cc``)."""
-    definition = op.node_def
-    attrs = tuple(sorted((name, value.SerializeToString()) for name, value in definition.attr.items()))
-    return op.type, definition.device, attrs, tuple(_key_of(one.op) for one in op.inputs)
+    is_stateful = definition is None or definition.is_stateful
+    return not (is_stateful or op.control_inputs or op.type in MERGES)

@@ -25,6 +25,7 @@ EXPECTED = {
     "renamed": "reads slope, which is not there",
     "makes other types": "filter_slope makes other types than its readers take",
     "circle": "would wait for itself",
+    "another frame": "bias would wait for what runs in another loop",
     "parted": "no longer merge filter_slope and bias_slope",
     "both wait": "",
     "parted, without oneDNN": "",

@@ -33,6 +33,8 @@ def a_graph() -> Any:
             tf.nn.bias_add(made, shift, name="bias")
         v1.nn.conv2d_backprop_filter(images, filters.shape, slope, [1, 1, 1, 1], "SAME", name="filter_slope")
         tf.raw_ops.BiasAddGrad(out_backprop=slope, name="bias_slope")
+        entered = tf.raw_ops.Enter(data=aside, frame_name="loop", name="entered")
+        tf.raw_ops.Exit(data=tf.tanh(entered, "inner"), name="left")
     graph_def = graph.as_graph_def()
     for node in graph_def.node:
         node.device = CPU
@@ -41,7 +43,7 @@ def a_graph() -> Any:
 
 GRAPH = a_graph()
 TABLE = NodeTable.of(GRAPH)
-KNOWN = infer(GRAPH, ["bias", "filter_slope", "bias_slope", "aside"])
+KNOWN = infer(GRAPH, ["bias", "filter_slope", "bias_slope", "aside", "left"])
 OUTPUTS = [KNOWN.get(name, []) for name in TABLE.names]
 FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 
@@ -122,6 +124,7 @@ def main() -> None:
         "renamed": said(lambda _, nodes: setattr(nodes["slope"], "name", "slant")),
         "makes other types": said(turned),
         "circle": said(waits(("images", "conv"))),
+        "another frame": said(waits(("bias", "inner"))),
         "parted": said(waits(("bias_slope", "aside"))),
         "both wait": said(waits(("bias_slope", "aside"), ("filter_slope", "aside"))),
         "parted, without oneDNN": said(waits(("bias_slope", "aside")), PlainCpu()),

@@ -1,0 +1,34 @@
+"""Steps that wait, draw or change things beside their variables run as they do without LMS."""
+
+from typing import Any
+
+import pytest
+from child_job import run_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+def run(way: str) -> dict[str, Any]:
+    return run_job("awkward_job.py", way)
+
+
+@pytest.mark.parametrize(
+    "way", ["frames", "keyword", "newton", "partial_run", "queue", "seeded", "two_threads"]
+)
+def test_nothing_changes(way: str) -> None:
+    found = run(way)
+    assert found["ours"] == found["plain"]
+
+
+@pytest.mark.parametrize("way", ["relay", "two_fed"])
+def test_a_step_that_takes_its_batch_from_a_queue_or_an_iterator_is_planned(way: str) -> None:
+    found = run(way)
+    assert found["ours"] == found["plain"]
+    assert sum(found["swapped"]) >= 5
+
+
+def test_what_lasts_is_not_done_twice() -> None:
+    found = run("effects")
+    assert found["accumulator"] in (["failed", 0], ["failed", 1])
+    assert found["table"] in (["failed", 0], ["failed", 1])
+    assert found["element"][0] == "failed", "another batch would be taken"
