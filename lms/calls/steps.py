@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import tensorflow as tf
+
 from lms.calls.attempts import Attempts
 from lms.calls.compiled_steps import CompiledSteps
 from lms.calls.planning_engine import PlanningEngine
@@ -21,6 +23,10 @@ from lms.optimizer.plugin import Request
 from lms.passes.work import Task, Work
 from lms.reader.shapes import ShapeHints
 from lms.report.stats import GraphStats
+
+INTEGERS = (tf.int32, tf.int64)
+MOST_NUMBERS = 64
+"""The most numbers in a tensor that may decide sizes: a shape, an axis, the order of dimensions."""
 
 
 class Steps:
@@ -85,7 +91,8 @@ class Steps:
         shapes = {}
         if self.watch.is_here:
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
-        hints = ShapeHints(shapes, call.batches, self._batch_size(call))
+        values = _constants_of(call.function, runtime)
+        hints = ShapeHints(shapes, call.batches, self._batch_size(call), values=values)
         may_compile = self.compiled.may_compile(runtime)
         may_be_whole = may_compile and self.compiled.may_be_whole(call, runtime)
         task = Task(
@@ -225,6 +232,24 @@ def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:
             if number in hints.arguments and any(_is_open(shape) for shape in shapes):
                 found.append(number)
     return found
+
+
+def _constants_of(function: Any, runtime: RuntimeCall) -> dict[int, Any]:
+    """Return the integers that a function took from around it when it was traced, by number of the argument.
+
+    These are tensors in host memory, no variables, and the function is called with the same ones each time.
+    """
+    traces = () if function is None else function._list_all_concrete_functions()
+    graph = next((one.graph for one in traces if tf.compat.as_str(one.name) == runtime.name), None)
+    if graph is None:
+        return {}
+    end = len(runtime.inputs) - len(graph.deferred_external_captures)
+    first = end - len(graph.external_captures)
+    return {
+        number: one.numpy()
+        for number, one in enumerate(runtime.inputs[first:end], first)
+        if one.dtype in INTEGERS and one.shape.num_elements() <= MOST_NUMBERS and "CPU" in one.device
+    }
 
 
 def _is_open(shape: Any) -> bool:

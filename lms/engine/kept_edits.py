@@ -96,7 +96,8 @@ def key_of(graph_def: Any, task: Task) -> object:
     item = task.request.item
     names = tuple(item.fetches()), frozenset(fed_nodes(task, graph_def))
     hints = task.hints
-    known = sorted(hints.arguments.items()), hints.batches, hints.batch_size, sorted(hints.feeds.items())
+    mappings = (hints.arguments, hints.feeds, hints.values)
+    known = hints.batches, hints.batch_size, *(sorted(one.items()) for one in mappings)
     return digest, task.config, task.is_body, repr(known), names, repr(task.specialised)
 
 

@@ -62,6 +62,8 @@ class ShapeHints:
     """Size of an open leading dimension."""
     feeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of what a session feeds, by its name as a node reads it: ``x`` for output 0, or ``x:1``."""
+    values: Mapping[int, Any] = field(default_factory=dict)
+    """Arguments that never change, as arrays of integers, by number: they may decide sizes."""
 
     @property
     def knows_batch(self) -> bool:
@@ -309,7 +311,12 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
     changed = False
     for node in graph_def.node:
         if node.op == ARGUMENT:
-            given = hints.arguments.get(node.attr["index"].i)
+            number = node.attr["index"].i
+            if number in hints.values:
+                _make_constant(node, hints.values[number])
+                changed = True
+                continue
+            given = hints.arguments.get(number)
             shapes = node.attr[ARGUMENT_SHAPES].list.shape
             dtype = node.attr["T"].type
             changed |= dtype not in PLAIN_KINDS and _fix(
@@ -343,6 +350,15 @@ def _fix(node: Any, dtype: int, shape: Any, given: tuple[int, ...] | None, hints
         return False
     make_known(node, dtype, [size for size in dims if size is not None])
     return True
+
+
+def _make_constant(node: Any, value: Any) -> None:
+    """Turn a node of a copy into a constant."""
+    made = tf.make_tensor_proto(value)
+    node.op = "Const"
+    node.attr.clear()
+    node.attr["dtype"].type = made.dtype
+    node.attr["value"].tensor.CopyFrom(made)
 
 
 def make_known(node: Any, dtype: int, dims: Iterable[int]) -> None:

@@ -20,11 +20,11 @@ def test_nothing_changes(way: str) -> None:
     assert found["ours"] == found["plain"]
 
 
-@pytest.mark.parametrize("way", ["relay", "two_fed"])
-def test_a_step_that_takes_its_batch_from_a_queue_or_an_iterator_is_planned(way: str) -> None:
+@pytest.mark.parametrize("way", ["captured", "relay", "two_fed"])
+def test_a_step_whose_sizes_come_from_elsewhere_is_planned(way: str) -> None:
     found = run(way)
     assert found["ours"] == found["plain"]
-    assert sum(found["swapped"]) >= 5
+    assert sum(found["swapped"]) >= 5 and found["peak"]
 
 
 def test_what_lasts_is_not_done_twice() -> None:
