@@ -101,7 +101,7 @@ class Attempts:
         *,
         aside: Callable[[], AbstractContextManager[None]],
         idle: bool = True,
-        is_alone: Callable[[], bool] = lambda: True,
+        is_alone: Callable[[], bool],
     ) -> Any:
         """Run the step, and try it again after each failure that another plan may mend.
 

@@ -173,7 +173,9 @@ class Steps:
 
         try:
             done = self.attempts.run(
-                *(call, once, self.rescue, function, function._name), aside=self.sessions.watch.aside
+                *(call, once, self.rescue, function, function._name),
+                aside=self.sessions.watch.aside,
+                is_alone=call.is_alone,
             )
         finally:
             if call.feed.takes_several:

@@ -51,6 +51,13 @@ class Call:
     steps behind a first one, of a session's step; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
+    beside: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """The functions that other threads have called since it began, or before and not ended."""
+
+    def is_alone(self) -> bool:
+        """Tell whether no function beside it uses a variable, or another resource, that it uses, too."""
+        ours = _resources_of(self.function)
+        return all(ours.isdisjoint(_resources_of(one)) for one in self.beside)
 
     def batch_size(self) -> int | None:
         """Return the size of the batches of the datasets among the arguments, where these say it."""
@@ -87,6 +94,12 @@ class RuntimeCall:
     """The name of the copy without XLA that runs in its place, where there is one."""
     whole: bool = False
     """Whether it runs as it is because XLA may compile it whole, as was found out in this call."""
+
+
+def _resources_of(function: Any) -> set[int]:
+    """Return the identities of the handles that the traces of a ``tf.function`` use."""
+    graphs = (trace.graph for trace in function._list_all_concrete_functions())
+    return {id(one) for graph in graphs for one in graph.external_captures if one.dtype == tf.resource}
 
 
 class Compiler(Protocol):
@@ -131,6 +144,9 @@ class Watch:
     def __init__(self, observer: Observer, compiler: Compiler, options: OptimizerOptions) -> None:
         self._observer, self._compiler, self._options = observer, compiler, options
         self._local = _UnderWay()
+        self._lock = threading.Lock()
+        self._calls: dict[int, Call] = {}
+        """The outermost calls that are under way in all threads."""
         self._latest: tuple[Call, RuntimeCall] | None = None
         self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._methods = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
@@ -167,6 +183,20 @@ class Watch:
         finally:
             self._local.call = call
 
+    @contextmanager
+    def _under_way(self, call: Call) -> Iterator[None]:
+        """Note in the ``with`` block what runs beside a call, and the call in what does."""
+        with self._lock:
+            for other in self._calls.values():
+                other.beside.add(call.function)
+                call.beside.add(other.function)
+            self._calls[id(call)] = call
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._calls[id(call)]
+
     def install(self) -> None:
         """Begin to watch."""
         call, concrete = self._methods["__call__"], self._methods["get_concrete_function"]
@@ -176,9 +206,10 @@ class Watch:
             inside = tf_ops.inside_function() or not tf.executing_eagerly()
             if inside or self._local.call is not None:  # also eager code that runs while a function is traced
                 return call(function, *args, **kwargs)
-            self._local.call = Call(function, (args, kwargs))
+            self._local.call = made = Call(function, (args, kwargs))
             try:
-                return self._observer.run(self._local.call, partial(call, function))
+                with self._under_way(made):
+                    return self._observer.run(made, partial(call, function))
             finally:
                 self._local.call = None
 

@@ -114,7 +114,10 @@ DRAWS_ON = (
     "now; draw statelessly (tf.random.stateless_uniform), or begin with a smaller batch"
 )
 
-BESIDE = "The step is not tried again: the session ran something else beside it."
+BESIDE = (
+    "The step is not tried again: something else ran beside it in the same session, or with the same "
+    "variables."
+)
 
 LATER_STEP = (
     "The step is not tried again: it is not one of the first, and has updated some variables already. Start "

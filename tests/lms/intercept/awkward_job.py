@@ -319,6 +319,45 @@ class NoRoom:
         return value
 
 
+def shared() -> Any:
+    """Return the refusal of a step beside which another thread counted, and the count."""
+    counted, inside, go_on = tf.Variable(0.0), threading.Event(), threading.Event()
+    weights, fails = [tf.Variable(start(layer)) for layer in range(LAYERS)], NoRoom()
+    said: list[str] = []
+    lms.enable(policy="budget", budget_bytes=10 << 20, min_tensor_bytes=1)
+
+    def slow(value: Any) -> Any:
+        inside.set()
+        go_on.wait(60)
+        return fails(value)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        loss = net(x, weights)
+        counted.assign_add(0.0)
+        return tf.numpy_function(slow, [loss], tf.float32)
+
+    @tf.function
+    def count() -> None:
+        counted.assign_add(1.0)
+
+    def run() -> None:
+        try:
+            step(tf.constant(data()))
+        except tf.errors.ResourceExhaustedError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(60)
+    for _ in range(100):
+        count()
+    go_on.set()
+    thread.join()
+    lms.disable()
+    return {"said": said, "count": float(counted)}
+
+
 def again(kind: str) -> list[Any]:
     """Return whether a step that ran out of memory went on, and how often its effect is there."""
     fails, effects = NoRoom(), []
@@ -369,7 +408,20 @@ def effects() -> Any:
     return {kind: again(kind) for kind in ("accumulator", "table", "element")}
 
 
-WAYS = [captured, effects, frames, keyword, newton, partial_run, queue, relay, seeded, two_fed, two_threads]
+WAYS = [
+    captured,
+    effects,
+    frames,
+    keyword,
+    newton,
+    partial_run,
+    queue,
+    relay,
+    seeded,
+    shared,
+    two_fed,
+    two_threads,
+]
 
 
 def main() -> None:

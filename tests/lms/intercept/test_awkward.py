@@ -27,6 +27,12 @@ def test_a_step_whose_sizes_come_from_elsewhere_is_planned(way: str) -> None:
     assert sum(found["swapped"]) >= 5 and found["peak"]
 
 
+def test_what_another_thread_counts_is_not_lost() -> None:
+    found = run("shared")
+    (said,) = found["said"]
+    assert "something else ran beside it" in said and found["count"] == 100
+
+
 def test_what_lasts_is_not_done_twice() -> None:
     found = run("effects")
     assert found["accumulator"] in (["failed", 0], ["failed", 1])

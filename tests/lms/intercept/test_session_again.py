@@ -58,7 +58,7 @@ def test_long_sequences_and_many_short_ones_get_a_plan_each(plain: Any, seen: An
 REFUSED = {
     "iterator": "those of an iterator of the session; feed the batches.",
     "draws": "or begin with a smaller batch.",
-    "beside": "the session ran something else beside it.",
+    "beside": "in the same session, or with the same variables.",
     "tiny": "nothing was planned for it.",
     "shape": "cannot be given the value back that it had.",
 }
