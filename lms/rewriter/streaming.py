@@ -193,10 +193,14 @@ class _Edit:
         self._leaves.append(leave)
 
     def _passed(self, node: int) -> str:
-        """Return a node that runs in each step: this one or, under a condition, one behind it."""
+        """Return a node that runs in each step: this one or, under a condition, one behind it.
+
+        That has a name of its own: a plan gives it a place in the order, and what else waits for the node
+        must not wait for that.
+        """
         if self._conditions.predicate(node) is None:
             return self._table.names[node]
-        name = f"{self._table.names[node]}/{MARK}/passed"
+        name = f"{self._table.names[node]}/{MARK}/gate"
         if name not in self._nodes:
             self.outputs |= self._exits.write(name, [node])
         return name

@@ -13,11 +13,12 @@ def run(way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "way", ["frames", "keyword", "newton", "partial_run", "queue", "seeded", "two_threads"]
+    "way", ["frames", "keyword", "newton", "partial_run", "queue", "read_anew", "seeded", "two_threads"]
 )
 def test_nothing_changes(way: str) -> None:
     found = run(way)
     assert found["ours"] == found["plain"]
+    assert found["left"] == []
 
 
 @pytest.mark.parametrize("way", ["captured", "relay", "two_fed"])
