@@ -88,10 +88,10 @@ class Steps:
         if runtime.whole:
             return None
         call = self.watch.call
-        shapes = {}
+        shapes, values = {}, {}
         if self.watch.is_here:
+            values = _constants_of(call.function, runtime)
             shapes = self.growth.argument_shapes(call.function, runtime.name, runtime.inputs)
-        values = _constants_of(call.function, runtime)
         hints = ShapeHints(shapes, call.batches, self._batch_size(call), values=values)
         may_compile = self.compiled.may_compile(runtime)
         may_be_whole = may_compile and self.compiled.may_be_whole(call, runtime)
@@ -175,7 +175,7 @@ class Steps:
             done = self.attempts.run(
                 *(call, once, self.rescue, function, function._name),
                 aside=self.sessions.watch.aside,
-                is_alone=call.is_alone,
+                is_alone=partial(self.watch.is_alone, call),
             )
         finally:
             if call.feed.takes_several:
@@ -241,7 +241,7 @@ def _constants_of(function: Any, runtime: RuntimeCall) -> dict[int, Any]:
 
     These are tensors in host memory, no variables, and the function is called with the same ones each time.
     """
-    traces = () if function is None else function._list_all_concrete_functions()
+    traces = () if function is None else function._function_cache.values()
     graph = next((one.graph for one in traces if tf.compat.as_str(one.name) == runtime.name), None)
     if graph is None:
         return {}

@@ -51,13 +51,16 @@ class Call:
     steps behind a first one, of a session's step; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
-    beside: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    """The functions that other threads have called since it began, or before and not ended."""
+    ran: list[Sequence[Any]] = field(default_factory=list)
+    """What the functions of the runtime were called with that it has run, or runs."""
+    beside: set[int] = field(default_factory=set)
+    """The resources of calls of other threads that have ended since it began."""
+    thread: int = field(default_factory=threading.get_ident)
 
-    def is_alone(self) -> bool:
-        """Tell whether no function beside it uses a variable, or another resource, that it uses, too."""
-        ours = _resources_of(self.function)
-        return all(ours.isdisjoint(_resources_of(one)) for one in self.beside)
+    @property
+    def resources(self) -> set[int]:
+        """The variables, tables and other resources that it uses, each as the identity of its handle."""
+        return {id(one) for inputs in self.ran for one in inputs if one.dtype == tf.resource}
 
     def batch_size(self) -> int | None:
         """Return the size of the batches of the datasets among the arguments, where these say it."""
@@ -94,12 +97,6 @@ class RuntimeCall:
     """The name of the copy without XLA that runs in its place, where there is one."""
     whole: bool = False
     """Whether it runs as it is because XLA may compile it whole, as was found out in this call."""
-
-
-def _resources_of(function: Any) -> set[int]:
-    """Return the identities of the handles that the traces of a ``tf.function`` use."""
-    graphs = (trace.graph for trace in function._list_all_concrete_functions())
-    return {id(one) for graph in graphs for one in graph.external_captures if one.dtype == tf.resource}
 
 
 class Compiler(Protocol):
@@ -146,7 +143,7 @@ class Watch:
         self._local = _UnderWay()
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
-        """The outermost calls that are under way in all threads."""
+        """The calls that are under way in all threads."""
         self._latest: tuple[Call, RuntimeCall] | None = None
         self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._methods = {name: getattr(pf.Function, name) for name in ("__call__", "get_concrete_function")}
@@ -185,17 +182,25 @@ class Watch:
 
     @contextmanager
     def _under_way(self, call: Call) -> Iterator[None]:
-        """Note in the ``with`` block what runs beside a call, and the call in what does."""
+        """Have a call known in the ``with`` block to those that run beside it in other threads."""
         with self._lock:
-            for other in self._calls.values():
-                other.beside.add(call.function)
-                call.beside.add(other.function)
             self._calls[id(call)] = call
         try:
             yield
         finally:
             with self._lock:
                 del self._calls[id(call)]
+                for other in self._others(call):
+                    other.beside |= call.resources
+
+    def _others(self, call: Call) -> list[Call]:
+        return [one for one in self._calls.values() if one.thread != call.thread]
+
+    def is_alone(self, call: Call) -> bool:
+        """Tell whether nothing in another thread has used since it began what a call uses, or uses it now."""
+        with self._lock:
+            used = call.beside.union(*(other.resources for other in self._others(call)))
+        return used.isdisjoint(call.resources)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -249,7 +254,16 @@ class Watch:
 
     def _run(self, ctx: Any, name: Any, inputs: Any, outputs: int) -> Any:
         runtime = RuntimeCall(name.decode(), inputs, bool(record.could_possibly_record()))
-        call = self._local.call or Call()  # not that of another thread
+        call = self._local.call
+        if call is None:
+            call = Call()  # not that of another thread
+            with self._under_way(call):
+                return self._run_for(call, ctx, runtime, outputs)
+        return self._run_for(call, ctx, runtime, outputs)
+
+    def _run_for(self, call: Call, ctx: Any, runtime: RuntimeCall, outputs: int) -> Any:
+        name, inputs = runtime.name.encode(), runtime.inputs
+        call.ran.append(inputs)
         generation = self._observer.generation(call, runtime)
         copy = self._compiler.without_xla(call, runtime)
         runtime = replace(runtime, copy=copy)

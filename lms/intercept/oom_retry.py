@@ -247,7 +247,7 @@ class Rescue:
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
 
-    def prepare(self, call: Call, *, is_alone: bool = True) -> bool:
+    def prepare(self, call: Call, *, is_alone: bool) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried.
 
         ``is_alone`` tells whether no other step may have changed the same variables since it began.

@@ -312,7 +312,7 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
     for node in graph_def.node:
         if node.op == ARGUMENT:
             number = node.attr["index"].i
-            if number in hints.values:
+            if number in hints.values and _has_type(hints.values[number], node.attr["T"].type):
                 _make_constant(node, hints.values[number])
                 changed = True
                 continue
@@ -330,7 +330,8 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
             for index, shape in enumerate(node.attr["output_shapes"].list.shape):
                 given = hints.feeds.get(f"{node.name}:{index}" if index else node.name)
                 if given is not None and not shape.unknown_rank and _fits(given, _dims(shape)):
-                    changed |= _write(shape, given)
+                    _write(shape, given)
+                    changed = True  # TensorFlow infers nothing from what is fed
                 elif shape.dim and not shape.unknown_rank:
                     listed.append(shape)
             for shape, dims in zip(listed, hints.pin_all(list(map(_dims, listed))), strict=True):
@@ -350,6 +351,10 @@ def _fix(node: Any, dtype: int, shape: Any, given: tuple[int, ...] | None, hints
         return False
     make_known(node, dtype, [size for size in dims if size is not None])
     return True
+
+
+def _has_type(value: Any, dtype: int) -> bool:
+    return bool(tf.as_dtype(value.dtype).as_datatype_enum == dtype)
 
 
 def _make_constant(node: Any, value: Any) -> None:

@@ -1,8 +1,12 @@
-"""Tell what is known of a graph without reading it: where its step is, and the most memory that it needs."""
+"""Tell what is known of a graph without reading it.
+
+That is where its step is, the most memory that it needs, and which ops exchange something outside of it.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from lms.device.kernels import Kernels
@@ -133,22 +137,19 @@ def most_bytes(table: NodeTable, outputs: Sequence[Sequence[Output]], place: Pla
 
 
 def exchanging(table: NodeTable) -> frozenset[int]:
-    """Find the ops that wait for each other beside their inputs: one takes what another of the step puts.
+    """Find the ops that may wait for each other beside their inputs: one takes, another puts.
 
-    What is taken may be what the same step puts, so what leads to a put must not wait for what follows a
-    take. Where one of the two waits for the other anyway, nothing changes that.
+    What is taken may be what the same step puts, or what another thread makes of that. So what leads to a put
+    must not wait for what follows a take. Where one of the two waits for the other anyway, nothing changes
+    that.
     """
     takes = [node for node, op_type in enumerate(table.types) if op_type.startswith(TAKES)]
     puts = [node for node, op_type in enumerate(table.types) if op_type.startswith(PUTS)]
     found: set[int] = set()
-    for take in takes if puts else ():
-        behind = _behind(table, take)
-        found.update(
-            node
-            for put in puts
-            if put not in behind and take not in _behind(table, put)
-            for node in (take, put)
-        )
+    behind = {node: _behind(table, node) for node in (*takes, *puts)} if takes and puts else {}
+    for take, put in product(takes, puts):
+        if put not in behind[take] and take not in behind[put]:
+            found.update((take, put))
     return frozenset(found)
 
 

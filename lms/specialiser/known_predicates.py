@@ -68,9 +68,9 @@ def fed_predicates(graph: Any, feeds: Mapping[str, Any]) -> dict[str, bool]:
 
     Args:
         graph: The graph.
-        feeds: What is fed, by the name of its node.
+        feeds: What is fed, by its name as a node reads it. An op of several outputs decides none.
     """
-    values = {name: bool(value) for name, value in feeds.items() if _is_predicate(value)}
+    values = {name: bool(value) for name, value in feeds.items() if ":" not in name and _is_predicate(value)}
     return {name: value for name, value in values.items() if _decides(graph.get_operation_by_name(name))}
 
 

@@ -140,6 +140,24 @@ def two_fed() -> Any:
     return both(train)
 
 
+def two_fed_flag() -> Any:
+    """What an iterator gives is fed, images and whether to train on them."""
+
+    def train() -> list[float]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            batches = tf.data.Dataset.from_tensors((data(256), True)).repeat()
+            x, training = v1.data.make_one_shot_iterator(batches).get_next()
+            loss, update = tower(tf.cond(training, lambda: x * 0.5, lambda: x), "w")
+            session.run(v1.global_variables_initializer())
+            fed = {x: data(256), training: True}
+            found = [session.run([loss, update], fed)[0] for _ in range(3)]
+            score = session.make_callable(loss, feed_list=[x, training])
+            found.append(score(data(256), np.array(False)))
+        return [float(one) for one in found]
+
+    return both(train)
+
+
 def newton() -> Any:
     """First values are computed from constants, by steps that use each result twice, and by many steps."""
 
@@ -348,6 +366,26 @@ def captured() -> Any:
     return both(train)
 
 
+def captured_beside() -> Any:
+    """A data set runs the steps of a function that took integers from around it; they decide no sizes."""
+    twice, thrice = tf.constant(2), tf.constant(3)
+
+    def train() -> list[float]:
+        weights = [tf.Variable(start(layer)) for layer in range(LAYERS)]
+        batches = tf.data.Dataset.from_tensor_slices(data(4 * ROWS)).batch(ROWS)
+
+        @tf.function
+        def epoch() -> Any:
+            def step(total: Any, x: Any) -> Any:
+                return total + net(x * tf.cast(twice - thrice, tf.float32), weights)
+
+            return batches.reduce(0.0, step)
+
+        return [float(epoch()) for _ in range(2)]
+
+    return both(train, batch_size=ROWS)
+
+
 class NoRoom:
     """Fails once, like a kernel that finds no memory."""
 
@@ -453,6 +491,7 @@ def effects() -> Any:
 
 WAYS = [
     captured,
+    captured_beside,
     effects,
     frames,
     keyword,
@@ -464,6 +503,7 @@ WAYS = [
     seeded,
     shared,
     two_fed,
+    two_fed_flag,
     two_threads,
 ]
 

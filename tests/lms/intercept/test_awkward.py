@@ -12,16 +12,20 @@ def run(way: str) -> dict[str, Any]:
     return run_job("awkward_job.py", way)
 
 
-@pytest.mark.parametrize(
-    "way", ["frames", "keyword", "newton", "partial_run", "queue", "read_anew", "seeded", "two_threads"]
-)
+@pytest.mark.parametrize("way", ["frames", "keyword", "newton", "partial_run", "queue", "read_anew"])
 def test_nothing_changes(way: str) -> None:
     found = run(way)
     assert found["ours"] == found["plain"]
     assert found["left"] == []
 
 
-@pytest.mark.parametrize("way", ["captured", "relay", "two_fed"])
+@pytest.mark.parametrize("way", ["seeded", "two_threads"])
+def test_a_second_plan_draws_on(way: str) -> None:
+    found = run(way)
+    assert found["ours"] == found["plain"] and len(found["swapped"]) == (2 if way == "two_threads" else 1)
+
+
+@pytest.mark.parametrize("way", ["captured", "captured_beside", "relay", "two_fed", "two_fed_flag"])
 def test_a_step_whose_sizes_come_from_elsewhere_is_planned(way: str) -> None:
     found = run(way)
     assert found["ours"] == found["plain"]
