@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from launch.channel.client import Supervisor
 from launch.channel.messages import to_count
-from launch.system.process_tree import reap_children, signal_group, sweep
+from launch.system.process_tree import group_lives, reap_children, signal_group, sweep
 
 if TYPE_CHECKING:
     from launch.rank.output import Tee
 
 _SWEEP_LIMIT_S = 5.0
+_PAUSE_S = 0.05
+"""How often the program's group is looked at once its first process has ended."""
 _LOAD_S = 5.0
 """How often a supervisor that the rank reaches over TCP hears what the program is at."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -51,6 +53,8 @@ class Keeper:
         self._tees = {tee.source: tee for tee in tees}
         self._all_tees = tees
         self._status: int | None = None
+        self._first_status: int | None = None
+        """How the program itself has ended, while processes that it started still save something."""
         self._grace_s: float | None = None  # Until the supervisor has taken us in.
         self._asked_at: float | None = None
         self._kill_at: float | None = None
@@ -94,7 +98,8 @@ class Keeper:
         if supervisor is not None:
             poller.register(supervisor.fileno(), select.POLLIN)
         tells = supervisor is not None and not supervisor.sees_us and self._status is None
-        due = [at for at in (self._kill_at, self._next_load if tells else None) if at is not None]
+        looks = None if self._first_status is None else time.monotonic() + _PAUSE_S
+        due = [at for at in (self._kill_at, self._next_load if tells else None, looks) if at is not None]
         wait_ms = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
         ready = {fd for fd, _ in poller.poll(wait_ms)}
         if self._alarm in ready:
@@ -108,6 +113,8 @@ class Keeper:
             self._take_over()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill()
+        if looks is not None:
+            self._reap()
         if tells and self._next_load <= time.monotonic():
             self._tell_load()
             if supervisor is not None and not supervisor.open:
@@ -133,7 +140,11 @@ class Keeper:
         """Take the statuses of all that has ended: orphans of the program come to us too."""
         for pid, status in reap_children():
             if pid == self._program:
-                self._take_end(status)
+                self._first_status = status
+        is_asked = self._asked_at is not None
+        if self._first_status is not None and not (is_asked and group_lives(self._program)):
+            first, self._first_status = self._first_status, None
+            self._take_end(first)
 
     def _take_end(self, status: int) -> None:
         for tee in self._tees.values():

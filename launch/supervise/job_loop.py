@@ -16,6 +16,7 @@ from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt, read_leaving_before
 from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
+from launch.supervise.lingering import Lingering
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.receipt_watch import Outcome
@@ -78,6 +79,7 @@ class JobLoop:
         self._plan, self._options, self._children, self._files = plan, options, children, files
         (self._front, self._guard), self._handled = above, {*passed, signal.SIGTERM, signal.SIGCHLD}
         self._pids: dict[int, int] = {}
+        self._lingering = Lingering()
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd, options.words_fd)
         self._has_launcher = options.command is not None
@@ -168,6 +170,8 @@ class JobLoop:
         ready = poll(self._readable(wakeup), self._writable(), self._next_due())
         if wakeup in ready:
             self._take_notice(os.read(wakeup, 4096))
+        for rank, status in self._lingering.ended():
+            self._end.rank_ended(rank, status)
         if self._front in ready:
             self._front_is_gone()
         for stream in self._streams:
@@ -201,7 +205,8 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        due = [when for when in (self._end.due, self._receipts.due, self._stall.due) if when is not None]
+        all_due = self._end.due, self._receipts.due, self._stall.due, self._lingering.due
+        due = [when for when in all_due if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _pump_sinks(self, ready: set[int]) -> None:
@@ -253,11 +258,12 @@ class JobLoop:
                 self._child_ended(numbers[pid], status)
 
     def _child_ended(self, number: int, status: int) -> None:
-        del self._pids[number]
+        pid = self._pids.pop(number)
         rank = None if self._has_launcher else number
         self._note_if_verbose(self.describe_end(rank, status))
         if rank is not None:
-            self._end.rank_ended(rank, status)
+            if not (self._end.is_ending and self._lingering.take(rank, pid, status)):
+                self._end.rank_ended(rank, status)
             return
         self._hear_ranks(poll(self._channel_filenos(), [], 0))  # What they said before it ended.
         self._end.launcher_ended(status)
@@ -337,6 +343,8 @@ class JobLoop:
             self._children.channel.signal(rank, number)
         elif rank in self._pids:
             _signal_all_of(self._pids[rank], number)
+        else:
+            self._lingering.signal(rank, number)
 
     def signal_launcher(self, number: int) -> None:
         """See ``Orders``."""
@@ -370,6 +378,8 @@ class JobLoop:
     def _finish(self, wakeup: int) -> int:
         """Leave no process, no output and no reason behind."""
         left = sorted({*self._pids.values(), *sweep(_SWEEP_LIMIT_S)})
+        for rank, status in self._lingering.ended(all_of_them=True):
+            self._end.rank_ended(rank, status)
         self._rendezvous.stop()
         if self._children.channel is not None:
             self._children.channel.close()

@@ -104,6 +104,17 @@ def signal_group(pid: int, number: int) -> None:
         _kill(pid, number)
 
 
+def group_lives(pid: int) -> bool:
+    """Tell whether a process of the group is left that ``pid`` leads, or led."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # one that became somebody else's
+        pass
+    return True
+
+
 def _reap(spare: frozenset[int]) -> None:
     for pid in read_children(os.getpid()) - spare:
         try:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,10 +43,10 @@ def launcher(request: pytest.FixtureRequest) -> tuple[list[str], list[str], Mapp
 
 
 def start(
-    launcher: tuple[list[str], list[str], Mapping[str, str]], folder: Path, how: str
+    launcher: tuple[list[str], list[str], Mapping[str, str]], folder: Path, how: str, *program: str
 ) -> "subprocess.Popen[bytes]":
     before, options, environ = launcher
-    argv = [*before, *lmsrun("run", *options, "--", str(SAVE), str(folder), SECONDS, how)]
+    argv = [*before, *lmsrun("run", *options, "--", *(program or [str(SAVE)]), str(folder), SECONDS, how)]
     return subprocess.Popen(
         argv,
         cwd=folder,
@@ -104,6 +105,21 @@ def test_the_others_have_their_time_when_a_rank_fails(
     assert job.returncode == 7, err.decode()
     assert names(tmp_path, "saved") == ["saved-0"], err.decode()
     assert "rank 1 on " in err.decode().splitlines()[-1]
+    assert_nothing_left(tmp_path)
+
+
+def test_what_a_script_has_started_has_its_time_too(
+    launcher: tuple[list[str], list[str], Mapping[str, str]], tmp_path: Path
+) -> None:
+    """A shell dies of SIGTERM at once; the program that it waits for saves what it has."""
+    script = tmp_path / "run.sh"
+    script.write_text(f'{sys.executable} {SAVE} "$@"\necho end\n')
+    job = start(launcher, tmp_path, "wait", "sh", str(script))
+    wait_until(lambda: len(names(tmp_path, "ready")) == 2, "the ranks are ready", 60)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM, err.decode()
+    assert names(tmp_path, "saved") == ["saved-0", "saved-1"], err.decode()
     assert_nothing_left(tmp_path)
 
 

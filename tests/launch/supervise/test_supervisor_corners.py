@@ -175,6 +175,21 @@ def test_an_interrupt_does_not_put_off_the_end_of_a_job_that_is_ending(start: Jo
     job.assert_nothing_left()
 
 
+@pytest.mark.parametrize("how", ["saves", "ignores"])
+def test_what_a_script_has_started_has_the_grace_period_and_no_more(start: JobStarter, how: str) -> None:
+    trap = "sleep 1; touch saved; exit" if how == "saves" else ""
+    inner = f"trap '{trap}' TERM; touch ready-0; while :; do sleep 0.1; done"
+    (start.folder / "inner.sh").write_text(inner)
+    job = start("sh", "-c", "sh inner.sh; echo end", np=1, options=("--numa", "off", "--grace-period", "3"))
+    wait_until((start.folder / "ready-0").exists, "the script runs", 20)
+    began = time.monotonic()
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 128 + signal.SIGTERM
+    assert (start.folder / "saved").exists() == (how == "saves")
+    assert (1 if how == "saves" else 3) < time.monotonic() - began < 10
+    job.assert_nothing_left()
+
+
 def test_ctrl_c_on_any_line_of_the_start_leaves_no_folder(tmp_path: Path) -> None:
     code = """
 def interrupt_at(wanted):
