@@ -9,6 +9,8 @@ import sys
 try:
     import signal  # Takes a millisecond for its enumerations.
 
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Else nobody learns how a child has ended.
     _CAN_INTERRUPT = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if _CAN_INTERRUPT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -62,8 +62,9 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
     if record and not resolved.environ.get(REPORT_VARIABLE):
         job = replace(job, env={**job.env, REPORT_VARIABLE: record})
     job = replace(job, env={**job.env, ATTEMPT: str(attempt), **({QUIET: "1"} if options.quiet else {})})
-    if request.busy != Busy():
-        job = replace(job, env={**job.env, BUSY: busy_to_text(request.busy)})
+    busy = request.busy.on(resolved.machine)
+    if busy != Busy():
+        job = replace(job, env={**job.env, BUSY: busy_to_text(busy)})
     backend = place.backend
     command = backend.build(
         Order(
@@ -180,10 +181,11 @@ def written_files(command: Command, timeout_s: float = 20.0) -> Iterator[None]:
         _write_files(command.files, folders)
         with ExitStack() as stack:
             if command.elsewhere:
-                from launch.preflight.hold_environment import hold_environment
+                from launch.preflight.hold_environment import endings_raised, hold_environment
 
-                for path, text in command.files.items():
-                    stack.enter_context(hold_environment(command.elsewhere, path, text, timeout_s))
+                with endings_raised():
+                    for path, text in command.files.items():
+                        stack.enter_context(hold_environment(command.elsewhere, path, text, timeout_s))
             yield
     finally:
         for folder in folders:
@@ -202,11 +204,16 @@ def _write_files(files: Mapping[str, str], folders: set[Path]) -> None:
             ) from error
     for path, text in files.items():
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            with open(path, "w", encoding="utf-8", opener=_open_private) as file:
+                file.write(text)
         except OSError as error:
             raise JobError(f"cannot write {path}: {error.strerror}; set TMPDIR to a folder for it") from error
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
+
+
 def new_files_dir(environ: Mapping[str, str]) -> str:
     """Name a folder for ``written_files``: not there yet, under a name that nobody can guess."""
-    return f"{environ.get('TMPDIR') or gettempdir()}/lmsrun-files-{secrets.token_hex(8)}"
+    return f"{os.path.abspath(environ.get('TMPDIR') or gettempdir())}/lmsrun-files-{secrets.token_hex(8)}"

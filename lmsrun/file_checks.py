@@ -117,8 +117,12 @@ def check_timeline(request: Request) -> None:
         check_can_be_written(request.options.timeline, request.origins["timeline"])
 
 
-def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str]) -> None:
+def check_program(
+    program: Sequence[str], dry: bool, environ: Mapping[str, str], python: str | None = None
+) -> None:
     """Look at the program: one that is not there must not cost a job; a plan may be for another machine.
+
+    A module is looked for where this Python finds it; not for another one (``python``).
 
     Raises:
         UsageError: Saying what is wrong with it.
@@ -128,7 +132,7 @@ def check_program(program: Sequence[str], dry: bool, environ: Mapping[str, str])
     name = program[0]
     if name == MODULE:
         if not dry:
-            _check_module(program)
+            _check_module(program, is_ours=python is None)
         return
     if dry or (os.path.isfile(name) if name.endswith(".py") else find_program(name, environ.get("PATH"))):
         return
@@ -146,7 +150,7 @@ def doubt_job(program: Sequence[str], lms: LMSConfig, environ: Mapping[str, str]
             yield f"lmsrun run would start nothing: {error}"
 
 
-def _check_module(program: Sequence[str]) -> None:
+def _check_module(program: Sequence[str], *, is_ours: bool) -> None:
     """Look for the module's package, without importing anything of it."""
     if len(program) < 2:
         raise UsageError(f"{MODULE} needs the name of a module, as in python -m MODULE [ARGS]")
@@ -156,7 +160,7 @@ def _check_module(program: Sequence[str]) -> None:
         raise UsageError(f"{MODULE} {program[1]}: that is a file; leave {MODULE} out{hint}")
     top = program[1].partition(".")[0]
     # Python puts the current folder first.
-    if os.path.exists(top) or os.path.isfile(f"{top}.py"):
+    if not is_ours or os.path.exists(top) or os.path.isfile(f"{top}.py"):
         return
     try:
         found = importlib.util.find_spec(top)

@@ -100,7 +100,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     _refuse_elastic(framework, options)
     options = replace(options, framework=framework.name)
     only_here = place is None or place.only_here
-    check_program(request.program, options.dry_run or not only_here, environ)
+    check_program(request.program, options.dry_run or not only_here, environ, options.python)
     if only_here and not options.dry_run:
         check_timeline(request)
     machine = read_machine(options.topology)

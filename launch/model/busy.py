@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.model.errors import UsageError
 from launch.model.idset import IdSet, format_ids, parse_ids
 from launch.model.text import count_of
-from launch.model.topology import Gpu
+from launch.model.topology import Gpu, Machine
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ class Busy:
 
     jobs: tuple[RunningJob, ...] = ()
     uses: tuple[GpuUse, ...] = ()
+
+    def on(self, machine: Machine) -> "Busy":
+        """Keep the CPUs and GPUs that a machine has: anybody may write notes of others."""
+        cpus = frozenset[int]().union(*(core.cpus for core in machine.cores))
+        gpus = frozenset(map(gpu_key, machine.gpus))
+        there = (replace(job, cpus=job.cpus & cpus, gpus=job.gpus & gpus) for job in self.jobs)
+        return replace(self, jobs=tuple(job for job in there if job.cpus or job.gpus))
 
     @property
     def cpus(self) -> IdSet:
@@ -76,11 +83,23 @@ def gpu_key(gpu: Gpu) -> str:
 
 
 BUSY = "LMSRUN_BUSY"
+_MOST_CHARACTERS = 32_768
 """The variable by which ranks of another launcher on this host plan around the same jobs as lmsrun did."""
 
 
 def busy_to_text(busy: Busy) -> str:
-    """Write what runs for the ranks of a job."""
+    """Write what runs for the ranks of a job; of very much the CPUs and GPUs alone.
+
+    Linux takes no variable of more than 128 KiB (``MAX_ARG_STRLEN``).
+    """
+    text = _write(busy)
+    if len(text) > _MOST_CHARACTERS:
+        gpus = frozenset[str]().union(*(job.gpus for job in busy.jobs))
+        text = _write(replace(busy, jobs=(RunningJob(f"{len(busy.jobs)} jobs", busy.cpus, gpus),)))
+    return text
+
+
+def _write(busy: Busy) -> str:
     jobs = [[job.name, format_ids(job.cpus), sorted(job.gpus)] for job in busy.jobs]
     uses = [[use.pci_bus_id, use.used_bytes, use.processes] for use in busy.uses]
     return json.dumps({"jobs": jobs, "uses": uses})

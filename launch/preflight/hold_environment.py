@@ -22,11 +22,32 @@ from launch.model.text import printable
 from launch.preflight.ask import build_ssh
 
 COMMAND = "hold-environment"
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _HELD = "environment held in "
 _MAX_BYTES = 16 << 20
 _LEAVE_S = 5.0
 _SHARED_S = 2.0
 """How long another host of the job may take to write the file into a folder that both have."""
+
+
+@contextmanager
+def endings_raised() -> Iterator[None]:
+    """Have signals that end this process raise ``SystemExit`` in the block, so that files go with it.
+
+    While ranks run their supervisor takes these signals.
+    """
+    ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

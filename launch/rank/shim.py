@@ -155,9 +155,13 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
 
 
 def program_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Build the program's environment: ours, with the bootstrap in front of ``PYTHONPATH``."""
-    later = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != BOOTSTRAP]
-    path = [BOOTSTRAP, *(entry for entry in later if entry)]
+    """Build the program's environment: ours, with the bootstrap in front of ``PYTHONPATH``.
+
+    An empty entry is the current folder, but a variable that is empty as a whole names none.
+    """
+    text = environ.get("PYTHONPATH", "")
+    later = [entry for entry in text.split(os.pathsep) if entry != BOOTSTRAP]
+    path = [BOOTSTRAP, *(later if text else ())]
     kept = {name: value for name, value in environ.items() if name != "LMSRUN_RANK_OUTPUT"}
     return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 

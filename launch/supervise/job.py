@@ -100,7 +100,8 @@ def open_job(names: Mapping[int, str], options: JobOptions, connections: int = 0
     file_limit = _raise_file_limit(needed, needed + connections)
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
-    temporary = Path(options.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - made with mode 0700 and a random name
+    named = options.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - made with mode 0700 and a random name
+    temporary = Path(os.path.abspath(named))  # ranks have folders of their own
     record_dir = options.record_dir or options.output_dir
     receipt_dir = temporary / f"lmsrun-{job_id}"
     return JobFiles(job_id, receipt_dir, output_fds, options.output_dir, file_limit, record_dir)

@@ -217,6 +217,8 @@ class JobLoop:
             error: OSError | None = console.sink.error
             if error is None:
                 continue
+            if self._end.signalled is not None:
+                continue  # a terminal that hung up
             if console.sink.closed_by_reader:
                 self._end.end(Verdict(128 + signal.SIGPIPE, ""), signal.SIGTERM)
             else:

@@ -16,7 +16,10 @@ def rename_process(name: str) -> None:
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
     # The process's own name stands in parentheses and may hold any character.
-    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # without /proc nobody sees a command line
+        return
     start, end = int(fields[_ARG_START - 3]), int(fields[_ARG_END - 3])
     if 0 < start < end:
         text = name.encode()[: end - start - 1]

@@ -104,7 +104,7 @@ def planner_environ(environ: "Mapping[str, str]") -> "dict[str, str]":
     The planner is not a rank: it gets none of what is put in front of the user's interpreter.
     """
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = os.pathsep.join(entry for entry in entries if entry and os.path.realpath(entry) != _HERE)
+    path = os.pathsep.join(entry for entry in entries if os.path.realpath(entry) != _HERE or not entry)
     kept = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")}
     return dict(kept, PYTHONPATH=path) if path else kept
 

@@ -209,7 +209,9 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     argv = render_argv(typed, frozenset(here))
     job = plan_script(options, request.program, read_machine(options.topology), environ, argv)
     job = replace(job, exports=given)
-    print(render_script(str(request.options.print_script), job), end="")
+    script = os.fsencode(render_script(str(request.options.print_script), job))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(script)
     return 0
 
 

@@ -80,11 +80,12 @@ def read_files(
     Raises:
         UsageError: If one cannot be read or is not TOML.
     """
-    files = [read_file(path, str(path)) for path in _everywhere(environ, site or SITE_FILE) if path.is_file()]
+    everywhere = filter(os.path.isfile, _everywhere(environ, site or SITE_FILE))  # also where none may enter
+    files = [read_file(path, str(path)) for path in everywhere]
     if asked is not None:
         files.append(read_file(asked, str(asked), is_asked=True))
     else:
-        found = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
+        found = next((folder / name for name in FILE_NAMES if os.path.isfile(folder / name)), None)
         files += [] if found is None else [replace(read_file(found, found.name), is_of_folder=True)]
     return tuple(file for file in files if file.table)
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -122,3 +123,35 @@ def test_a_batch_script_finds_lmsrun(tmp_path: Path) -> None:
     )
     assert f'export PATH={Path(LMSRUN[0]).parent}:"$PATH"' in done.stdout
     assert done.stdout.endswith("exec lmsrun run --num-proc 1 -- train.py\n")
+
+
+def test_a_home_that_cannot_be_entered_holds_no_options(tmp_path: Path) -> None:
+    """Not even whether a file is there can be asked: as in another user's home."""
+    done = lmsrun(tmp_path, "plan", "-np", "1", "true", environ={"HOME": "/" + "x" * 5000})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_parent_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path) -> None:
+    ignore = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    argv = [sys.executable, "-c", ignore, *LMSRUN, "run", "-q", "-np", "1", "true"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_batch_script_has_the_bytes_of_an_argument(tmp_path: Path) -> None:
+    argv = [*LMSRUN, "run", "-np", "1", "--print-script", "slurm", "t.py", b"data-\xff.bin"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    assert b"data-\xff.bin" in done.stdout
+
+
+def test_a_module_of_another_python_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "lib/only_there").mkdir(parents=True)
+    (tmp_path / "lib/only_there/__main__.py").write_text("print('only there')")
+    other = tmp_path / "other"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/lib:$PYTHONPATH exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    done = lmsrun(tmp_path, "run", "-q", "-np", "1", "--python", str(other), "-m", "only_there")
+    assert done.returncode == 0 and "only there" in done.stdout, done.stderr

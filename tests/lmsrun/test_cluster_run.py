@@ -9,7 +9,7 @@ from machines import SPECS, build_root
 from launch.cluster.job import Command
 from launch.model.errors import JobError
 from lmsrun.cli import main
-from lmsrun.cluster_run import written_files
+from lmsrun.cluster_run import new_files_dir, written_files
 
 Capture = pytest.CaptureFixture[str]
 
@@ -246,3 +246,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert main(["plan", *words, "train.py"], {"PATH": "/nowhere"}) == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err and err.count("\n") == 1
+
+
+def test_what_is_written_for_ranks_is_private_and_in_a_folder_with_a_whole_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = new_files_dir({"TMPDIR": "."})
+    assert Path(folder).parent == tmp_path
+    with written_files(Command(("true",), files={f"{folder}/environment": "secret"})):
+        assert Path(folder, "environment").stat().st_mode & 0o777 == 0o600
+    assert not Path(folder).exists()

@@ -76,3 +76,15 @@ def test_cpu_ranks_go_where_cores_are_free() -> None:
 def test_ranks_of_another_launcher_are_told_the_same() -> None:
     busy = Busy((FIRST,), (GpuUse("0000:05:00.0", 1, 0),))
     assert parse_busy(busy_to_text(busy)) == busy
+
+
+def test_of_other_jobs_only_what_the_machine_has_is_told() -> None:
+    """Anybody may write notes on the board of a host."""
+    known = AC922.gpus[0].pci_bus_id or ""
+    odd = RunningJob("odd", parse_ids("0-3,9000-9100"), frozenset({known, *(f"GPU-{i}" for i in range(256))}))
+    foreign = RunningJob("foreign", frozenset(), frozenset({"GPU-none"}))
+    (job,) = Busy((odd, foreign)).on(AC922).jobs
+    assert job == RunningJob("odd", parse_ids("0-3"), frozenset({known}))
+    cpus = parse_ids(",".join(map(str, range(0, 128, 2))))
+    told = busy_to_text(Busy(tuple(RunningJob(f"job {i}", cpus) for i in range(1000))))
+    assert len(told) < 32_768 and parse_busy(told).cpus == cpus

@@ -1,6 +1,7 @@
 """A job's environment on another host: there for as long as it is wanted, whatever ends that."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from launch.model.errors import JobError
 from launch.model.plan import SHIM
-from launch.preflight.hold_environment import hold_environment
+from launch.preflight.hold_environment import endings_raised, hold_environment
 
 SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -87,3 +88,15 @@ def test_what_is_no_environment_is_refused() -> None:
     argv = [sys.executable, str(SHIM), "hold-environment", "/nowhere/environment"]
     done = subprocess.run(argv, input=b"", capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+
+
+def test_a_signal_to_end_is_an_exception_while_hosts_are_asked() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught, endings_raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        assert caught.value.code == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -323,3 +323,8 @@ def test_a_damaged_expectation_is_refused(text: str) -> None:
 @pytest.mark.parametrize("path", [None, "/usr/bin:/bin", "/nonexistent"])
 def test_programs_are_found_where_shutil_finds_them(name: str, path: str | None) -> None:
     assert find_program(name, path) == shutil.which(name, path=path)
+
+
+def test_an_empty_entry_stays_the_current_folder() -> None:
+    assert program_environ({"PYTHONPATH": ":/b"})["PYTHONPATH"] == f"{BOOTSTRAP}::/b"
+    assert program_environ({"PYTHONPATH": ""})["PYTHONPATH"] == BOOTSTRAP
