@@ -18,6 +18,9 @@ SUSPECTS_HAVE_S = 3.0
 """How long a rank that began to exit before the one that failed may take to say its own exit code."""
 _LAUNCHER_HAS_S = 10.0
 """How long a launcher may take to end once all of its ranks have."""
+ONE_SIGNAL_S = 0.5
+"""Within this time the same signal again is the same news: a batch system or a service manager may signal
+every process of a job, and each of ours that gets it passes it on. A person who insists takes longer."""
 _LOST = signal.SIGKILL
 """The status of a rank of which nothing more will be heard."""
 
@@ -86,7 +89,8 @@ class JobEnd:
         self._launcher_end: Termination | None = None
         self._last_sent: int | None = None
         self._suspects: frozenset[int] = frozenset()
-        self._interrupts = 0
+        self._told_at: dict[int, float] = {}
+        """When each signal that asks for the end was first taken note of."""
         self.verdict: Verdict | None = None
         self.signalled: int | None = None
         self.statuses: dict[int, int] = {}
@@ -168,8 +172,12 @@ class JobEnd:
     def take_ending_signal(self, number: int) -> None:
         """Take note of a signal to the job that asks for its end."""
         self._suspects = frozenset()
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
+        now = self._clock()
+        is_again = number in self._told_at
+        if is_again and now - self._told_at[number] < ONE_SIGNAL_S:
+            return
+        self._told_at.setdefault(number, now)
+        if is_again and number == signal.SIGINT:
             self._termination.hurry()
         elif self.signalled is not None:
             self._signal_all(number)

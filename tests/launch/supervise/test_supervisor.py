@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from jobs import LMSRUN, STUB, Job, JobStarter, wait_until
 
+from launch.ending.job_end import ONE_SIGNAL_S
+
 pytestmark = pytest.mark.ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,11 +101,27 @@ def test_the_second_sigint_kills_at_once(start: JobStarter) -> None:
     )
     job.wait_ready()
     job.signal(signal.SIGINT)
-    time.sleep(0.2)
+    time.sleep(ONE_SIGNAL_S + 0.2)
     assert job.process.poll() is None
     job.signal(signal.SIGINT)
     assert job.finish(20) == 130
     assert "was killed by SIGKILL (signal 9)" in job.last_line
+    job.assert_nothing_left()
+
+
+def test_an_interrupt_of_every_process_of_a_job_is_one(start: JobStarter) -> None:
+    """A service manager signals them all; lmsrun's own processes pass it on to each other besides."""
+    job = start(
+        *(STUB, "ignore=SIGINT", "ready", "wait_for=go"),
+        options=("--numa", "off", "--grace-period", "300"),
+    )
+    job.wait_ready()
+    for pid in job.processes():
+        os.kill(pid, signal.SIGINT)
+    time.sleep(2 * ONE_SIGNAL_S)
+    (job.folder / "go").touch()
+    assert job.finish(20) == 0
+    assert "ended by SIGINT" in job.last_line
     job.assert_nothing_left()
 
 
