@@ -34,7 +34,10 @@ def read_limits(tree: Tree, *, set_mempolicy: bool | None) -> Limits:
         set_mempolicy: What ``probe_set_mempolicy`` said, or None for a machine that is not this one.
     """
     return Limits(
-        memory_bytes=_read_memory_limit(tree), memlock_bytes=_read_memlock(tree), set_mempolicy=set_mempolicy
+        memory_bytes=_read_memory_limit(tree),
+        memlock_bytes=_read_memlock(tree),
+        cpu_millis=_read_cpu_quota(tree),
+        set_mempolicy=set_mempolicy,
     )
 
 
@@ -73,6 +76,22 @@ def _read_memory_limit(tree: Tree) -> int | None:
         if (text := tree.read(f"{folder}/{name}") or "").isdecimal()
     ]
     return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
+
+
+def _read_cpu_quota(tree: Tree) -> int | None:
+    """Read the tightest limit of CPU time, as ``docker --cpus`` and Kubernetes set one, in thousandths.
+
+    v2 has quota and period in one file, v1 in two; a quota that is no number, or negative, is none.
+    """
+    found = []
+    for folder in read_cgroup_folders(tree, "cpu"):
+        both = (tree.read(f"{folder}/cpu.max") or "").split()
+        if len(both) != 2:
+            both = [(tree.read(f"{folder}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]
+        quota, period = (int(text) if text.isdecimal() and len(text) < 19 else 0 for text in both)
+        if quota and period:
+            found.append(1000 * quota // period)
+    return min(found, default=None)
 
 
 def read_cpuset(tree: Tree) -> dict[str, IdSet | None]:
@@ -126,7 +145,7 @@ def _usual_mounts(tree: Tree) -> list[_Mount]:
     v1 = [
         _Mount(frozenset(name.split(",")), "/", f"{base}/{name}")
         for name in tree.names(base)
-        if {"memory", "cpuset"} & set(name.split(","))
+        if {"memory", "cpuset", "cpu"} & set(name.split(","))
     ]
     return [*v1, _Mount(frozenset(), "/", base)]
 

@@ -35,6 +35,7 @@ def to_json(machine: Machine) -> dict[str, Any]:
         "limits": {
             "memory_bytes": machine.limits.memory_bytes,
             "memlock_bytes": machine.limits.memlock_bytes,
+            **({} if machine.limits.cpu_millis is None else {"cpu_millis": machine.limits.cpu_millis}),
             "set_mempolicy": machine.limits.set_mempolicy,
         },
         "warnings": list(machine.warnings),
@@ -127,6 +128,7 @@ def from_json(table: Any) -> Machine:
         limits=Limits(
             memory_bytes=limits.maybe_number("memory_bytes"),
             memlock_bytes=limits.maybe_number("memlock_bytes"),
+            cpu_millis=limits.maybe_number("cpu_millis"),
             set_mempolicy=limits.maybe_flag("set_mempolicy"),
         ),
         warnings=tuple(map(str, saved.array("warnings", optional=True))),

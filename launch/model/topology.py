@@ -99,6 +99,8 @@ class Limits:
     memory_bytes: int | None = None
     """The tightest cgroup memory limit on the way to the root."""
     memlock_bytes: int | None = None
+    cpu_millis: int | None = None
+    """The CPU time that cgroups give, in thousandths of a CPU, on however many it is spent: the tightest."""
     set_mempolicy: bool | None = None
     """Whether the kernel lets this process set a memory policy (Docker's default seccomp filter does not)."""
 
@@ -117,6 +119,12 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     warnings: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+
+    @property
+    def cpus_of_time(self) -> int | None:
+        """Whole CPUs whose time the cgroups give, one at least; None where they give all."""
+        millis = self.limits.cpu_millis
+        return None if millis is None else max(1, millis // 1000)
 
     def numa_node(self, numa_node_id: int) -> NumaNode | None:
         """Find the node with this OS index; None when there is none."""

@@ -97,6 +97,12 @@ def plan_free_slots(
         free = sum(not busy.has_gpu(gpu) for gpu in gpus)
     else:
         free = sum(not core.cpus & busy.cpus for core in allowed_cores(narrowed))
+    time = None if gpus else machine.cpus_of_time
+    if time is not None and time < (free or slots):
+        said = (
+            f"the cgroup gives the time of {count_of(time, 'CPU')}, of {slots} cores: -np auto is {time} here"
+        )
+        return time, (said,)
     if not 0 < free < slots:
         return slots, ()
     what = "GPUs" if gpus else "cores"
@@ -127,10 +133,26 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
         for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
     )
     shared = say_shared(request.busy, ranks)
+    said += _say_little_time(machine, placed.ranks)
     if settings.omp_places != "off" and not all(binding.cpus for binding in bindings):
         said.append(f"--omp-places {settings.omp_places} has no effect: ranks are not bound to CPUs")
     warnings = (*machine.warnings, *choice.warnings, *_relevant(placed, ladder.method), *said, *place_said)
     return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down, *shared))
+
+
+def _threads_with_time(machine: Machine, ranks: Sequence[Placement]) -> int | None:
+    """Return how many threads each rank of a host has time for; None where nothing limits it."""
+    cpus = machine.cpus_of_time
+    return None if cpus is None else max(1, cpus // max(1, len(ranks)))
+
+
+def _say_little_time(machine: Machine, ranks: Sequence[Placement]) -> list[str]:
+    most, cores = _threads_with_time(machine, ranks), max((rank.cores for rank in ranks), default=0)
+    if most is None or most >= cores:
+        return []
+    time = f"{count_of(machine.cpus_of_time or 1, 'CPU')}"
+    each = f"{count_of(most, 'thread')}, not {cores}"
+    return [f"the cgroup gives this job the time of {time}: a rank computes with {each}"]
 
 
 def say_shared(busy: Busy, ranks: Sequence[RankPlan]) -> list[str]:
@@ -201,7 +223,7 @@ def _build_rank(
         **build_device_env(placement),
         **build_lms_env(request.lms),
         **build_memory_env(memory),
-        **build_thread_env(placement, seats, bool(binding.cpus), users),
+        **build_thread_env(placement, seats, bool(binding.cpus), users, _threads_with_time(machine, seats)),
         **build_adapter_env(machine, placement, settings, users),
         **build_omp_env(placement, settings.omp_places, bool(binding.cpus), users),
         "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),

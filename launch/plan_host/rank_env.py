@@ -83,7 +83,11 @@ def build_memory_env(memory: RankMemory) -> dict[str, str]:
 
 
 def build_thread_env(
-    placement: Placement, placements: Sequence[Placement], bound: bool, environ: Mapping[str, str]
+    placement: Placement,
+    placements: Sequence[Placement],
+    bound: bool,
+    environ: Mapping[str, str],
+    most: int | None = None,
 ) -> dict[str, str]:
     """Thread counts that follow the rank's cores; what the user has set stays.
 
@@ -92,8 +96,9 @@ def build_thread_env(
         placements: Of all ranks of the host, for Horovod's list of one CPU a local rank.
         bound: Whether the ranks are bound; Horovod's background threads are pinned only then.
         environ: The user's variables.
+        most: The threads of a rank for which there is time.
     """
-    cores = placement.cores
+    cores = placement.cores if most is None else min(placement.cores, most)
     env = {
         "OMP_NUM_THREADS": str(cores),
         "TF_NUM_INTRAOP_THREADS": str(cores),

@@ -81,6 +81,8 @@ def _limits(machine: Machine) -> str:
     told = []
     if limits.memory_bytes is not None:
         told.append(f"{format_size(limits.memory_bytes)} by its cgroup")
+    if limits.cpu_millis is not None:
+        told.append(f"the time of {limits.cpu_millis / 1000:g} CPUs by its cgroup")
     if limits.memlock_bytes is not None:
         told.append(f"{format_size(limits.memlock_bytes)} of locked memory")
     if limits.set_mempolicy is False:

@@ -155,3 +155,23 @@ def test_a_container_that_forbids_policies() -> None:
     if "no seccomp here" in done.stderr:
         pytest.skip("this kernel takes no seccomp filter")
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def cpu_millis(files: dict[str, str]) -> int | None:
+    tree = MemoryTree({path: text.encode() for path, text in files.items()})
+    return read_limits(tree, set_mempolicy=None).cpu_millis
+
+
+def test_a_quota_of_cpu_time_is_the_tightest_on_the_way_up() -> None:
+    v2 = {"proc/self/cgroup": "0::/a/b", "proc/self/mountinfo": V2, "sys/fs/cgroup/a/b/cpu.max": "max 100000"}
+    assert cpu_millis(v2) is None
+    assert cpu_millis(v2 | {"sys/fs/cgroup/a/cpu.max": "150000 100000"}) == 1500
+    assert cpu_millis(v2 | {"sys/fs/cgroup/a/cpu.max": "9" * 5000 + " 0"}) is None
+    v1 = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/a",
+        "proc/self/mountinfo": "35 31 0:32 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+        "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us": "-1",
+        "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+    }
+    assert cpu_millis(v1) is None
+    assert cpu_millis(v1 | {"sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us": "200000"}) == 2000

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import machines
 
+from launch.discover.saved import from_json, to_json
 from launch.model.busy import Busy, GpuUse, RunningJob, busy_to_text, parse_busy
 from launch.model.idset import format_ids, parse_ids
 from launch.model.settings import PlanSettings
+from launch.model.topology import Limits
 from launch.plan_host.planner import HostPlan, HostRequest, plan_free_slots, plan_host
 
 AC922 = machines.machine("ac922")
@@ -88,3 +90,15 @@ def test_of_other_jobs_only_what_the_machine_has_is_told() -> None:
     cpus = parse_ids(",".join(map(str, range(0, 128, 2))))
     told = busy_to_text(Busy(tuple(RunningJob(f"job {i}", cpus) for i in range(1000))))
     assert len(told) < 32_768 and parse_busy(told).cpus == cpus
+
+
+def test_threads_and_auto_follow_the_time_that_cgroups_give() -> None:
+    short = replace(AC922, limits=Limits(cpu_millis=6500))
+    assert from_json(to_json(short)).limits == short.limits
+    made = plan_host(short, HostRequest(("t.py",), 2, 2, settings=PlanSettings(gpus="none")))
+    assert {rank.env["OMP_NUM_THREADS"] for rank in made.ranks} == {"3"}
+    said = "the cgroup gives this job the time of 6 CPUs: a rank computes with 3 threads, not "
+    assert any(said in warning for warning in made.warnings)
+    slots, (why,) = plan_free_slots(short, PlanSettings(gpus="none"), {}, Busy())
+    assert slots == 6 and "-np auto is 6 here" in why
+    assert plan_free_slots(short, PlanSettings(), {}, Busy()) == (4, ())
