@@ -10,6 +10,8 @@ from launch.model.topology import Gpu, Machine
 
 _VISIBLE = {"amd": "HIP_VISIBLE_DEVICES"}
 """By vendor; CUDA's variable otherwise."""
+_INSTEAD = "CUDA_VISIBLE_DEVICES"
+"""HIP reads it where its own variable is not set (AMD's documentation, "GPU isolation techniques")."""
 _BELOW_HIP = "ROCR_VISIBLE_DEVICES"
 """Hides AMD's GPUs before HIP counts them: HIP's indexes are places in this list."""
 
@@ -50,7 +52,8 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
     variable = _visible_variable(machine.gpus)
     if wanted == "none":
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
-    visible, warnings = _visible(machine, environ.get(variable), variable)
+    named = variable if variable in environ else _INSTEAD
+    visible, warnings = _visible(machine, environ.get(named), named)
     chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), variable)
     choice = GpuChoice(chosen, warnings=(*below, *warnings))
     whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens

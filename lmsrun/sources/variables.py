@@ -46,7 +46,7 @@ _OF_OUTER_JOB = frozenset(
         *("CONTROL", "CONTROL_KEY", "RECEIPT_LINES", "RENDEZVOUS_PORT", "FAILURE_FILE", "LINE_BUFFERED"),
         *("EXPECT", "REPLAN", "BUSY", "RANK_OUTPUT", "TF_HOSTS", "STDIN"),
     )
-) | {REPORT_VARIABLE}
+) | {REPORT_VARIABLE, "HOROVOD_THREAD_AFFINITY"}
 """What a rank's lmsrun told it of its own job, and is wrong in a job that the rank starts."""
 
 

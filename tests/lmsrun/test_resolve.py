@@ -91,7 +91,7 @@ def test_a_plan_that_cannot_be_written_leaves_no_folder(
     assert not list(tmp_path.glob("lmsrun-report-*")) and not list(tmp_path.glob("out/*"))
 
 
-def test_a_job_that_a_rank_starts_leaves_the_outer_jobs_reports_alone() -> None:
-    outer = {"LMSRUN_JOB_ID": "1", "LMS_REPORT_DIR": "/out"}
+def test_a_job_that_a_rank_starts_leaves_what_is_the_outer_jobs_alone() -> None:
+    outer = {"LMSRUN_JOB_ID": "1", "LMS_REPORT_DIR": "/out", "HOROVOD_THREAD_AFFINITY": "1,3"}
     assert leave_outer_job(outer) == {"LMSRUN_JOB_ID": "1"}
     assert leave_outer_job({"LMS_REPORT_DIR": "/out"}) == {"LMS_REPORT_DIR": "/out"}

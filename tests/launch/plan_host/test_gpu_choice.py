@@ -84,7 +84,9 @@ def test_errors_say_what_is_there(wanted: str, environ: dict[str, str], said: st
 
 def test_amd_has_its_own_variable() -> None:
     amd = replace(MACHINE, gpus=tuple(replace(gpu, vendor="amd", uuid=None) for gpu in MACHINE.gpus))
-    assert choose_gpus(amd, "1", {"CUDA_VISIBLE_DEVICES": "0"}).env == (("HIP_VISIBLE_DEVICES", "1"),)
+    both = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}
+    assert choose_gpus(amd, "1", both).env == (("HIP_VISIBLE_DEVICES", "1"),)
+    assert choose_gpus(amd, "auto", {"CUDA_VISIBLE_DEVICES": "1"}).env == (("HIP_VISIBLE_DEVICES", "1"),)
 
 
 @pytest.mark.parametrize(
