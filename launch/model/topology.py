@@ -99,10 +99,10 @@ class Limits:
     memory_bytes: int | None = None
     """The tightest cgroup memory limit on the way to the root."""
     memlock_bytes: int | None = None
-    cpu_millis: int | None = None
-    """The CPU time that cgroups give, in thousandths of a CPU, on however many it is spent: the tightest."""
     set_mempolicy: bool | None = None
     """Whether the kernel lets this process set a memory policy (Docker's default seccomp filter does not)."""
+    cpu_millis: int | None = None
+    """The CPU time that cgroups give, in thousandths of a CPU, on however many it is spent: the tightest."""
 
 
 @dataclass(frozen=True)

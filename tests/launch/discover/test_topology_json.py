@@ -56,7 +56,7 @@ def any_machine(draw: st.DrawFn) -> Machine:
         cores=tuple(Core(package, draw(st.none() | st.just(node_ids[0])), cpus) for cpus in groups),
         gpus=gpus,
         allowed=Allowed(draw(st.sampled_from(groups)), frozenset(node_ids[:1])),
-        limits=Limits(draw(sizes), draw(sizes), draw(st.none() | st.booleans())),
+        limits=Limits(draw(sizes), draw(sizes), draw(st.none() | st.booleans()), draw(sizes)),
         warnings=tuple(draw(st.lists(st.text(max_size=20), max_size=2))),
     )
 
