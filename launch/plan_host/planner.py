@@ -150,9 +150,8 @@ def _say_little_time(machine: Machine, ranks: Sequence[Placement]) -> list[str]:
     most, cores = _threads_with_time(machine, ranks), max((rank.cores for rank in ranks), default=0)
     if most is None or most >= cores:
         return []
-    time = f"{count_of(machine.cpus_of_time or 1, 'CPU')}"
-    each = f"{count_of(most, 'thread')}, not {cores}"
-    return [f"the cgroup gives this job the time of {time}: a rank computes with {each}"]
+    time, each = count_of(machine.cpus_of_time or 1, "CPU"), count_of(most, "thread")
+    return [f"the cgroup gives this job the time of {time}: a rank computes with {each}, not {cores}"]
 
 
 def say_shared(busy: Busy, ranks: Sequence[RankPlan]) -> list[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SWEEP_LIMIT_S = 5.0
 _PAUSE_S = 0.05
-"""How often the program's group is looked at once its first process has ended."""
+"""Sets how often the program's group is looked at once its first process has ended."""
 _LOAD_S = 5.0
 """How often a supervisor that the rank reaches over TCP hears what the program is at."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -54,7 +54,7 @@ class Keeper:
         self._all_tees = tees
         self._status: int | None = None
         self._first_status: int | None = None
-        """How the program itself has ended, while processes that it started still save something."""
+        """Tells how the program itself has ended, while processes that it started still save something."""
         self._grace_s: float | None = None  # Until the supervisor has taken us in.
         self._asked_at: float | None = None
         self._kill_at: float | None = None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from launch.system.process_tree import group_lives
 
 _PAUSE_S = 0.05
-"""How often the groups are looked at: nothing tells that the last process of one has ended."""
+"""Sets how often the groups are looked at: nothing tells that the last process of one has ended."""
 
 
 class Lingering:

@@ -52,7 +52,7 @@ class Call:
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
     ran: list[Sequence[Any]] = field(default_factory=list)
-    """What the functions of the runtime were called with that it has run, or runs."""
+    """Holds the inputs of each function of the runtime that it has run, or runs."""
     beside: set[int] = field(default_factory=set)
     """The resources of calls of other threads that have ended since it began."""
     thread: int = field(default_factory=threading.get_ident)
