@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from launch.discover.tree import DirTree
-from launch.model.busy import Busy, gpu_key
+from launch.model.busy import Busy, GpuUse, gpu_key
 from launch.model.errors import UsageError
 from launch.model.plan import LaunchPlan
-from launch.preflight.occupancy import read_busy
+from launch.preflight.occupancy import ask_gpu_uses, read_busy
 from launch.system.job_board import FOLDER, MAX_ENTRIES, JobBoard, JobNote, board_folders
 from lmsrun.command_steps import say
 from lmsrun.options import LaunchOptions
@@ -35,11 +35,20 @@ def open_board(job: ResolvedJob) -> Iterator[JobBoard]:
         board.close()
 
 
-def look_around(job: ResolvedJob, board: JobBoard) -> Busy:
-    """Read what runs here, unless the user does not want to know."""
+def ask_gpus(job: ResolvedJob) -> tuple[GpuUse, ...]:
+    """Ask for the GPUs that are in use here, unless the user does not want to know.
+
+    To be asked before this job's turn at the board: others wait a second for it, and the answer may take
+    longer. A job of ours that begins meanwhile is on the board.
+    """
+    return ask_gpu_uses(DirTree("/")) if job.options.avoid_busy and not job.options.topology else ()
+
+
+def look_around(job: ResolvedJob, board: JobBoard, gpus: tuple[GpuUse, ...]) -> Busy:
+    """Read what runs here, unless the user does not want to know; ``gpus`` are in use."""
     if not job.options.avoid_busy or job.options.topology:
         return Busy()
-    busy = read_busy(board, DirTree("/"), job.environ)
+    busy = read_busy(board, gpus, job.environ)
     if board.is_crowded and not job.options.quiet:
         where = f"{job.options.jobs_dir}/{FOLDER}"
         say(f"warning: {where} holds more than {MAX_ENTRIES} names; jobs that run may not be seen: clear it")

@@ -80,12 +80,12 @@ def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocatio
     """From the variables that salloc and sbatch set. See ``read_allocation``."""
     del root
     names = parse_hostlist(environ["SLURM_JOB_NODELIST"])
-    gpus = _slurm_gpus(environ)
-    slots = (gpus,) * len(names) if gpus else _slurm_tasks(environ, len(names))
+    gpus = _slurm_gpus(environ, len(names))
+    slots = gpus if any(gpus) else _slurm_tasks(environ, len(names))
     hosts = refuse_twice(
         (Host(name, count) for name, count in zip(names, slots, strict=True)), "SLURM_JOB_NODELIST"
     )
-    return Allocation("slurm", environ.get("SLURM_JOB_ID", ""), hosts, (gpus,) * len(hosts))
+    return Allocation("slurm", environ.get("SLURM_JOB_ID", ""), hosts, gpus)
 
 
 def parse_lsf(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
@@ -167,15 +167,27 @@ _SYSTEMS: Mapping[str, Callable[[Mapping[str, str], Path], Allocation | None]] =
 }
 
 
-def _slurm_gpus(environ: Mapping[str, str]) -> int | None:
-    for variable in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
-        text = environ.get(variable, "")
-        counts = [_GPU_COUNT.fullmatch(part) for part in text.split(",")] if text else []
-        if text and not all(counts):
-            raise UsageError(f"{variable} is {text!r}; needed a number of GPUs such as '4' or 'v100:4'")
-        if counts:
-            return sum(int(count[1]) for count in counts if count) or None
-    return None
+def _slurm_gpus(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:
+    """Count the GPUs of each host.
+
+    ``--gpus`` asks for a number in all, which Slurm deals as it has room: what it says of one node (the
+    first) then holds for the others only where it adds up. Where it does not, and the hosts are more than
+    two, they tell themselves.
+    """
+    each = _gpu_count(environ, "SLURM_GPUS_PER_NODE")
+    first = each or _gpu_count(environ, "SLURM_GPUS_ON_NODE")
+    total = None if each else _gpu_count(environ, "SLURM_GPUS")
+    if not first or not total or first * hosts == total:
+        return (first,) * hosts
+    return (first, total - first) if hosts == 2 and first < total else (None,) * hosts
+
+
+def _gpu_count(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "")
+    counts = [_GPU_COUNT.fullmatch(part) for part in text.split(",")] if text else []
+    if not all(counts):
+        raise UsageError(f"{variable} is {text!r}; needed a number of GPUs such as '4' or 'v100:4'")
+    return sum(int(count[1]) for count in counts if count) or None
 
 
 def _slurm_tasks(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:

@@ -8,6 +8,7 @@ from launch.discover.adapters import read_adapters
 from launch.discover.check import check
 from launch.discover.gpus import (
     GpuFacts,
+    leave_out_denied,
     merge_gpus,
     place_gpus,
     read_driver_gpus,
@@ -88,7 +89,8 @@ def find_gpus(tree: Tree, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, .
 
         of_nvml, warnings = read_nvml(nvml, max(read_online(tree)) + 1)
     of_pci = () if of_nvml else apply_kfd(tree, read_pci_gpus(tree))
-    return merge_gpus(of_nvml, read_driver_gpus(tree), of_pci), warnings
+    of_driver = read_driver_gpus(tree) if of_nvml else leave_out_denied(read_driver_gpus(tree), tree.may_use)
+    return merge_gpus(of_nvml, of_driver, of_pci), warnings
 
 
 def has_driver(tree: Tree) -> bool:

@@ -1,7 +1,7 @@
 """GPUs and their place: NVML, else the driver's folder in ``proc/``, else display devices on the PCI bus."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -47,6 +47,8 @@ class GpuFacts:
     """Its place among AMD's GPUs as HIP counts them."""
     partition: int | None = None
     """Which part of the GPU at this address it is."""
+    device: str | None = None
+    """Its device file, as ``dev/nvidia0``, where the driver tells its number."""
 
 
 def parse_pci_address(text: str) -> str | None:
@@ -85,6 +87,7 @@ def _read_driver_gpu(tree: Tree, folder: str, address: str) -> GpuFacts:
     # Written by the driver where the GPU's memory is system memory: NVLink on POWER9, Grace Hopper.
     numa = _fields(tree.read(f"{folder}/numa_status"))
     node, size = numa.get("Node", ""), numa.get("Size", "")
+    minor = about.get("Device Minor", "")
     return GpuFacts(
         address,
         "nvidia",
@@ -92,7 +95,22 @@ def _read_driver_gpu(tree: Tree, folder: str, address: str) -> GpuFacts:
         uuid=uuid if (uuid := about.get("GPU UUID", "")).startswith("GPU-") and "?" not in uuid else None,
         memory_bytes=int(size, 16) or None if re.fullmatch("(0x)?[0-9a-f]{1,15}", size) else None,
         memory_node=int(node) if re.fullmatch("[0-9]{1,5}", node) else None,
+        device=f"dev/nvidia{minor}" if re.fullmatch("[0-9]{1,3}", minor) else None,
     )
+
+
+def leave_out_denied(gpus: tuple[GpuFacts, ...], may_use: Callable[[str], bool]) -> tuple[GpuFacts, ...]:
+    """Leave out the GPUs whose device files a batch system or a container keeps from this process.
+
+    The driver's folder tells of them all the same; NVML and CUDA count the others alone. Where no file can be
+    had, all stay: the driver makes the files when they are first needed.
+
+    Args:
+        gpus: From the driver's folder.
+        may_use: Whether this process may read and write a device file.
+    """
+    allowed = tuple(gpu for gpu in gpus if gpu.device is None or may_use(gpu.device))
+    return allowed if any(gpu.device for gpu in allowed) else gpus
 
 
 def _fields(text: str | None) -> dict[str, str]:

@@ -40,6 +40,9 @@ class Tree(Protocol):
     def real(self, path: str) -> str | None:
         """Resolve every symbolic link of the path; None when it leads nowhere or out of the tree."""
 
+    def may_use(self, path: str) -> bool:
+        """Say whether this process may read and write a device file; never in a tree that was saved."""
+
 
 class _Limited:
     """What both kinds of tree share: how much of them is read at most."""
@@ -122,6 +125,10 @@ class DirTree(_Limited):
             return None
         return resolved[len(self._prefix) :] if resolved.startswith(self._prefix) else None
 
+    def may_use(self, path: str) -> bool:
+        """Say whether this process may read and write a device file; a control group may deny it."""
+        return os.access(self._prefix + path, os.R_OK | os.W_OK)
+
 
 def _read_all(descriptor: int, *, is_saved: bool) -> bytes:
     """Read up to ``MAX_FILE_BYTES``; a file of the kernel, unlike a saved one, may come in several pieces."""
@@ -170,6 +177,10 @@ class MemoryTree(_Limited):
         """List what a directory holds, sorted; empty when there is no such directory."""
         resolved = self.real(path)
         return [] if resolved is None else sorted(self._children.get(resolved, ()))
+
+    def may_use(self, path: str) -> bool:
+        """Say no: what was saved holds no devices."""
+        return False
 
     def real(self, path: str) -> str | None:
         """Resolve every link of the path; None if that loops, leads nowhere or leads out of the tree."""

@@ -47,16 +47,25 @@ def read_occupancy(tree: Tree, environ: Mapping[str, str], nvml: Any) -> Occupan
     )
 
 
-def read_busy(board: JobBoard, tree: Tree, environ: Mapping[str, str]) -> Busy:
+def ask_gpu_uses(tree: Tree) -> tuple[GpuUse, ...]:
+    """Ask for the GPUs that somebody computes on, which takes seconds where the driver starts them first.
+
+    Args:
+        tree: Where ``proc/`` and ``dev/`` are.
+    """
+    nvml = import_nvml() if has_driver(tree) else None
+    return read_gpu_uses(nvml) if nvml is not None else ()
+
+
+def read_busy(board: JobBoard, gpus: tuple[GpuUse, ...], environ: Mapping[str, str]) -> Busy:
     """Read what runs on this host and is bound to CPUs or GPUs.
 
     Args:
         board: Where jobs of lmsrun are written down.
-        tree: Where ``proc/`` and ``dev/`` are.
+        gpus: Those that somebody computes on.
         environ: This process's own, whose job is not another one.
     """
-    nvml = import_nvml() if has_driver(tree) else None
-    return Busy(board.read(environ.get(JOB_NOTE, "")), read_gpu_uses(nvml) if nvml is not None else ())
+    return Busy(board.read(environ.get(JOB_NOTE, "")), gpus)
 
 
 def _read_load(tree: Tree) -> float | None:

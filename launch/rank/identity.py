@@ -114,6 +114,10 @@ class RankIdentity:
     affinity: Affinity
 
 
+LAUNCHERS_MARKS = ("OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_PORT", "PMI_FD")
+"""What Open MPI and Hydra set for a rank, and have not in their own environment with the same values."""
+
+
 def read_rank(environ: Mapping[str, str]) -> RankIdentity:
     """Find out which rank this process is.
 

@@ -15,7 +15,8 @@ from launch.model.lms_settings import read_lms_config
 from launch.model.plan import SHIM, RankPlan
 from launch.model.settings import QUIET, PlanSettings, declared_options, parse_switch
 from launch.plan_host.planner import HostRequest, plan_host
-from launch.rank.identity import RankIdentity, read_rank, read_slurm_cpus
+from launch.rank.identity import LAUNCHERS_MARKS, RankIdentity, read_rank, read_slurm_cpus
+from launch.system.process_tree import find_launcher
 
 _ORIGINS = {name: option.env_name for name, option in declared_options(PlanSettings).items()}
 """A rank knows its options by their variables only."""
@@ -152,11 +153,11 @@ def _share_mask(identity: RankIdentity, environ: Mapping[str, str]) -> None:
     """Take the CPU mask of all ranks of this host where the launcher has bound each on its own account.
 
     Open MPI binds to a core for two ranks or fewer: planned within that mask, two ranks would share one
-    core's halves. The parent (its daemon) still has what the job may use; Slurm says it in a variable.
+    core's halves. Its daemon still has what the job may use; Slurm says it in a variable.
     """
     try:
         if identity.affinity == "parent":
-            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+            os.sched_setaffinity(0, os.sched_getaffinity(find_launcher(LAUNCHERS_MARKS, environ)))
         elif identity.affinity == "slurm" and (cpus := read_slurm_cpus(environ)):
             # The cpuset of the step stays the limit: the kernel takes what of the set lies in it.
             os.sched_setaffinity(0, cpus)

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -12,6 +12,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 """include/uapi/linux/prctl.h"""
 
 _SWEEP_PAUSE_S = 0.005
+_MAX_GENERATIONS = 64
+"""Ancestors that are looked at."""
 
 
 def die_with_parent(death_signal: int, parent: int) -> None:
@@ -121,6 +123,32 @@ def _reap(spare: frozenset[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             continue
+
+
+def find_launcher(names: Sequence[str], environ: Mapping[str, str], proc: Path = Path("/proc")) -> int:
+    """Find the process that started this rank: its nearest ancestor in whose environment the rank's is not.
+
+    Shells and containers' starters may stand between. One whose environment cannot be read ends the search.
+
+    Args:
+        names: Variables by which the launcher tells its ranks and jobs apart.
+        environ: This process's own.
+        proc: Where the kernel shows processes.
+
+    Returns:
+        Its process id; this process's parent where nothing better is known.
+    """
+    own = {f"{name}={environ[name]}".encode() for name in names if name in environ}
+    parent = pid = os.getppid()
+    parents = dict(_parents(proc)) if own else {}
+    for _ in range(_MAX_GENERATIONS):
+        try:
+            if not own <= set((proc / str(pid) / "environ").read_bytes().split(b"\0")):
+                return pid
+            pid = parents[pid]
+        except (OSError, KeyError):
+            break
+    return parent
 
 
 def _kill(pid: int, number: int) -> None:

@@ -134,12 +134,13 @@ def _with_run_folder(job: ResolvedJob) -> ResolvedJob:
 def _run_here(job: ResolvedJob) -> int:
     from launch.backends.local import plan_local_job
     from launch.plan_host.planner import plan_free_slots
-    from lmsrun.neighbours import look_around, open_board, write_down
+    from lmsrun.neighbours import ask_gpus, look_around, open_board, write_down
 
     no_words: tuple[str, ...] = ()
+    in_use = ask_gpus(job)
     with open_board(job) as board:
         with board.turn() if not job.options.dry_run else nullcontext():
-            request = replace(job.request, busy=look_around(job, board))
+            request = replace(job.request, busy=look_around(job, board, in_use))
             ranks, said = job.options.num_proc, no_words
             if ranks is None:
                 ranks, said = plan_free_slots(job.machine, job.options, job.request.environ, request.busy)
@@ -217,7 +218,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
 
 def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     from lmsrun.cluster_run import plan_cluster, write_rankfile
-    from lmsrun.neighbours import look_around, open_board, write_down
+    from lmsrun.neighbours import ask_gpus, look_around, open_board, write_down
     from lmsrun.place import is_here
     from lmsrun.preflight import probe_hosts, refuse_troubles
 
@@ -228,10 +229,11 @@ def _run_by_launcher(job: ResolvedJob, place: "Place") -> int:
     refuse_troubles(probed, len(place.hosts))
     job = job.answered(probed.machines, probed.warnings)
     asked = job.options
+    in_use = ask_gpus(job) if place.only_here else ()
     with open_board(job) as board:
         with board.turn() if not options.dry_run else nullcontext():
             if place.only_here:
-                job = _take_free_slots(look_around(job, board), job, place)
+                job = _take_free_slots(look_around(job, board, in_use), job, place)
             plan, command = plan_cluster(job, place)
             plan = replace(plan, warnings=(*plan.warnings, *_doubt_meeting(plan, job)))
             here = frozenset(host.name for host in place.hosts if is_here(host.name))

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,39 @@ def test_a_rank_does_not_take_its_own_job_for_another(start: JobStarter) -> None
     job = start(*LMSRUN, "-np", "1", "--no-lms", "true", np=1, options=())
     assert job.finish() == 0
     assert "shared" not in job.stderr.decode()
+
+
+TURN_WHILE_ASKED = """
+import fcntl, os, sys
+from launch.system.job_board import FOLDER
+from lmsrun import cli, neighbours
+
+def ask(tree):
+    folder = os.open(os.path.join(os.environ["LMSRUN_JOBS_DIR"], FOLDER), os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    print("free", flush=True)
+    return ()
+
+neighbours.ask_gpu_uses = ask
+sys.exit(cli.main(["run", *sys.argv[1:]], os.environ))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_no_job_waits_while_another_asks_for_the_gpus_in_use(launcher: str) -> None:
+    """NVML takes seconds where it starts the GPUs first, and a job waits one for its turn."""
+    Path(os.environ["LMSRUN_JOBS_DIR"], FOLDER).mkdir(exist_ok=True)
+    options = ("--launcher", launcher, "--gpus", "none", "--allow-run-as-root", "--no-lms", "-np", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", TURN_WHILE_ASKED, *options, "true"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "free\n"), done.stderr
 
 
 def test_a_folder_that_was_named_and_cannot_be_had_ends_the_run(start: JobStarter) -> None:

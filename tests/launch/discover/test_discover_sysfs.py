@@ -6,9 +6,9 @@ from pathlib import Path
 import machines
 import pytest
 
-from launch.discover import read_machine, read_tree
+from launch.discover import find_gpus, read_machine, read_tree
 from launch.discover.check import check
-from launch.discover.tree import MemoryTree
+from launch.discover.tree import DirTree, MemoryTree
 from launch.model.errors import TopologyError
 from launch.model.idset import format_ids
 from launch.model.topology import Machine
@@ -235,6 +235,23 @@ def test_links_out_of_a_saved_directory_are_not_followed(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     (folder / "information").symlink_to(secret)
     assert read_machine(str(root)).gpus[0].name is None
+
+
+def test_a_gpu_whose_device_file_is_kept_from_this_job_is_not_there(tmp_path: Path) -> None:
+    """NVML leaves such GPUs out, and CUDA counts the others; the driver's folder in ``proc/`` does not."""
+    gpus = [f"0000:{bus:02x}:00.0" for bus in range(1, 5)]
+    for minor, address in enumerate(gpus):
+        folder = tmp_path / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t X\nDevice Minor: \t {minor}\n")
+    tree = DirTree(str(tmp_path))
+    assert [gpu.pci_bus_id for gpu in find_gpus(tree, None)[0]] == gpus, (
+        "the driver makes the files at first use"
+    )
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia3").touch()
+    (tmp_path / "dev/nvidia1").touch()
+    assert [gpu.pci_bus_id for gpu in find_gpus(tree, None)[0]] == [gpus[1], gpus[3]]
 
 
 def test_live_machine() -> None:

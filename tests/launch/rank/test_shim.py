@@ -273,6 +273,36 @@ def test_mpirun_of_the_worker_is_a_whole_integration(show: Path) -> None:
         assert set(ranks[0]["cpus"]) | set(ranks[1]["cpus"]) <= allowed
 
 
+@pytest.mark.ranks
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
+def test_shells_between_mpirun_and_a_rank_change_no_cpus(show: Path) -> None:
+    """Open MPI binds the outer shell; what the job may use, its daemon has."""
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    shell = ("sh", "-c", '"$@"; exit $?', "sh")
+    done = subprocess.run(
+        [
+            "mpirun",
+            *root,
+            "--bind-to",
+            "core",
+            "-np",
+            "1",
+            *shell,
+            *shell,
+            *LMSRUN,
+            "worker",
+            "--",
+            str(show),
+        ],
+        env={name: value for name, value in os.environ.items() if not name.startswith("LMS")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)["cpus"]) == os.sched_getaffinity(0)
+
+
 def test_python_programs_run_under_the_chosen_python(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
