@@ -28,6 +28,8 @@ INPUTS = (
     *("lms/native/arena.c", "lms/native/cache.c", "lms/optimizer/plugin.c"),
 )
 STAMP = ".lmsrun-setup"
+HIDING = 'sys.modules.update(dict.fromkeys(os.environ.get("TESTS_HIDE_MODULES", "").split()))'
+"""Read by every Python of the environment as it starts: an import of a hidden module fails."""
 
 Package = tuple[str, str, bool]
 """(Debian package, the program or shared library that shows it is there, whether nothing works without it)"""
@@ -150,6 +152,12 @@ def link_manual(venv: Path) -> None:
         link.symlink_to(page)
 
 
+def add_hiding(venv: Path) -> None:
+    """Let the tests hide packages from the processes that they start, by a variable that nobody else sets."""
+    (folder,) = venv.glob("lib/python3*/site-packages")
+    (folder / "lmsrun_tests.pth").write_text(f"import os, sys; {HIDING}\n")
+
+
 def say(text: str) -> None:
     """One line of progress."""
     print(f"setup: {text}", flush=True)
@@ -174,6 +182,7 @@ def main() -> int:
                 install_packages(missing, log, os.geteuid() == 0 and bool(shutil.which("apt-get")))
             fill(venv, requirements, log)
             link_manual(venv)
+            add_hiding(venv)
             (venv / STAMP).write_text(mark)
     except (SetupError, BuildError) as error:
         print(f"setup: {error}", file=sys.stderr)

@@ -35,6 +35,21 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, lambda *_: None)
 
 
+HIDE, HIDDEN = "TESTS_HIDE_MODULES", "sklearn matplotlib"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hide from a test's processes what Keras imports where it is there, a third of a start of TensorFlow.
+
+    ``scripts/setup.py`` has the environment's Python read the variable. Tests marked ``extras`` need them.
+    """
+    if item.get_closest_marker("extras"):
+        os.environ.pop(HIDE, None)
+    else:
+        os.environ[HIDE] = HIDDEN
+
+
 ALONE = ("vm", "docker", "cluster", "gpu")
 """The folders whose tests share what a machine has once: guests' images, containers, ports, the stand-in.
 With several processes they begin first, for they take longest."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks, pytest.mark.extras]
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "train_digits.py"

@@ -9,7 +9,7 @@ import pytest
 from example_run import run
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.extras]
 
 RANKS = {
     "many_model.py": "--model mobilenet --image_size 32 --steps 2 --lms_stats --output_dir {tmp}",

@@ -264,6 +264,22 @@ def test_the_stamp_outlives_an_upgrade_of_the_same_python(
     assert (setup_script.fingerprint(tmp_path, []) != first) is is_another
 
 
+def test_modules_are_hidden_from_the_processes_of_tests_only(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    site.mkdir(parents=True)
+    setup_script.add_hiding(tmp_path)
+    look = (
+        f"import site; site.addsitedir({str(site)!r})\ntry: import wave\nexcept ImportError: print('hidden')"
+    )
+    for hidden, said in (("wave chunk", "hidden\n"), ("", ""), (None, "")):
+        monkeypatch.setenv("TESTS_HIDE_MODULES", hidden or "")
+        if hidden is None:
+            monkeypatch.delenv("TESTS_HIDE_MODULES")
+        assert subprocess.check_output([sys.executable, "-c", look], text=True, timeout=60) == said
+
+
 def test_a_stamped_environment_is_ready_at_once(tmp_path: Path) -> None:
     """A copy of the project with a stamped environment: nothing is started, nothing is downloaded."""
     copy = tmp_path / "copy"

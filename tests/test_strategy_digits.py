@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks, pytest.mark.extras]
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "strategy_digits.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_run import HERE, lmsrun, processes_with, run
 
-pytestmark = [pytest.mark.ranks, pytest.mark.cluster, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.ranks, pytest.mark.cluster, pytest.mark.tensorflow, pytest.mark.extras]
 
 EXAMPLE = HERE.parents[1] / "examples" / "elastic_digits.py"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ssh_hosts import SshHosts, on_hosta
 
-pytestmark = [pytest.mark.ranks, pytest.mark.cluster, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.ranks, pytest.mark.cluster, pytest.mark.tensorflow, pytest.mark.extras]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "strategy_digits.py"
 

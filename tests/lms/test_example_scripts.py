@@ -8,7 +8,7 @@ import pytest
 from example_run import run
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.extras]
 
 ALONE = {
     "many_model.py": (

@@ -11,7 +11,7 @@ import warm_python
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Path(__file__).with_name("hook_job.py")
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.extras]
 
 
 @pytest.fixture(scope="module", params=["keras3", "tf_keras"])
