@@ -9,6 +9,7 @@ A step whose kernels count their own random numbers from a seed keeps its first 
 have new kernels, and draw from the beginning again.
 """
 
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ class Growth:
     """Remembers by function the sizes that its step was planned for, and counts its plans."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._steps: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
         self._nameless: dict[str, _Step] = {}
         """Steps that no ``tf.function`` calls, by the name of the runtime's function."""
@@ -160,7 +162,9 @@ class Growth:
 
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
-        for step in (*self._steps.values(), *self._nameless.values()):
+        with self._lock:  # another thread may add one
+            steps = (*self._steps.values(), *self._nameless.values())
+        for step in steps:
             if not step.draws_on:
                 step.renew()
 
@@ -273,9 +277,10 @@ class Growth:
         return self._steps.get(function) if function is not None else self._nameless.get(name)
 
     def _step(self, function: Any, name: str) -> _Step:
-        if function is None:
-            return self._nameless.setdefault(name, _Step())
-        return self._steps.setdefault(function, _Step())
+        with self._lock:
+            if function is None:
+                return self._nameless.setdefault(name, _Step())
+            return self._steps.setdefault(function, _Step())
 
 
 def _all_cover(batches: Shapes, arguments: Arguments, plan: _Plan) -> bool:

@@ -90,6 +90,9 @@ class _Attempt:
         for handle in variable_handles(inputs):
             if id(handle) in self.values:
                 continue
+            if value_type(handle) in (tf.resource, tf.variant):
+                self.lasting = self.lasting or NO_ARRAY
+                continue
             try:
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value_type(handle))
             except tf.errors.FailedPreconditionError:
@@ -108,6 +111,7 @@ ANEW = (
     "without LMS"
 )
 
+NO_ARRAY = "it has a variable whose value is no array, and cannot be kept"
 UNPLANNED = "nothing was planned for it"
 DRAWS_ON = (
     "its kernels count what they draw from a seed, and a session keeps them, so that they would draw others "

@@ -8,16 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 
-from lms.ir.op_traits import is_collective, is_update
+from lms.ir.op_traits import PYTHON_TYPES, is_collective, is_update, lasting_effect
 from lms.process_state import has_peers
+from lms.reader.called_functions import called_by, calls_functions, nodes_reached, nodes_within
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type
-
-PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
-"""Ops that run Python code with effects of its own. ``PyFuncStateless`` has none."""
 
 TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
 """Beginnings of the types of ops that take a batch from an iterator."""
@@ -25,34 +22,19 @@ TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
 GOES_THROUGH = ("DatasetToSingleElement", "MakeIterator", "OneShotIterator", "ReduceDataset")
 """Beginnings of the types of ops that begin a dataset: anew each time, but for ``OneShotIterator``."""
 
-LASTING = {
-    "it changes a lookup table": (
-        "InitializeTable",
-        "LookupTableImport",
-        "LookupTableInsert",
-        "LookupTableRemove",
-    ),
-    "it moves items of a queue": (
-        "Barrier",
-        "MapStage",
-        "MapUnstage",
-        "OrderedMap",
-        "QueueDequeue",
-        "QueueEnqueue",
-        "Stage",
-        "Unstage",
-    ),
-    "it feeds an accumulator": (
-        "AccumulatorApply",
-        "AccumulatorTake",
-        "ResourceAccumulator",
-        "SparseAccumulator",
-    ),
-}
-"""The lasting effects of ops, each with the beginnings of their types."""
+OF_TABLE = ("InitializeTable", "LookupTableImport", "LookupTableInsert", "LookupTableRemove")
+"""Beginnings of the types of ops that change a lookup table."""
 
-NEVER_THE_SAME = frozenset({"GeneratorDataset", "RngReadAndSkip", "RngSkip"})
-"""Ops of a pipeline with a state that nobody can put back: of Python code, of a random generator."""
+NEVER_THE_SAME = (
+    *("GeneratorDataset", "NonDeterministicInts", "RngReadAndSkip", "RngSkip", "StatefulRandomBinomial"),
+    *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
+    *("CountUpTo", "ResourceCountUpTo", "ResourceStridedSliceAssign", "Scatter", "StridedSliceAssign"),
+)
+"""Beginnings of the types of ops of a pipeline with a state that nobody can put back: of Python code, of a
+random generator, of variables beside those that :func:`is_update` knows."""
+
+PURE_SCATTERS = frozenset({"ScatterNd", "ScatterNdNonAliasingAdd"})
+"""Ops that begin like one that changes a variable, and make a tensor."""
 
 OF_FUNCTION = (
     "those of an iterator that is none of its arguments, of a distribution strategy, of rows of ragged "
@@ -63,10 +45,7 @@ OF_SESSION = "those of an iterator of the session; feed the batches"
 
 PEERS = "other ranks may have received a part of it already"
 
-SPECIALIZED = "_specialized_for_"
-"""What TensorFlow's optimizer adds to the name of a function that it copies for one caller."""
-
-SEEDS = ("seed", "seed2")
+SEEDS = ("file_random_seed", "seed", "seed2")
 """Attributes of the ops that draw random numbers, 0 where nobody has set a seed."""
 
 PASSES_ON = frozenset({"Enter", "Identity", "Merge", "Switch", "_SwitchN"})
@@ -120,37 +99,14 @@ def goes_through_dataset(types: Iterable[str]) -> bool:
 
 def types_reached(names: Iterable[str]) -> frozenset[str]:
     """Return the types of all ops in functions, and in all functions that these may call."""
-    return frozenset(node.op for node in _nodes_reached(names))
-
-
-def _nodes_reached(names: Iterable[str]) -> Iterator[Any]:
-    runtime, wanted = context.context(), [*names]
-    seen = {*wanted}
-    while wanted:
-        name = wanted.pop()
-        if not runtime.has_function(name):
-            continue
-        for node in runtime.get_function_def(name).node_def:
-            yield node
-            called = {*_called(node)} - seen
-            wanted += called
-            seen |= called
+    return frozenset(node.op for node in nodes_within(names))
 
 
 def _nodes_called(table: NodeTable) -> Iterator[Any]:
     """Yield the nodes of the functions of the runtime that a step may call, and of those that these may."""
-    callers = {op_type for op_type in {*table.types} if _calls_functions(op_type)}
-    nodes = (node for node, op_type in zip(table.nodes, table.types, strict=True) if op_type in callers)
-    names = {name.partition(SPECIALIZED)[0] for node in nodes for name in _called(node)}
-    return _nodes_reached(names)
-
-
-def _called(node: Any) -> Iterator[str]:
-    """Yield the names of the functions that a node may call."""
-    for value in node.attr.values():
-        if value.HasField("func"):
-            yield value.func.name
-        yield from (one.name for one in value.list.func)
+    return nodes_reached(
+        node for node, op_type in zip(table.nodes, table.types, strict=True) if calls_functions(op_type)
+    )
 
 
 def cannot_begin_anew(name: str, inputs: Sequence[Any], datasets: Sequence[Any]) -> str:
@@ -161,7 +117,7 @@ def cannot_begin_anew(name: str, inputs: Sequence[Any], datasets: Sequence[Any])
         inputs: What it is called with.
         datasets: Those among the arguments of the call.
     """
-    nodes = [*_nodes_reached([name])]
+    nodes = [*nodes_within([name])]
     types = {node.op for node in nodes}
     if may_reach_peers(types):
         return PEERS
@@ -169,7 +125,7 @@ def cannot_begin_anew(name: str, inputs: Sequence[Any], datasets: Sequence[Any])
     if not all(any(one is other for other in known) for one in inputs if one.dtype == tf.variant):
         return "it goes through a dataset that is none of its arguments; pass it to the tf.function"
     steps = _pipeline_types(datasets, nodes)
-    if runs_python(steps) or any(is_update(one) or one in NEVER_THE_SAME for one in steps):
+    if runs_python(steps) or any(map(_is_never_the_same, steps)):
         return (
             "the dataset that it goes through runs Python code or changes variables, and may not give the "
             "same the second time; pass an iterator"
@@ -182,6 +138,11 @@ def cannot_begin_anew(name: str, inputs: Sequence[Any], datasets: Sequence[Any])
             "called with a table or another resource that is no variable"
         )
     return _lasting((*types, *steps))
+
+
+def _is_never_the_same(op_type: str) -> bool:
+    changes = is_update(op_type) or op_type.startswith(NEVER_THE_SAME)
+    return changes and op_type not in PURE_SCATTERS
 
 
 def _has_own_iterators(types: Iterable[str], inputs: Sequence[Any]) -> bool:
@@ -200,7 +161,7 @@ def _pipeline_types(datasets: Sequence[Any], nodes: Iterable[Any]) -> frozenset[
         names += [one.function.name for one in dataset._functions()]
     made = [node for node in nodes if "Dataset" in node.op and not _is_loop(node)]
     for node in made:
-        names += _called(node)
+        names += called_by(node)
     return types_reached(names) | {node.op for node in made}
 
 
@@ -215,10 +176,11 @@ def _is_loop(node: Any) -> bool:
 
 
 def _lasting(types: Iterable[str]) -> str:
-    for what, beginnings in LASTING.items():
-        if any(op_type.startswith(beginnings) for op_type in types):
-            return what
-    return ""
+    effects = (
+        "it changes a lookup table" if op_type.startswith(OF_TABLE) else lasting_effect(op_type)
+        for op_type in types
+    )
+    return min(filter(None, effects), default="")
 
 
 def draws_from_seed(table: NodeTable) -> bool:
@@ -240,7 +202,7 @@ def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:
         graph: The session's graph.
         table: The step.
     """
-    if not any(map(_calls_functions, {*table.types})):
+    if not any(map(calls_functions, {*table.types})):
         return False
     nodes = (node for function in graph.as_graph_def().library.function for node in function.node_def)
     return any(map(_is_seeded, nodes))
@@ -248,11 +210,6 @@ def functions_draw_from_seed(graph: Any, table: NodeTable) -> bool:
 
 def _is_seeded(node: Any) -> bool:
     return any(node.attr[seed].i for seed in SEEDS if seed in node.attr)
-
-
-def _calls_functions(op_type: str) -> bool:
-    definition = op_def_registry.get(op_type)
-    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
 
 
 def _may_have_seed(op_type: str) -> bool:

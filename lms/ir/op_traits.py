@@ -166,6 +166,56 @@ def may_end_step(op_type: str) -> bool:
     return op_type.startswith(ENDING_TYPES)
 
 
+PYTHON_TYPES = frozenset({"PyFunc", "EagerPyFunc"})
+"""Ops that run Python code with effects of its own. ``PyFuncStateless`` has none."""
+
+MOVES = {
+    "it moves items of a queue": (
+        ("BarrierTake", "MapUnstage", "OrderedMapUnstage", "QueueDequeue", "Unstage"),
+        ("BarrierInsert", "MapStage", "OrderedMapStage", "QueueEnqueue", "Stage"),
+        ("BarrierClose", "MapClear", "OrderedMapClear", "QueueClose"),
+    ),
+    "it feeds an accumulator": (
+        ("AccumulatorTake", "ResourceAccumulatorTake", "SparseAccumulatorTake"),
+        ("AccumulatorApply", "ResourceAccumulatorApply", "SparseAccumulatorApply"),
+        ("AccumulatorSet", "ResourceAccumulatorSet"),
+    ),
+    "it reads records by a reader": (
+        ("ReaderRead",),
+        (),
+        ("ReaderReset", "ReaderRestoreState", "RecordInput"),
+    ),
+    "it keeps sparse tensors aside": (
+        ("TakeManySparseFromTensorsMap",),
+        ("AddManySparseToTensorsMap", "AddSparseToTensorsMap"),
+        (),
+    ),
+}
+"""Ops that exchange something between steps and threads, by the effect that lasts: beginnings of the types of
+those that take it and wait until it is there, that put it there and may wait for room, and of others."""
+LOOKS = ("MapPeek", "OrderedMapPeek", "StagePeek")
+"""Beginnings of the types of the ops that wait like those that take, and leave it there."""
+_TAKES = (*LOOKS, *(one for takes, _, _ in MOVES.values() for one in takes))
+_PUTS = tuple(one for _, puts, _ in MOVES.values() for one in puts)
+
+
+def may_take(op_type: str) -> bool:
+    """Tell whether ops of this type may wait for what another op puts somewhere; Python code may do so."""
+    return op_type in PYTHON_TYPES or op_type.startswith(_TAKES)
+
+
+def may_put(op_type: str) -> bool:
+    """Tell whether ops of this type may put something somewhere, for which another op waits."""
+    return op_type in PYTHON_TYPES or (op_type.startswith(_PUTS) and not op_type.startswith(LOOKS))
+
+
+def lasting_effect(op_type: str) -> str:
+    """Return what ops of this type do that lasts beyond the step; empty where it is not known of."""
+    if op_type.startswith(LOOKS):
+        return ""
+    return next((what for what, kinds in MOVES.items() if any(map(op_type.startswith, kinds))), "")
+
+
 REPEATABLE_TYPES = (ALIAS_TYPES | IN_PLACE_TYPES) - {SUM, "CheckNumerics", "DebugIdentity"} | frozenset(
     """All Any ApproximateEqual ArgMax ArgMin AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchMatMulV3
     BroadcastTo Cast ClipByValue Concat ConcatV2 Conv2D Conv3D Cumprod Cumsum DepthToSpace

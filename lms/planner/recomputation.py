@@ -17,11 +17,15 @@ from functools import cached_property
 from lms.ir.backward import backward_ops
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import AGAIN, CHEAP, REPEATABLE_TYPES
+from lms.ir.op_traits import AGAIN, CHEAP, REPEATABLE_TYPES, is_update
 from lms.schedule.op_order import early_ops, floating_ops
 
-REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
-"""Ops that hand on a variable's own memory: what reads it later may read a later value."""
+REFERENCES = (
+    *("Variable", "VariableV2", "TemporaryVariable", "RefEnter", "RefIdentity", "RefMerge", "RefSelect"),
+    *("RefSwitch", "CountUpTo", "ScatterDiv", "ScatterMax", "ScatterMin", "ScatterMul", "ScatterNdAdd"),
+    *("ScatterNdMax", "ScatterNdMin", "ScatterNdSub", "ScatterNdUpdate", "StridedSliceAssign"),
+)
+"""Ops that, like updates, hand on a variable's own memory: what reads it later may read a later value."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,9 @@ class Repeats:
                 return False
         makers = {self.graph.ops[tensors[self.graph.roots[tensor]].op].type for tensor in op.inputs}
         # oneDNN would merge the copies where it has not merged the two themselves.
-        return REFERENCES.isdisjoint(makers) and not (op.type == "BiasAdd" and "Conv2D" in makers)
+        if any(maker in REFERENCES or is_update(maker) for maker in makers):
+            return False
+        return not (op.type == "BiasAdd" and "Conv2D" in makers)
 
     def _feeds_merged(self, root: int) -> bool:
         """Tell whether oneDNN would merge the maker of a buffer with a bias that were its only reader."""

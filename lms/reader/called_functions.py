@@ -1,20 +1,56 @@
-"""Inline the bodies of called functions into a copy of a graph, so that shapes can be inferred in them.
+"""Look into the functions that a graph calls.
 
 TensorFlow inlines most calls before a graph is optimized; left are those that XLA compiles, and those that
-must stay what they are. It infers no shapes through them.
+must stay what they are. It infers no shapes through them: their bodies are inlined into a copy for that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from tensorflow.python.eager import context
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
 
 SPECIAL = "_specialized_for_"
 """Behind it TensorFlow writes for which call it has made a function of its own of another one. That has fewer
 arguments and results, by the same names."""
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+
+@cache
+def calls_functions(op_type: str) -> bool:
+    """Tell whether ops of this type may call functions; one that is not known may."""
+    definition = op_def_registry.get(op_type)
+    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
+
+
+def nodes_reached(callers: Iterable[Any]) -> Iterator[Any]:
+    """Yield the nodes of the functions of the runtime that nodes may call, and of those that these may."""
+    return nodes_within(name.partition(SPECIAL)[0] for node in callers for name in called_by(node))
+
+
+def nodes_within(names: Iterable[str]) -> Iterator[Any]:
+    """Yield the nodes of functions of the runtime, and of all functions that these may call."""
+    runtime, wanted = context.context(), [*dict.fromkeys(names)]
+    seen = {*wanted}
+    while wanted:
+        name = wanted.pop()
+        if not runtime.has_function(name):
+            continue
+        for node in runtime.get_function_def(name).node_def:
+            yield node
+            called = {*called_by(node)} - seen
+            wanted += called
+            seen |= called
+
+
+def called_by(node: Any) -> Iterator[str]:
+    """Yield the names of the functions that a node may call."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (one.name for one in value.list.func)
 
 
 def take_in_calls(graph_def: Any) -> bool:

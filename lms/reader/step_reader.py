@@ -324,7 +324,7 @@ class _Reader:
             outside=away,
             forbidden=reasons,
             workspace_bytes=0 if away else self._body_peak(frame),
-            chainable=bool(turning and exits),
+            chainable=bool(turning and exits) and self._exchanging.isdisjoint(members),
             elsewhere=away,
             conditional=not self._conditions.runs_with_step(unit),
             unordered=not self._conditions.runs_with_step(unit),

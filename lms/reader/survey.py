@@ -12,8 +12,9 @@ from typing import Any
 from lms.device.kernels import Kernels
 from lms.ir.assignments import ASSIGN, READ
 from lms.ir.liveness import round_up
-from lms.ir.op_traits import CONSTANTS, is_backward, is_update
+from lms.ir.op_traits import CONSTANTS, is_backward, is_update, may_put, may_take
 from lms.optimizer.grappler_item import Output
+from lms.reader.called_functions import called_by, calls_functions, nodes_reached
 from lms.reader.folded_constants import Folded, find_folded
 from lms.reader.node_table import NodeTable
 from lms.reader.op_facts import facts_of, size_of
@@ -32,30 +33,6 @@ BODY_ATTRS = {
 
 DENSE = frozenset({ASSIGN, READ, "AssignAddVariableOp", "AssignSubVariableOp"})
 """Ops on a variable that go through all of it. With others TensorFlow copies what is read."""
-
-
-TAKES = (
-    "AccumulatorTake",
-    "BarrierTake",
-    "MapUnstage",
-    "OrderedMapUnstage",
-    "QueueDequeue",
-    "ResourceAccumulatorTake",
-    "SparseAccumulatorTake",
-    "Unstage",
-)
-"""Beginnings of the types of ops that wait until there is something to take."""
-PUTS = (
-    "AccumulatorApply",
-    "BarrierInsert",
-    "MapStage",
-    "OrderedMapStage",
-    "QueueEnqueue",
-    "ResourceAccumulatorApply",
-    "SparseAccumulatorApply",
-    "Stage",
-)
-"""Beginnings of the types of ops that put something there; they may wait for room."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +118,23 @@ def exchanging(table: NodeTable) -> frozenset[int]:
 
     What is taken may be what the same step puts, or what another thread makes of that. So what leads to a put
     must not wait for what follows a take. Where one of the two waits for the other anyway, nothing changes
-    that.
+    that. An op that calls functions takes and puts what they do.
     """
-    takes = [node for node, op_type in enumerate(table.types) if op_type.startswith(TAKES)]
-    puts = [node for node, op_type in enumerate(table.types) if op_type.startswith(PUTS)]
+    takes, puts = list[int](), list[int]()
+    within: dict[tuple[str, ...], set[str]] = {}
+    for node, op_type in enumerate(table.types):
+        types = {op_type}
+        if calls_functions(op_type):
+            names = tuple(called_by(table.nodes[node]))
+            if names not in within:
+                within[names] = {one.op for one in nodes_reached([table.nodes[node]])}
+            types |= within[names]
+        takes += [node] * any(map(may_take, types))
+        puts += [node] * any(map(may_put, types))
     found: set[int] = set()
     behind = {node: _behind(table, node) for node in (*takes, *puts)} if takes and puts else {}
     for take, put in product(takes, puts):
-        if put not in behind[take] and take not in behind[put]:
+        if put not in behind[take] and take not in behind[put]:  # nor are they one
             found.update((take, put))
     return frozenset(found)
 

@@ -61,6 +61,8 @@ class OpenSizes:
         return f"{what} {example} {verb}; {self.remedy}"
 
 
+DESCRIBED = 32
+"""Graphs that are described in full, the latest ones: a description holds the whole graph."""
 ORDERED = "nothing is swapped: control edges between a few ops have the step fit"
 
 
@@ -366,7 +368,7 @@ class Collector:
         self.graphs.append(stats)
         self._forget(stats)
         self._planned.pop(_key(stats), None)
-        self._postponed.append((stats, describe))
+        self._postponed = [*self._postponed, (stats, describe)][-DESCRIBED:]
 
     @property
     def planned(self) -> Mapping[Hashable, Planned]:
@@ -400,6 +402,8 @@ class Collector:
     def _keep(self, stats: GraphStats, planned: Planned) -> None:
         self._planned.pop(_key(stats), None)
         self._planned[_key(stats)] = planned
+        for key in [*self._planned][:-DESCRIBED]:
+            del self._planned[key]
 
     def executed(self, planned: Sequence[GraphStats], swap_outs: int) -> None:
         """Note how many swap-outs ran in the call for which ``planned`` were made.

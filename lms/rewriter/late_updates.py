@@ -19,7 +19,15 @@ from tensorflow.python.framework import op_def_registry
 
 from lms.ir.assignments import READ
 from lms.ir.liveness import SMALL_BYTES
-from lms.ir.op_traits import ALIAS_TYPES, OUTSIDE_TYPES, is_collective, is_update, may_end_step
+from lms.ir.op_traits import (
+    ALIAS_TYPES,
+    OUTSIDE_TYPES,
+    is_collective,
+    is_update,
+    may_end_step,
+    may_put,
+    may_take,
+)
 from lms.optimizer.grappler_item import Output
 from lms.reader.conditions import Conditions, find_conditions
 from lms.reader.node_table import NodeTable
@@ -34,17 +42,6 @@ Links = Mapping[int, Collection[int]]
 SPARSE = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply")
 """Beginnings of the types of updates that write a part of a variable. From the first one on each read copies
 the variable (``copy_on_read_mode`` in ``resource_var.h``), so no update has to."""
-BLOCKING = (
-    "Accumulator",
-    "Barrier",
-    "MapUnstage",
-    "OrderedMapUnstage",
-    "Queue",
-    "ResourceAccumulator",
-    "Unstage",
-)
-"""Beginnings of the types of ops that may wait for something outside of their inputs, and have no state by
-their definition."""
 
 
 def delay_updates(
@@ -178,7 +175,7 @@ def _may_block(op_type: str) -> bool:
     """Tell whether an op may wait for something that its inputs do not show, or end the step."""
     if op_type == READ or op_type in OUTSIDE_TYPES or is_update(op_type):
         return False
-    if is_collective(op_type) or may_end_step(op_type) or op_type.startswith(BLOCKING):
+    if is_collective(op_type) or may_end_step(op_type) or may_take(op_type) or may_put(op_type):
         return True
     definition = op_def_registry.get(op_type)
     return definition is None or definition.is_stateful

@@ -11,6 +11,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -101,6 +104,61 @@ def relay() -> Any:
         return [float(one) for one in found]
 
     return both(train)
+
+
+def looking() -> Any:
+    """A step waits for what it puts itself: by a look, in a loop, in a function, in Python code."""
+    return {
+        place.__name__: both(partial(wait_for_own, place)) for place in (looks, in_loop, in_call, in_python)
+    }
+
+
+def looks() -> tuple[Any, Callable[[Any], Any]]:
+    """Look at what a staging area holds."""
+    raw: Any = tf.raw_ops
+    (seen,) = raw.StagePeek(index=0, dtypes=[tf.float32], shared_name="looks")
+    return seen, lambda made: raw.Stage(values=[made], shared_name="looks")
+
+
+def in_loop() -> tuple[Any, Callable[[Any], Any]]:
+    """Take within a loop."""
+    line = tf.queue.FIFOQueue(4, [tf.float32], [[ROWS, WIDTH]])
+    turns = tf.while_loop(
+        lambda i, _: i < 1, lambda i, _: (i + 1, line.dequeue()), (0, tf.zeros((ROWS, WIDTH)))
+    )
+    return turns[1], line.enqueue
+
+
+def in_call() -> tuple[Any, Callable[[Any], Any]]:
+    """Take within a function that stays a call."""
+    raw: Any = tf.raw_ops
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def take() -> Any:
+        return raw.Unstage(dtypes=[tf.float32], shared_name="call")[0]
+
+    return take(), lambda made: raw.Stage(values=[made], shared_name="call")
+
+
+def in_python() -> tuple[Any, Callable[[Any], Any]]:
+    """Let Python code wait for Python code."""
+    line: SimpleQueue[Any] = SimpleQueue()
+    got = v1.py_func(line.get, [], tf.float32)
+    return got, lambda made: v1.py_func(lambda one: (line.put(one), one)[1], [made], tf.float32)
+
+
+def wait_for_own(place: Callable[[], tuple[Any, Callable[[Any], Any]]]) -> list[float]:
+    """Train with what is put by the step that waits for it, after its update."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        got, put = place()
+        got = tf.ensure_shape(got, (ROWS, WIDTH))
+        late = tf.reduce_sum(tf.tanh(got * 2.0) * tf.sigmoid(got))
+        x = v1.placeholder(tf.float32, (ROWS, WIDTH))
+        loss, update = tower(x, "w")
+        with tf.control_dependencies([update]):
+            fill = put(tf.tanh(x * 1.5))
+        session.run(v1.global_variables_initializer())
+        return [float(one) for one in session.run([loss, late, fill], {x: data()})[:2]]
 
 
 def partial_run() -> Any:
@@ -457,6 +515,44 @@ def again(kind: str) -> list[Any]:
             except tf.errors.ResourceExhaustedError:
                 effects.append("failed")
             effects.append(int(session.run(kept.num_accumulated())))
+    elif kind == "reader":
+        with tf.Graph().as_default(), v1.Session() as session, NamedTemporaryFile("w") as lines:
+            lines.write("1\n2\n3\n")
+            lines.flush()
+            names = tf.queue.FIFOQueue(1, [tf.string], [()])
+            number = tf.strings.to_number(v1.TextLineReader().read(names)[1])
+            x = v1.placeholder(tf.float32, (ROWS, WIDTH))
+            loss, update = tower(x + 0 * number, "w")
+            failing = v1.py_func(fails, [loss], tf.float32)
+            session.run([v1.global_variables_initializer(), names.enqueue(lines.name)])
+            try:
+                session.run([failing, update], {x: data()})
+            except tf.errors.ResourceExhaustedError:
+                effects.append("failed")
+            effects.append(float(session.run(number)))
+    elif kind in ("count", "slice"):
+        weights = [tf.Variable(start(layer)) for layer in range(LAYERS)]
+        counted = tf.Variable(tf.zeros((2,), tf.int64))
+        counter = tf.Variable(tf.zeros((), tf.int64))
+        raw: Any = tf.raw_ops
+
+        def number_of(_: Any) -> Any:
+            if kind == "count":
+                return raw.ResourceCountUpTo(resource=counter.handle, limit=100, T=tf.int64)
+            return counted[:1].assign(counted[:1] + 1)[0]
+
+        @tf.function
+        def epoch(numbers: Any) -> Any:
+            found = 0.0
+            for one in numbers:
+                found += net(tf.constant(data()) + 0 * tf.cast(one, tf.float32), weights)
+                tf.ensure_shape(tf.numpy_function(fails, [found], tf.float32), ())
+            return found
+
+        try:
+            epoch(tf.data.Dataset.range(2).map(number_of))
+        except tf.errors.ResourceExhaustedError:
+            effects.append("failed")
     else:
         weights = [tf.Variable(start(layer)) for layer in range(LAYERS)]
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
@@ -486,7 +582,26 @@ def again(kind: str) -> list[Any]:
 
 def effects() -> Any:
     """What a step does twice where it is tried again."""
-    return {kind: again(kind) for kind in ("accumulator", "table", "element")}
+    return {kind: again(kind) for kind in ("accumulator", "table", "element", "reader", "count", "slice")}
+
+
+def variant() -> Any:
+    """A step that has a variable whose value is no array."""
+    raw: Any = tf.raw_ops
+
+    def train() -> list[float]:
+        weights = [tf.Variable(start(layer)) for layer in range(LAYERS)]
+        made = raw.TensorListReserve(element_shape=tf.constant([2]), num_elements=3, element_dtype=tf.float32)
+        kept = tf.Variable(made, trainable=False, dtype=tf.variant, shape=())
+
+        @tf.function
+        def step(x: Any) -> Any:
+            kept.assign(kept.read_value())
+            return net(x, weights)
+
+        return [float(step(tf.constant(data()))) for _ in range(3)]
+
+    return both(train, policy="budget", budget_bytes=64 << 10, margin=0.0)
 
 
 WAYS = [
@@ -495,6 +610,7 @@ WAYS = [
     effects,
     frames,
     keyword,
+    looking,
     newton,
     partial_run,
     queue,
@@ -505,6 +621,7 @@ WAYS = [
     two_fed,
     two_fed_flag,
     two_threads,
+    variant,
 ]
 
 

@@ -12,7 +12,15 @@ def run(way: str) -> dict[str, Any]:
     return run_job("awkward_job.py", way)
 
 
-@pytest.mark.parametrize("way", ["frames", "keyword", "newton", "partial_run", "queue", "read_anew"])
+def test_a_step_gets_what_it_puts_itself_wherever_it_waits_for_it() -> None:
+    for found in run("looking").values():
+        assert found["ours"] == found["plain"]
+        assert sum(found["swapped"]) >= 5
+
+
+@pytest.mark.parametrize(
+    "way", ["variant", "frames", "keyword", "newton", "partial_run", "queue", "read_anew"]
+)
 def test_nothing_changes(way: str) -> None:
     found = run(way)
     assert found["ours"] == found["plain"]
@@ -43,3 +51,5 @@ def test_what_lasts_is_not_done_twice() -> None:
     assert found["accumulator"] in (["failed", 0], ["failed", 1])
     assert found["table"] in (["failed", 0], ["failed", 1])
     assert found["element"][0] == "failed", "another batch would be taken"
+    assert found["reader"] == ["failed", 2.0], "the first line was read"
+    assert found["count"][0] == found["slice"][0] == "failed"

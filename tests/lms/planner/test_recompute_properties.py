@@ -126,6 +126,18 @@ def test_nothing_is_repeated_ahead_of_the_op_that_it_repeats():
     assert [made.graph.ops[op].name for op in made.repeated] == [f"relu/{AGAIN}"]
 
 
+@pytest.mark.parametrize(
+    ("maker", "may"), [("Assign", False), ("ScatterNdUpdate", False), ("ScatterNd", True)]
+)
+def test_what_reads_a_variable_through_its_update_is_not_repeated(maker, may):
+    build = GraphBuilder()
+    (value,) = build.add("value", "Placeholder", outputs=[4096])
+    (made,) = build.add("made", maker, inputs=[value], outputs=[4096])
+    (read,) = build.add("read", "Square", inputs=[made], outputs=[4096])
+    build.add("gradient_tape/grad", "Mul", inputs=[read, read], outputs=[4096])
+    assert Repeats(Buffers.of(build.build()), 1).is_repeatable(2) is may
+
+
 def test_what_runs_without_a_batch_reads_no_copy():
     build = GraphBuilder()
     (weight,) = build.add("weight", "ReadVariableOp", outputs=[1024], outside=True)

@@ -50,6 +50,20 @@ def test_what_was_postponed_is_described_once_and_when_asked_for() -> None:
     assert graphs(collector) == graphs(collector) == (TOLD,) and calls == [1]
 
 
+def test_the_latest_graphs_alone_are_described() -> None:
+    """A description holds the whole graph, and a process may make a new one all the time."""
+    collector, calls = Collector(), [0]
+
+    def describe() -> Any:
+        calls[0] += 1
+
+    for number in range(100):
+        collector.postpone(replace(FITS, name=f"fits {number}"), describe)
+        collector.add(replace(EDITED, name=f"edited {number}"), planned(f"edited {number}"))
+    assert [one.name for one in collector.planned.values()] == [f"edited {n}" for n in range(68, 100)]
+    assert calls == [32] and len(graphs(collector)) == 200
+
+
 def test_a_later_plan_of_the_same_graph_stays_the_latest() -> None:
     collector, calls = described()
     collector.add(EDITED, planned("edited"))
