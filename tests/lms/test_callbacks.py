@@ -10,6 +10,8 @@ from child_job import run_job
 from lms.callbacks import EitherKeras, LMSStatsAverage, LMSStatsLogger, StepStats
 from lms.errors import PlaceError
 
+pytestmark = pytest.mark.extras
+
 HEADER = "step type,epoch,step,duration,allocs,reclaimOnes,reclaimAlls,GiB reclaimed"
 
 
