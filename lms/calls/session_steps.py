@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lms.calls.attempts import Attempts
+from lms.calls.outside_memory import OutsideMemory
 from lms.calls.planning_engine import PlanningEngine
 from lms.intercept.batch_growth import TRACED_ONCE, Growth
 from lms.intercept.keras_batch_size import BatchSizes
@@ -39,9 +40,11 @@ class SessionSteps:
         growth: Growth,
         batch_sizes: BatchSizes,
         rescue: Rescue,
+        outside: OutsideMemory,
     ) -> None:
         self._engine, self._attempts, self._growth = engine, attempts, growth
         self._batch_sizes, self._rescue = batch_sizes, rescue
+        self._outside = outside
         self.watch = SessionWatch(self, engine.options)
 
     def task(self, request: Request, run: SessionRun) -> Task | None:
@@ -75,6 +78,7 @@ class SessionSteps:
                 call, table, (), fits=fits, edited=edited, is_body=False, draws=draws
             )
         self._growth.planned(call.function, call.batches, draws=draws)
+        self._outside.planned(call.function, "", work)
 
     def run_session(self, run: SessionRun, step: Callable[[int], Any]) -> Any:
         """Run a step of a session, counted and logged; try it again where a plan may help."""
@@ -84,6 +88,8 @@ class SessionSteps:
         call.batches = self._growth.at_least(function, shapes)
         if grown := self._growth.outgrown(function, call.batches):
             self._engine.books.warn(f"{function._name} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+        if run.is_alone() and (more := self._outside.outgrown(function, "")):
+            self._engine.books.warn(f"{function._name} {more}")
         if not function.ran and function.trains and not function.is_optimized:
             self._engine.books.warn(f"{function._name} is not planned: {NOT_OPTIMIZED}")
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lms.calls.attempts import Attempts
 from lms.calls.compiled_steps import CompiledSteps
+from lms.calls.outside_memory import OutsideMemory
 from lms.calls.planning_engine import PlanningEngine
 from lms.calls.session_steps import SessionSteps
 from lms.intercept.batch_growth import TRACED_ONCE, Growth
@@ -48,7 +49,10 @@ class Steps:
         self.unseen = Unseen(engine.books.warn)
         self.compiled = CompiledSteps(engine, self.growth)
         self.attempts = Attempts(engine, environ, self.growth)
-        self.sessions = SessionSteps(engine, self.attempts, self.growth, self.batch_sizes, self.rescue)
+        self.outside = OutsideMemory(self.growth, engine.resources)
+        self.sessions = SessionSteps(
+            engine, self.attempts, self.growth, self.batch_sizes, self.rescue, self.outside
+        )
         self.watch = Watch(self, self.compiled, engine.options)
         self.functions_run: set[str] = set()
         """Names of the functions of TensorFlow's runtime that ran; who wants to know empties it before."""
@@ -141,6 +145,7 @@ class Steps:
                 open_arguments=arguments,
                 draws=draws,
             )
+            self.outside.planned(call.function, runtime.name, work)
 
     # --- what the watch tells ----------------------------------------------------------------------------
 
@@ -151,6 +156,8 @@ class Steps:
         grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
         if grown:
             self._engine.books.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+        if self.watch.is_only(call) and (more := self.outside.outgrown(call.function, runtime.name)):
+            self._engine.books.warn(f"{function_name(runtime.name)} {more}")
         return self.growth.generation(call.function, runtime.name)
 
     def ran(self, runtime: RuntimeCall) -> None:

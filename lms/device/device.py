@@ -27,6 +27,7 @@ NO_ROOM = ("RESOURCE_EXHAUSTED", "ALLOC_FAILED", "out of memory", "OOM")
 NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch space")
 """In the message of a convolution whose algorithm, chosen in an earlier step, finds no scratch memory now."""
 
+IN_PYTHON = "errors_impl.ResourceExhaustedError: "
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
@@ -184,12 +185,13 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     There was none for a tensor, or none for any of cuDNN's algorithms, or none for the scratch memory of the
     one that was chosen. The second is a ``NotFoundError`` that lists why each of them failed
     (``BestCudnnConvAlgorithm``), the third an ``UnknownError`` or ``InternalError``
-    (``AllocateScratchOrFallback``).
+    (``AllocateScratchOrFallback``). An error within a ``py_function`` is an ``UnknownError``, too, that names
+    its class (``py_func.cc``).
     """
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
     if isinstance(error, tf.errors.UnknownError | tf.errors.InternalError):
-        return any(sign in error.message for sign in NO_SCRATCH)
+        return any(sign in error.message for sign in (*NO_SCRATCH, IN_PYTHON))
     return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from tensorflow.core.framework import graph_pb2
 
 from lms.device.device import Device
-from lms.device.memory_pool import Rooms
 from lms.engine.kept_edits import Edit, KeptEdits, key_of, to_keep
 from lms.engine.moving_variables import MovingVariables
 from lms.engine.pass_order import standard_passes
@@ -43,9 +42,8 @@ class Editing:
     def __init__(self, engine: "Engine", environ: Mapping[str, str]) -> None:
         self._engine, self._environ = engine, environ
         used = engine.resources
-        rooms = Rooms()
-        counting = Counting(used.fusion, used.host, rooms)
-        self._passes = standard_passes(used, counting, rooms, engine.config.bandwidth_gb_s)
+        counting = Counting(used.fusion, used.host, used.rooms)
+        self._passes = standard_passes(used, counting, used.rooms, engine.config.bandwidth_gb_s)
         self._specialising = Specialising(
             self._passes.survey, environ, engine.steps.sessions.keeps_conditions
         )

@@ -160,6 +160,13 @@ class Growth:
         step = self._step(function, name)
         step.renew(one for one in step.plans if one.generation != step.generation)
 
+    def renew_wholly(self, function: Any, name: str = "") -> bool:
+        """Have a step planned again for all its batches; return False if random numbers would begin anew."""
+        step = self._step(function, name)
+        if not step.draws_on:
+            step.renew()
+        return not step.draws_on
+
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
         with self._lock:  # another thread may add one

@@ -196,6 +196,11 @@ class Watch:
     def _others(self, call: Call) -> list[Call]:
         return [one for one in self._calls.values() if one.thread != call.thread]
 
+    def is_only(self, call: Call) -> bool:
+        """Tell whether no other thread is calling anything now."""
+        with self._lock:
+            return not self._others(call)
+
     def is_alone(self, call: Call) -> bool:
         """Tell whether nothing in another thread has used since it began what a call uses, or uses it now."""
         with self._lock:

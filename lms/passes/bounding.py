@@ -32,4 +32,4 @@ class Bounding:
         room = usable_bytes(work.task.config, work.limit_bytes)
         most = None if room is None else most_bytes(work.table, work.outputs, work.place)
         fits = room is None or (most is not None and most <= room)
-        return replace(work, fits=fits, whole=fits and work.task.compiled)
+        return replace(work, fits=fits, most_bytes=most if fits else None, whole=fits and work.task.compiled)

@@ -108,6 +108,8 @@ class Work:
     """The slots that sums begin with, by name, where specialising or ``Holding`` may change that."""
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
+    most_bytes: int | None = None
+    """What no order of its ops exceeds, where it fits for that."""
     whole: bool = False
     """Whether XLA shall compile the step as one."""
     later: "Callable[[], Work] | None" = None

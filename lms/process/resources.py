@@ -8,7 +8,7 @@ from typing import Any
 from lms.config import LMSConfig
 from lms.device.device import Device, read_devices
 from lms.device.horovod_fusion_buffer import FusionBuffer
-from lms.device.memory_pool import PoolClaim
+from lms.device.memory_pool import PoolClaim, Rooms
 from lms.device.own_ops import load_assignment, load_filler
 from lms.errors import BuildError
 from lms.process.machine_profiles import profiles_of
@@ -36,6 +36,7 @@ class Resources:
         self.pool = PoolClaim(environ)
         self.fusion = FusionBuffer(environ, self.pool.leaves_growing, late=tensorflow_is_initialised())
         self.host = HostVariables(config, self._host_values, self._room)
+        self.rooms = Rooms()
         self._devices: tuple[Device, ...] = ()
         self._assumed_limit: int | None = None
         self._transport: Transport | None = None

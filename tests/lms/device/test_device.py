@@ -69,6 +69,8 @@ def test_the_driver_s_pool_of_a_gpu_maps_pages(monkeypatch: pytest.MonkeyPatch) 
         ("UnknownError", "CUDNN failed to allocate the scratch space for the runner or to find a", True),
         ("InternalError", "No-scratch fallback runner requires nonzero scratch space", True),
         ("UnknownError", "CUDNN_STATUS_EXECUTION_FAILED", False),
+        ("UnknownError", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{x}} OOM", True),
+        ("UnknownError", "ValueError: no room", False),
     ],
 )
 def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:

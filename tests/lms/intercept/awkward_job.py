@@ -161,6 +161,54 @@ def wait_for_own(place: Callable[[], tuple[Any, Callable[[Any], Any]]]) -> list[
         return [float(one) for one in session.run([loss, late, fill], {x: data()})[:2]]
 
 
+def beside() -> dict[str, Any]:
+    """Let more lie on the device after a while: beside a step that was edited, and two that fitted."""
+    return {
+        "edited": beside_more(partial(train_eagerly, 20000)),
+        "fitted": beside_more(partial(train_eagerly, 16384)),
+        "session": beside_more(train_in_session),
+    }
+
+
+def beside_more(train: Callable[[int], list[float]]) -> dict[str, Any]:
+    """Return what comes of it with LMS, with nothing else there and with 25 MiB, and the warnings."""
+    found: dict[str, Any] = {}
+    for name, mebibytes in {"alone": 0, "beside": 25}.items():
+        lms.enable(policy="auto")
+        found[name] = train(mebibytes << 20)
+        found["warnings"] = list(lms.report().warnings)
+        lms.disable()
+    return found
+
+
+def train_eagerly(rows: int, nbytes: int) -> list[float]:
+    """Train, make a tensor, and train on."""
+    weights = [tf.Variable(start(layer)) for layer in range(LAYERS)]
+    step = tf.function(lambda x: net(x, weights) / rows)
+    x = tf.constant(data(rows))
+    found = [step(x) for _ in range(3)]
+    other = tf.range(nbytes // 4, dtype=tf.float32)  # a NumPy array's memory may be used as it is
+    found += [step(x) for _ in range(3)]
+    assert other.shape.rank == 1
+    return [float(one) for one in found]
+
+
+def train_in_session(nbytes: int) -> list[float]:
+    """Train in a session, give a variable its first value, and train on."""
+    rows = nbytes // 4 // WIDTH
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, (16384, WIDTH))
+        loss, update = tower(x, "w")
+        session.run(v1.global_variables_initializer())
+        other = v1.get_variable("other", (rows, WIDTH), initializer=v1.zeros_initializer())
+        value = v1.placeholder(tf.float32, other.shape)
+        begin = v1.assign(other, value).op
+        found = [session.run([loss, update], {x: data(16384)})[0] for _ in range(3)]
+        session.run(begin, {value: data(rows)})
+        found += [session.run([loss, update], {x: data(16384)})[0] for _ in range(3)]
+    return [float(one) for one in found]
+
+
 def partial_run() -> Any:
     """Two nets are fed and fetched one after the other within one run, in either order."""
 
@@ -605,6 +653,7 @@ def variant() -> Any:
 
 
 WAYS = [
+    beside,
     captured,
     captured_beside,
     effects,

@@ -53,3 +53,11 @@ def test_what_lasts_is_not_done_twice() -> None:
     assert found["element"][0] == "failed", "another batch would be taken"
     assert found["reader"] == ["failed", 2.0], "the first line was read"
     assert found["count"][0] == found["slice"][0] == "failed"
+
+
+def test_a_step_is_planned_again_where_more_lies_beside_it() -> None:
+    """More lay on the device than a plan left free: a later step, not tried again, ran out of memory."""
+    for found in run("beside").values():
+        assert found["beside"] == found["alone"]
+        (warning,) = found["warnings"]
+        assert "on CPU:0 before it, and is again: there are" in warning
