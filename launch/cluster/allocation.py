@@ -81,11 +81,11 @@ def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocatio
     del root
     names = parse_hostlist(environ["SLURM_JOB_NODELIST"])
     gpus = _slurm_gpus(environ, len(names))
-    slots = gpus if any(gpus) else _slurm_tasks(environ, len(names))
+    slots = gpus or _slurm_tasks(environ, len(names))
     hosts = refuse_twice(
         (Host(name, count) for name, count in zip(names, slots, strict=True)), "SLURM_JOB_NODELIST"
     )
-    return Allocation("slurm", environ.get("SLURM_JOB_ID", ""), hosts, gpus)
+    return Allocation("slurm", environ.get("SLURM_JOB_ID", ""), hosts, gpus or (None,) * len(hosts))
 
 
 def parse_lsf(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
@@ -168,18 +168,23 @@ _SYSTEMS: Mapping[str, Callable[[Mapping[str, str], Path], Allocation | None]] =
 
 
 def _slurm_gpus(environ: Mapping[str, str], hosts: int) -> tuple[int | None, ...]:
-    """Count the GPUs of each host.
+    """Count the GPUs of each host; none where Slurm says nothing of them.
 
-    ``--gpus`` asks for a number in all, which Slurm deals as it has room: what it says of one node (the
-    first) then holds for the others only where it adds up. Where it does not, and the hosts are more than
-    two, they tell themselves.
+    ``--gpus`` asks for a number in all, which Slurm deals as it has room: what it says of the node that this
+    process is on then holds for the others only where it adds up. Where it does not, and the hosts are more
+    than two, they tell themselves.
     """
     each = _gpu_count(environ, "SLURM_GPUS_PER_NODE")
-    first = each or _gpu_count(environ, "SLURM_GPUS_ON_NODE")
+    here = each or _gpu_count(environ, "SLURM_GPUS_ON_NODE")
     total = None if each else _gpu_count(environ, "SLURM_GPUS")
-    if not first or not total or first * hosts == total:
-        return (first,) * hosts
-    return (first, total - first) if hosts == 2 and first < total else (None,) * hosts
+    if not here:
+        return ()
+    if not total or here * hosts == total:
+        return (here,) * hosts
+    if hosts != 2 or here > total:
+        return (None,) * hosts
+    dealt = (here, total - here)
+    return dealt[::-1] if _slurm_number(environ, "SLURM_NODEID") == 1 else dealt
 
 
 def _gpu_count(environ: Mapping[str, str], variable: str) -> int | None:

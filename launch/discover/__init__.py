@@ -88,9 +88,10 @@ def find_gpus(tree: Tree, nvml: Any) -> tuple[tuple[GpuFacts, ...], tuple[str, .
         from launch.discover.nvml import read_nvml
 
         of_nvml, warnings = read_nvml(nvml, max(read_online(tree)) + 1)
-    of_pci = () if of_nvml else apply_kfd(tree, read_pci_gpus(tree))
-    of_driver = read_driver_gpus(tree) if of_nvml else leave_out_denied(read_driver_gpus(tree), tree.may_use)
-    return merge_gpus(of_nvml, of_driver, of_pci), warnings
+    of_driver = read_driver_gpus(tree)
+    of_pci = () if of_nvml or of_driver else apply_kfd(tree, read_pci_gpus(tree))
+    allowed = of_driver if of_nvml else leave_out_denied(of_driver, tree.may_use)
+    return merge_gpus(of_nvml, allowed, of_pci), warnings
 
 
 def has_driver(tree: Tree) -> bool:
@@ -125,7 +126,9 @@ def _build(
     *,
     live: bool,
 ) -> Machine:
-    hardware = read_hardware(tree, read_gpu_memory_nodes(tree, facts, architecture))
+    hardware = read_hardware(
+        tree, read_gpu_memory_nodes(tree, (*facts, *read_driver_gpus(tree)), architecture)
+    )
     gpus, gpu_warnings = place_gpus(tree, facts, hardware)
     machine = Machine(
         source=source,

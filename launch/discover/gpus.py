@@ -99,18 +99,22 @@ def _read_driver_gpu(tree: Tree, folder: str, address: str) -> GpuFacts:
     )
 
 
-def leave_out_denied(gpus: tuple[GpuFacts, ...], may_use: Callable[[str], bool]) -> tuple[GpuFacts, ...]:
+def leave_out_denied(
+    gpus: tuple[GpuFacts, ...], may_use: Callable[[str], bool | None]
+) -> tuple[GpuFacts, ...]:
     """Leave out the GPUs whose device files a batch system or a container keeps from this process.
 
-    The driver's folder tells of them all the same; NVML and CUDA count the others alone. Where no file can be
-    had, all stay: the driver makes the files when they are first needed.
+    The driver's folder tells of them all the same; NVML and CUDA count the others alone. Where there is no
+    file at all, all stay: the driver makes the files when they are first needed.
 
     Args:
         gpus: From the driver's folder.
-        may_use: Whether this process may read and write a device file.
+        may_use: Whether this process may read and write a device file; ``None`` where there is none.
     """
-    allowed = tuple(gpu for gpu in gpus if gpu.device is None or may_use(gpu.device))
-    return allowed if any(gpu.device for gpu in allowed) else gpus
+    may = {gpu.device: may_use(gpu.device) for gpu in gpus if gpu.device}
+    if all(answer is None for answer in may.values()):
+        return gpus
+    return tuple(gpu for gpu in gpus if gpu.device is None or may[gpu.device])
 
 
 def _fields(text: str | None) -> dict[str, str]:

@@ -40,8 +40,8 @@ class Tree(Protocol):
     def real(self, path: str) -> str | None:
         """Resolve every symbolic link of the path; None when it leads nowhere or out of the tree."""
 
-    def may_use(self, path: str) -> bool:
-        """Say whether this process may read and write a device file; never in a tree that was saved."""
+    def may_use(self, path: str) -> bool | None:
+        """Say whether this process may read and write a device file; ``None`` where there is none."""
 
 
 class _Limited:
@@ -125,9 +125,10 @@ class DirTree(_Limited):
             return None
         return resolved[len(self._prefix) :] if resolved.startswith(self._prefix) else None
 
-    def may_use(self, path: str) -> bool:
+    def may_use(self, path: str) -> bool | None:
         """Say whether this process may read and write a device file; a control group may deny it."""
-        return os.access(self._prefix + path, os.R_OK | os.W_OK)
+        place = self._prefix + path
+        return os.access(place, os.R_OK | os.W_OK) if os.path.exists(place) else None
 
 
 def _read_all(descriptor: int, *, is_saved: bool) -> bytes:
@@ -178,9 +179,9 @@ class MemoryTree(_Limited):
         resolved = self.real(path)
         return [] if resolved is None else sorted(self._children.get(resolved, ()))
 
-    def may_use(self, path: str) -> bool:
-        """Say no: what was saved holds no devices."""
-        return False
+    def may_use(self, path: str) -> bool | None:
+        """Say that there is none: what was saved holds no devices."""
+        return None
 
     def real(self, path: str) -> str | None:
         """Resolve every link of the path; None if that loops, leads nowhere or leads out of the tree."""

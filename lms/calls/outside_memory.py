@@ -1,8 +1,7 @@
 """Have a step planned again where its plan no longer fits beside what else lies on the device."""
 
 import weakref
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lms.device.device import Device
@@ -18,13 +17,23 @@ RENEWALS = 4
 
 
 @dataclass(frozen=True)
-class _Roof:
-    """The bytes that may lie on a device when a step begins, so that its plan fits."""
+class _Threshold:
+    """How much may lie on a device when a step begins, so that its plan fits."""
 
     device: Device
-    before: int
+    before_bytes: int
     """What lay there when it was planned."""
-    most: int
+    most_bytes: int
+
+
+@dataclass
+class _Step:
+    """What is known of a step."""
+
+    thresholds: dict[int, dict[str, _Threshold]] = field(default_factory=dict)
+    """By number of the plan and name of the device."""
+    renewals: int = 0
+    """How often it was planned again for what lies beside it."""
 
 
 class OutsideMemory:
@@ -37,40 +46,55 @@ class OutsideMemory:
 
     def __init__(self, growth: Growth, resources: Resources) -> None:
         self._growth, self._resources = growth, resources
-        self._roofs: weakref.WeakKeyDictionary[Any, dict[tuple[str, int, str], _Roof]] = (
-            weakref.WeakKeyDictionary()
-        )
-        """By step, then function of the runtime, number of the plan, and device."""
-        self._renewed: Counter[str] = Counter()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, _Step]] = weakref.WeakKeyDictionary()
+        """By function, or session and set of feeds and fetches, then by name of the runtime's function."""
 
     def planned(self, function: Any, name: str, work: Work) -> None:
-        """Note what a plan of a step was made beside; a plan that does not fit is no better made anew."""
-        config = work.task.config
-        if function is None or work.task.guest or config.policy != "auto" or work.limit_bytes is None:
+        """Note beside what a step was planned; a plan that does not fit is no better made anew.
+
+        Args:
+            function: The step's function, or session and set of feeds and fetches.
+            name: The function of the runtime; empty for a session.
+            work: One graph of the step, planned. Of several the least room counts. Bodies of called functions
+                are planned while the step runs already.
+        """
+        task = work.task
+        if function is None or task.guest or task.is_body or task.config.policy != "auto":
             return
         made = work.decision.plan if work.decision is not None else None
-        peak = work.most_bytes if made is None else made.peak_bytes
-        if peak is None or peak > work.limit_bytes or work.whole or (made and not made.feasible):
+        peak, limit = work.most_bytes if made is None else made.peak_bytes, work.limit_bytes
+        if peak is None or limit is None or peak > limit or work.whole or (made and not made.feasible):
             return
         before = work.residents.nbytes
-        roof = _Roof(work.device, before, before + int(SHARE * (work.limit_bytes - peak)))
-        plan = self._growth.generation(function, name)
-        self._roofs.setdefault(function, {})[name, plan, work.device.name] = roof
+        found = _Threshold(work.device, before, before + int(SHARE * (limit - peak)))
+        step = self._steps.setdefault(function, {}).setdefault(name, _Step())
+        known = step.thresholds.setdefault(self._growth.generation(function, name), {})
+        least = min(known.get(work.device.name, found), found, key=lambda one: one.most_bytes)
+        known[work.device.name] = least
 
     def outgrown(self, function: Any, name: str) -> str:
-        """Have a step planned again beside which too much lies; return what has grown, else nothing."""
-        roofs = self._roofs.get(function) if function is not None else None
-        plan = self._growth.generation(function, name) if roofs else 0
-        for (whose, number, _), roof in [*roofs.items()] if roofs else ():
-            if (whose, number) != (name, plan):
-                continue
-            memory, kept = roof.device.memory(), self._resources.rooms.kept_bytes(roof.device.name)
-            if memory is None or memory[0] - kept <= roof.most or self._renewed[name] == RENEWALS:
+        """Have a step planned again where too much lies beside it.
+
+        Args:
+            function: As of :meth:`planned`.
+            name: As of :meth:`planned`.
+
+        Returns:
+            What has grown, for a warning; empty where the step is not planned again.
+        """
+        step = self._steps.get(function, {}).get(name) if function is not None else None
+        if step is None or step.renewals == RENEWALS:
+            return ""
+        for one in step.thresholds.get(self._growth.generation(function, name), {}).values():
+            memory, kept = one.device.memory(), self._resources.rooms.kept_bytes(one.device.name)
+            if memory is None or memory[0] - kept <= one.most_bytes:
                 continue
             if not self._growth.renew_wholly(function, name):
-                continue
-            self._renewed[name] += 1
-            self._roofs[function] = {}
-            now = f"there are {mib(memory[0] - kept)} now"
-            return f"was planned with {mib(roof.before)} on {roof.device.name} before it, and is again: {now}"
+                return ""
+            step.renewals += 1
+            step.thresholds.clear()
+            before, now = mib(one.before_bytes), mib(memory[0] - kept)
+            return (
+                f"was planned with {before} on {one.device.name} before it, and is again: there are {now} now"
+            )
         return ""

@@ -31,6 +31,7 @@ class SessionSteps:
         growth: Remembers what they were planned for.
         batch_sizes: The sizes of Keras's batches.
         rescue: What is kept to run a step again, where no guest has a graph planned.
+        outside: Compares what else lies on the devices with their plans.
     """
 
     def __init__(

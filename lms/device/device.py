@@ -28,6 +28,7 @@ NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch 
 """In the message of a convolution whose algorithm, chosen in an earlier step, finds no scratch memory now."""
 
 IN_PYTHON = "errors_impl.ResourceExhaustedError: "
+"""In the message of a ``py_function`` whose code ran out of memory."""
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
@@ -188,11 +189,13 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     (``AllocateScratchOrFallback``). An error within a ``py_function`` is an ``UnknownError``, too, that names
     its class (``py_func.cc``).
     """
+    if HOST_POOL in getattr(error, "message", ""):
+        return False
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)
     if isinstance(error, tf.errors.UnknownError | tf.errors.InternalError):
         return any(sign in error.message for sign in (*NO_SCRATCH, IN_PYTHON))
-    return isinstance(error, tf.errors.ResourceExhaustedError) and HOST_POOL not in error.message
+    return isinstance(error, tf.errors.ResourceExhaustedError)
 
 
 def is_out_of_pinned_memory(error: Exception, devices: Iterable[Device]) -> TypeGuard[Any]:

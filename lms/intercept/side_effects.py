@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.util import compat
 
 from lms.ir.op_traits import PYTHON_TYPES, is_collective, is_update, lasting_effect
 from lms.process_state import has_peers
@@ -158,7 +159,7 @@ def _pipeline_types(datasets: Sequence[Any], nodes: Iterable[Any]) -> frozenset[
     while wanted:
         dataset = wanted.pop()
         wanted += dataset._inputs()
-        names += [one.function.name for one in dataset._functions()]
+        names += [compat.as_str(one.function.name) for one in dataset._functions()]
     made = [node for node in nodes if "Dataset" in node.op and not _is_loop(node)]
     for node in made:
         names += called_by(node)

@@ -197,16 +197,19 @@ LOOKS = ("MapPeek", "OrderedMapPeek", "StagePeek")
 """Beginnings of the types of the ops that wait like those that take, and leave it there."""
 _TAKES = (*LOOKS, *(one for takes, _, _ in MOVES.values() for one in takes))
 _PUTS = tuple(one for _, puts, _ in MOVES.values() for one in puts)
+ANYTHING = "anything"
+"""Stands for the types of the ops in a function that is not known."""
+_MAY_EXCHANGE = PYTHON_TYPES | {ANYTHING}
 
 
 def may_take(op_type: str) -> bool:
     """Tell whether ops of this type may wait for what another op puts somewhere; Python code may do so."""
-    return op_type in PYTHON_TYPES or op_type.startswith(_TAKES)
+    return op_type in _MAY_EXCHANGE or op_type.startswith(_TAKES)
 
 
 def may_put(op_type: str) -> bool:
     """Tell whether ops of this type may put something somewhere, for which another op waits."""
-    return op_type in PYTHON_TYPES or (op_type.startswith(_PUTS) and not op_type.startswith(LOOKS))
+    return op_type in _MAY_EXCHANGE or (op_type.startswith(_PUTS) and not op_type.startswith(LOOKS))
 
 
 def lasting_effect(op_type: str) -> str:

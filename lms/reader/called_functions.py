@@ -27,18 +27,15 @@ def calls_functions(op_type: str) -> bool:
 
 def nodes_reached(callers: Iterable[Any]) -> Iterator[Any]:
     """Yield the nodes of the functions of the runtime that nodes may call, and of those that these may."""
-    return nodes_within(name.partition(SPECIAL)[0] for node in callers for name in called_by(node))
+    return nodes_within(name for node in callers for name in called_by(node))
 
 
 def nodes_within(names: Iterable[str]) -> Iterator[Any]:
     """Yield the nodes of functions of the runtime, and of all functions that these may call."""
-    runtime, wanted = context.context(), [*dict.fromkeys(names)]
+    wanted = [*dict.fromkeys(names)]
     seen = {*wanted}
     while wanted:
-        name = wanted.pop()
-        if not runtime.has_function(name):
-            continue
-        for node in runtime.get_function_def(name).node_def:
+        for node in getattr(body_of(wanted.pop()), "node_def", ()):
             yield node
             called = {*called_by(node)} - seen
             wanted += called
@@ -46,7 +43,9 @@ def nodes_within(names: Iterable[str]) -> Iterator[Any]:
 
 
 def called_by(node: Any) -> Iterator[str]:
-    """Yield the names of the functions that a node may call."""
+    """Yield the names of the functions that a node may call; old graphs call one by the type of the node."""
+    if op_def_registry.get(node.op) is None:
+        yield node.op
     for value in node.attr.values():
         if value.HasField("func"):
             yield value.func.name
@@ -62,15 +61,15 @@ def take_in_calls(graph_def: Any) -> bool:
     calls = [node for node in graph_def.node if _is_known(node, signatures)]
     for call in calls:  # which grows by the calls within the bodies
         name = call.attr["f"].func.name
-        added = _take_in(graph_def, call, signatures[name], _body(name))
+        added = _take_in(graph_def, call, signatures[name], body_of(name))
         calls += [node for node in added if _is_known(node, signatures)]
     return bool(calls)
 
 
-def _body(name: str) -> Any:
-    """Return the definition of a function as it was traced; ``None`` where it is not known.
+def body_of(name: str) -> Any:
+    """Return the definition of a function as it was traced; ``None`` where the runtime does not know it.
 
-    A graph's library holds the signatures alone.
+    A graph's library holds the signatures alone. The functions of a session's graph are not the runtime's.
     """
     for known in (name, name.partition(SPECIAL)[0]):
         if context.context().has_function(known):
@@ -81,7 +80,7 @@ def _body(name: str) -> Any:
 def _is_known(node: Any, signatures: Mapping[str, Any]) -> bool:
     """Tell whether a node calls a known function that has results."""
     name = node.attr["f"].func.name if node.op in CALLS else ""
-    return name in signatures and bool(node.attr["Tout"].list.type) and _body(name) is not None
+    return name in signatures and bool(node.attr["Tout"].list.type) and body_of(name) is not None
 
 
 def _take_in(graph_def: Any, call: Any, signature: Any, body: Any) -> list[Any]:

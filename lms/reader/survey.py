@@ -12,9 +12,9 @@ from typing import Any
 from lms.device.kernels import Kernels
 from lms.ir.assignments import ASSIGN, READ
 from lms.ir.liveness import round_up
-from lms.ir.op_traits import CONSTANTS, is_backward, is_update, may_put, may_take
+from lms.ir.op_traits import ANYTHING, CONSTANTS, is_backward, is_update, may_put, may_take
 from lms.optimizer.grappler_item import Output
-from lms.reader.called_functions import called_by, calls_functions, nodes_reached
+from lms.reader.called_functions import body_of, called_by, calls_functions, nodes_reached
 from lms.reader.folded_constants import Folded, find_folded
 from lms.reader.node_table import NodeTable
 from lms.reader.op_facts import facts_of, size_of
@@ -118,7 +118,7 @@ def exchanging(table: NodeTable) -> frozenset[int]:
 
     What is taken may be what the same step puts, or what another thread makes of that. So what leads to a put
     must not wait for what follows a take. Where one of the two waits for the other anyway, nothing changes
-    that. An op that calls functions takes and puts what they do.
+    that. An op that calls functions takes and puts what they do, and anything where one of them is not known.
     """
     takes, puts = list[int](), list[int]()
     within: dict[tuple[str, ...], set[str]] = {}
@@ -127,7 +127,8 @@ def exchanging(table: NodeTable) -> frozenset[int]:
         if calls_functions(op_type):
             names = tuple(called_by(table.nodes[node]))
             if names not in within:
-                within[names] = {one.op for one in nodes_reached([table.nodes[node]])}
+                reached = {one.op for one in nodes_reached([table.nodes[node]])}
+                within[names] = reached if all(map(body_of, names)) else {ANYTHING}
             types |= within[names]
         takes += [node] * any(map(may_take, types))
         puts += [node] * any(map(may_put, types))

@@ -26,7 +26,13 @@ def test_no_allocation() -> None:
         ({"SLURM_GPUS_PER_NODE": "v100:6"}, (6, 6, 6)),
         ({"SLURM_GPUS": "v100:12", "SLURM_GPUS_ON_NODE": "4"}, (4, 4, 4)),
         ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, (None, None, None)),
-        ({"SLURM_JOB_NODELIST": "node01,gpu7", "SLURM_GPUS": "6", "SLURM_GPUS_ON_NODE": "4"}, (4, 2)),
+        (
+            {
+                **{"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"},
+                **{"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"},
+            },
+            (None, None, None),
+        ),
         ({"SLURM_GPUS_PER_NODE": "gpu:a100:2,gpu:v100:2"}, (4, 4, 4)),
         ({"SLURM_GPUS_ON_NODE": "0", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"}, (1, 1, 1)),
     ],
@@ -35,8 +41,16 @@ def test_slurm(more: dict[str, str], slots: tuple[int | None, ...]) -> None:
     allocation = read_allocation({**SLURM, **more})
     assert allocation is not None
     assert allocation.title == "Slurm job 12"
-    assert [host.name for host in allocation.hosts] in (["node01", "node02", "gpu7"], ["node01", "gpu7"])
+    assert [host.name for host in allocation.hosts] == ["node01", "node02", "gpu7"]
     assert tuple(host.slots for host in allocation.hosts) == slots
+
+
+@pytest.mark.parametrize(("node", "here"), [("0", "4"), ("1", "2")])
+def test_slurm_deals_gpus_to_two_hosts_as_it_has_room(node: str, here: str) -> None:
+    dealt = {"SLURM_GPUS": "6", "SLURM_GPUS_ON_NODE": here, "SLURM_NODEID": node}
+    allocation = read_allocation({**SLURM, "SLURM_JOB_NODELIST": "node01,gpu7", **dealt})
+    assert allocation is not None
+    assert {host.name: host.slots for host in allocation.hosts} == {"node01": 4, "gpu7": 2}
 
 
 @pytest.mark.parametrize(

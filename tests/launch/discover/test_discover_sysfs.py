@@ -1,5 +1,6 @@
 """Machines as trees of the kernel's files, synthetic and real."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,7 +238,9 @@ def test_links_out_of_a_saved_directory_are_not_followed(tmp_path: Path) -> None
     assert read_machine(str(root)).gpus[0].name is None
 
 
-def test_a_gpu_whose_device_file_is_kept_from_this_job_is_not_there(tmp_path: Path) -> None:
+def test_a_gpu_whose_device_file_is_kept_from_this_job_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NVML leaves such GPUs out, and CUDA counts the others; the driver's folder in ``proc/`` does not."""
     gpus = [f"0000:{bus:02x}:00.0" for bus in range(1, 5)]
     for minor, address in enumerate(gpus):
@@ -252,6 +255,10 @@ def test_a_gpu_whose_device_file_is_kept_from_this_job_is_not_there(tmp_path: Pa
     (tmp_path / "dev/nvidia3").touch()
     (tmp_path / "dev/nvidia1").touch()
     assert [gpu.pci_bus_id for gpu in find_gpus(tree, None)[0]] == [gpus[1], gpus[3]]
+    monkeypatch.setattr(os, "access", lambda path, _: path.endswith("nvidia1"))
+    assert [gpu.pci_bus_id for gpu in find_gpus(tree, None)[0]] == [gpus[1]]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert find_gpus(tree, None)[0] == (), "a job without GPUs has none"
 
 
 def test_live_machine() -> None:

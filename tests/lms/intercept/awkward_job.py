@@ -22,6 +22,7 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "64"
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from tensorflow.python.framework import function  # noqa: E402
 
 import lms  # noqa: E402
 
@@ -109,7 +110,8 @@ def relay() -> Any:
 def looking() -> Any:
     """A step waits for what it puts itself: by a look, in a loop, in a function, in Python code."""
     return {
-        place.__name__: both(partial(wait_for_own, place)) for place in (looks, in_loop, in_call, in_python)
+        place.__name__: both(partial(wait_for_own, place))
+        for place in (looks, in_loop, in_call, in_own_call, in_python)
     }
 
 
@@ -138,6 +140,17 @@ def in_call() -> tuple[Any, Callable[[Any], Any]]:
         return raw.Unstage(dtypes=[tf.float32], shared_name="call")[0]
 
     return take(), lambda made: raw.Stage(values=[made], shared_name="call")
+
+
+def in_own_call() -> tuple[Any, Callable[[Any], Any]]:
+    """Take within a function that only the session's graph knows."""
+    raw: Any = tf.raw_ops
+
+    @function.Defun(noinline=True)
+    def take() -> Any:
+        return raw.Unstage(dtypes=[tf.float32], shared_name="own")[0]
+
+    return take(), lambda made: raw.Stage(values=[made], shared_name="own")
 
 
 def in_python() -> tuple[Any, Callable[[Any], Any]]:
