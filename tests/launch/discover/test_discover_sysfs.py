@@ -82,6 +82,21 @@ def test_power9_tells_gpu_memory_without_numa_status() -> None:
     assert kinds(machines.machine(bare)) == {0: "dram", 8: "dram"} | dict.fromkeys(range(252, 256), "gpu")
 
 
+def test_memory_of_a_gpu_that_is_denied_is_not_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.discover.nvml.import_nvml", lambda: None)
+    root = machines.build_root("ac922", tmp_path)
+    for minor, folder in enumerate(sorted((root / "proc/driver/nvidia/gpus").iterdir())):
+        with (folder / "information").open("a") as about:
+            about.write(f"\nDevice Minor: \t {minor}\n")
+    (root / "dev").mkdir()
+    (root / "dev/nvidia0").touch()
+    machine = read_machine(root=str(root))
+    assert len(machine.gpus) == 1
+    assert kinds(machine) == {0: "dram", 8: "dram"} | dict.fromkeys(range(252, 256), "gpu")
+
+
 def test_memory_of_nobody_is_not_a_gpus() -> None:
     """Trap 1: CXL memory is no host memory either, with or without a GPU beside it."""
     machine = machines.machine("cxl")

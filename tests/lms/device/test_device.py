@@ -70,6 +70,7 @@ def test_the_driver_s_pool_of_a_gpu_maps_pages(monkeypatch: pytest.MonkeyPatch) 
         ("InternalError", "No-scratch fallback runner requires nonzero scratch space", True),
         ("UnknownError", "CUDNN_STATUS_EXECUTION_FAILED", False),
         ("UnknownError", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{x}} OOM", True),
+        ("UnknownError", "errors_impl.ResourceExhaustedError: OOM by allocator gpu_host_bfc", False),
         ("UnknownError", "ValueError: no room", False),
     ],
 )
