@@ -11,29 +11,28 @@ from lms.process.resources import Resources
 from lms.report.render import mib
 
 SHARE = 0.5
-"""How much of what a plan leaves free others may take: the rest is for chunks that do not fit."""
+"""Limits the share of what a plan leaves free for others: the rest is for chunks that do not fit."""
 RENEWALS = 4
-"""A step is planned again at most so many times: what takes ever more memory is no matter of plans."""
+"""Limits how often a step is planned again: what takes ever more memory is no matter of plans."""
 
 
 @dataclass(frozen=True)
 class _Threshold:
-    """How much may lie on a device when a step begins, so that its plan fits."""
+    """Tells how much may lie on a device when a step begins, so that its plan fits."""
 
     device: Device
     before_bytes: int
-    """What lay there when it was planned."""
+    """Counts what lay there when it was planned."""
     most_bytes: int
 
 
 @dataclass
 class _Step:
-    """What is known of a step."""
+    """Keeps the thresholds of a step's plans, and counts how often it was planned again."""
 
     thresholds: dict[int, dict[str, _Threshold]] = field(default_factory=dict)
-    """By number of the plan and name of the device."""
+    """Holds them by number of the plan and name of the device."""
     renewals: int = 0
-    """How often it was planned again for what lies beside it."""
 
 
 class OutsideMemory:
@@ -47,7 +46,7 @@ class OutsideMemory:
     def __init__(self, growth: Growth, resources: Resources) -> None:
         self._growth, self._resources = growth, resources
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, _Step]] = weakref.WeakKeyDictionary()
-        """By function, or session and set of feeds and fetches, then by name of the runtime's function."""
+        """Holds them by function (or session and its feeds and fetches), then by the runtime's name of it."""
 
     def planned(self, function: Any, name: str, work: Work) -> None:
         """Note beside what a step was planned; a plan that does not fit is no better made anew.

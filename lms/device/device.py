@@ -28,7 +28,7 @@ NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch 
 """In the message of a convolution whose algorithm, chosen in an earlier step, finds no scratch memory now."""
 
 IN_PYTHON = "errors_impl.ResourceExhaustedError: "
-"""In the message of a ``py_function`` whose code ran out of memory."""
+"""Marks the message of a ``py_function`` whose code ran out of memory."""
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 

@@ -109,7 +109,7 @@ class Work:
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
     most_bytes: int | None = None
-    """What no order of its ops exceeds, where it fits for that."""
+    """Bounds what any order of its ops takes, where it fits for that."""
     whole: bool = False
     """Whether XLA shall compile the step as one."""
     later: "Callable[[], Work] | None" = None

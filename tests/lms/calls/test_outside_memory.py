@@ -1,4 +1,4 @@
-"""When a step is planned again because more lies on the device beside it."""
+"""Check when a step is planned again because more lies on the device beside it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ class Step:
 
 
 class Desk:
-    """An ``OutsideMemory`` beside a device whose memory the test sets; planning leaves 20 MiB of 50 free."""
+    """Runs an ``OutsideMemory`` beside a device whose memory the test sets; plans leave 20 of 50 MiB free."""
 
     def __init__(self) -> None:
         from lms.calls.outside_memory import OutsideMemory
