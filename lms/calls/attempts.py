@@ -127,7 +127,7 @@ class Attempts:
                 with aside():
                     is_retried = rescue.prepare(call, is_alone=is_alone())
                 if not is_retried:
-                    raise self._explained(failure, owner, function._name, rescue.refusal) from error
+                    raise self._explained(failure, owner, call, rescue.refusal) from error
             else:
                 rescue.succeeded(call)
                 return done
@@ -199,15 +199,16 @@ class Attempts:
         failed_otherwise = not is_out_of_memory(failure) or FULL_STORE in failure.message
         return failure if failed_otherwise else None
 
-    def _explained(self, error: Any, owner: Any, name: str, refusal: str) -> Exception:
-        collector = self._engine.books.collector
+    def _explained(self, error: Any, owner: Any, call: Call, refusal: str) -> Exception:
+        collector, name = self._engine.books.collector, call.function._name
         if collector.latest is not None and not self.history.holds_step(owner):
             limit = self._engine.fullest_device.limit_bytes
             return _with_lines(error, explain_unplanned(name, limit))
         swaps = self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()
-        explanation = explain_out_of_memory(collector.planned_of(name), report, swaps=swaps, streams=streams)
+        planned = collector.planned_of(name, call.functions)
+        explanation = explain_out_of_memory(planned, report, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
 
 

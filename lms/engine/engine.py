@@ -74,8 +74,7 @@ class Engine:
         return next((device for device in devices if device.name == name), devices[0])
 
     def _document(self, report: Report) -> dict[str, Any]:
-        steps = self.books.collector.planned.values()
-        planned = max(steps, key=lambda one: len(one.graph.ops), default=None)
+        planned = self.books.collector.largest
         return build_document(report, self.config, planned, self.steps.attempts.history, self._environ)
 
     def edit(self, request: Request) -> bytes | None:

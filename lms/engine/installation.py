@@ -128,12 +128,12 @@ def report() -> Report:
 
 
 def plot(path: str | os.PathLike[str]) -> None:
-    """Draw the memory of the last planned step, before and after, into a PNG or SVG file.
+    """Draw the memory of the largest step, as last planned, before and after, into a PNG or SVG file.
 
     Raises:
         LMSError: If nothing has been planned yet, or the file cannot be drawn.
     """
-    planned = engine().books.collector.planned.values()
-    if not planned:
+    planned = engine().books.collector.largest
+    if planned is None:
         raise LMSError("nothing has been planned yet; run a training step first, then call lms.plot()")
-    plot_memory(max(planned, key=lambda one: len(one.graph.ops)), path)
+    plot_memory(planned, path)

@@ -51,8 +51,8 @@ class Call:
     steps behind a first one, of a session's step; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
-    ran: list[Sequence[Any]] = field(default_factory=list)
-    """Holds the inputs of each function of the runtime that it has run, or runs."""
+    ran: list["RuntimeCall"] = field(default_factory=list)
+    """Holds each function of the runtime that it has run, or runs."""
     beside: set[int] = field(default_factory=set)
     """The resources of calls of other threads that have ended since it began."""
     thread: int = field(default_factory=threading.get_ident)
@@ -60,7 +60,12 @@ class Call:
     @property
     def resources(self) -> set[int]:
         """The variables, tables and other resources that it uses, each as the identity of its handle."""
-        return {id(one) for inputs in self.ran for one in inputs if one.dtype == tf.resource}
+        return {id(one) for runtime in self.ran for one in runtime.inputs if one.dtype == tf.resource}
+
+    @property
+    def functions(self) -> set[str]:
+        """The names of the functions of the runtime that it has run, or runs."""
+        return {runtime.copy or runtime.name for runtime in self.ran}
 
     def batch_size(self) -> int | None:
         """Return the size of the batches of the datasets among the arguments, where these say it."""
@@ -268,10 +273,10 @@ class Watch:
 
     def _run_for(self, call: Call, ctx: Any, runtime: RuntimeCall, outputs: int) -> Any:
         name, inputs = runtime.name.encode(), runtime.inputs
-        call.ran.append(inputs)
+        call.ran.append(runtime)
         generation = self._observer.generation(call, runtime)
         copy = self._compiler.without_xla(call, runtime)
-        runtime = replace(runtime, copy=copy)
+        call.ran[-1] = runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
         planned = self._options.planned(before, generation, is_copy=bool(copy))
         ctx.function_call_options, iterations = planned

@@ -88,7 +88,9 @@ class Books:
         """Record a planned frame of a graph, and warn of what the user should know."""
         if work.later is not None and work.table is not None:
             ops, why = len(work.table.nodes), LEFT_TO_XLA if work.whole else "nothing is edited"
-            stats = GraphStats(work.task.name, False, why, ops, place=_place(work), whole=work.whole)
+            stats = GraphStats(
+                *(work.task.name, False, why, ops, _place(work), work.task.function), whole=work.whole
+            )
             self.collector.postpone(stats, partial(self._record_later, work.later))
             return stats
         made = self._described(work, guest)

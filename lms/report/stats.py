@@ -1,9 +1,10 @@
 """The figures of what LMS did in this process, as values: one entry per graph, and the whole."""
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from lms.device.device import MIB, Device, read_devices
@@ -367,12 +368,12 @@ class Collector:
         self.plans += 1
         self.graphs.append(stats)
         self._forget(stats)
-        self._planned.pop(_key(stats), None)
+        self._planned.pop(_trace(stats), None)
         self._postponed = [*self._postponed, (stats, describe)][-DESCRIBED:]
 
     @property
     def planned(self) -> Mapping[Hashable, Planned]:
-        """The latest plan of each graph, by its name, device and frame; in the order of their making."""
+        """The latest plan of each trace of a graph, device and frame, in the order of their making."""
         self._settle()
         return self._planned
 
@@ -381,9 +382,17 @@ class Collector:
         """The latest plan."""
         return next(iter([*self.planned.values()][-1:]), None)
 
-    def planned_of(self, name: str) -> Planned | None:
-        """Return the latest plan of a step of that name; else the latest of all."""
-        return next((one for one in reversed([*self.planned.values()]) if one.name == name), self.latest)
+    @property
+    def largest(self) -> Planned | None:
+        """The plan of the step with the most ops; the latest of several."""
+        return max(reversed([*self.planned.values()]), key=lambda one: len(one.graph.ops), default=None)
+
+    def planned_of(self, name: str, functions: Container[str] = ()) -> Planned | None:
+        """Return the latest plan of these functions of the runtime; else of that name, else of all."""
+        found = [*reversed([*self.planned.values()])]
+        of_functions = (one for one in found if one.function in functions)
+        of_name = (one for one in found if one.name == name)
+        return next(chain(of_functions, of_name, found), None)
 
     def _forget(self, stats: GraphStats) -> None:
         """Describe no more what a later plan of the same graph has replaced."""
@@ -397,11 +406,11 @@ class Collector:
             if found is not None:
                 told = replace(found[0], first_run_s=stats.first_run_s)
                 self.graphs[:] = [told if one is stats else one for one in self.graphs]
-                self._planned = {_key(stats): found[1], **self._planned}  # what was planned since is later
+                self._planned = {_trace(stats): found[1], **self._planned}  # what was planned since is later
 
     def _keep(self, stats: GraphStats, planned: Planned) -> None:
-        self._planned.pop(_key(stats), None)
-        self._planned[_key(stats)] = planned
+        self._planned.pop(_trace(stats), None)
+        self._planned[_trace(stats)] = planned
         for key in [*self._planned][:-DESCRIBED]:
             del self._planned[key]
 
@@ -451,11 +460,11 @@ class Collector:
 
     def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
         """Return the figures of a latest plan that fills what it may with the peak that is likely."""
-        planned, peak = self._planned.get(_key(stats)), stats.planned_peak_bytes
+        planned, peak = self._planned.get(_trace(stats)), stats.planned_peak_bytes
         is_simple = stats.policy == "budget" and not (stats.segments or stats.whole)
         if planned is None or peak is None or not is_simple or planned.plan.is_empty:
             return stats
-        if next(one for one in reversed(self.graphs) if _key(one) == _key(stats)) is not stats:
+        if next(one for one in reversed(self.graphs) if _trace(one) == _trace(stats)) is not stats:
             return stats
         room, likely = planned.room_bytes, planned.likely_peak_bytes
         if room is None or likely is None or peak - stats.base_bytes > room:
@@ -465,6 +474,10 @@ class Collector:
 
 def _key(stats: GraphStats) -> Hashable:
     return stats.name, stats.place
+
+
+def _trace(stats: GraphStats) -> Hashable:
+    return _key(stats), stats.function
 
 
 def latest_of(graphs: Iterable[GraphStats]) -> tuple[GraphStats, ...]:

@@ -411,6 +411,35 @@ def the_message_that_remains_explains() -> None:
         assert "swaps all that it can already" in text and "LMS_" not in text, text
 
 
+def the_message_tells_of_the_step_that_failed() -> None:
+    """Another step of the same name was planned since, whose tensors are smaller."""
+    fails = [False]
+
+    def fail(_: Any) -> Any:
+        if fails[0]:
+            raise MemoryError("OOM when allocating tensor")
+        return []
+
+    def made() -> Any:
+        def step(x: Any) -> None:
+            tf.numpy_function(fail, [train(x)], [])
+
+        return tf.function(step)
+
+    with enabled(policy="all"):
+        large, small = made(), made()
+        large(BATCH)
+        small(BATCH[:256])
+        for step, nbytes in ((large, "0.5 MiB"), (small, "0.1 MiB"), (large, "0.5 MiB")):
+            fails[0] = True
+            try:
+                step(BATCH if step is large else BATCH[:256])
+            except tf.errors.ResourceExhaustedError as error:
+                text = str(error)
+            fails[0] = False
+            assert f" {nbytes}  " in text, text
+
+
 def every_transport_trains_the_same_bits() -> None:
     """Through memory, through a file without a name, and through NumPy."""
     start = [weight.numpy() for weight in WEIGHTS]
@@ -593,6 +622,7 @@ CASES = (
     a_step_with_collectives_is_not_tried_again,
     a_full_store_is_told_as_one,
     the_message_that_remains_explains,
+    the_message_tells_of_the_step_that_failed,
     every_transport_trains_the_same_bits,
     a_store_that_is_too_small_is_an_error,
     a_budget_that_cannot_be_met_says_the_floor,

@@ -50,7 +50,7 @@ def predicted_s():
     from lms.engine.installation import engine
     from lms.simulate.step_time import clock
 
-    planned = next(iter(engine().books.collector.planned.values()))
+    planned = engine().books.collector.latest
     return clock(
         planned.plan.order, planned.plan.swaps, planned.costs, planned.costs.op_seconds(planned.graph)
     ).now_s

@@ -78,6 +78,17 @@ def test_what_is_described_late_comes_before_what_was_planned_since() -> None:
     assert [one.name for one in collector.planned.values()] == ["fits", "another"]
 
 
+def test_steps_of_one_name_keep_a_plan_each() -> None:
+    collector = Collector()
+    for function in ("f_1", "f_2", "f_2"):
+        collector.add(replace(EDITED, function=function), replace(planned("step"), function=function))
+    assert [one.function for one in collector.planned.values()] == ["f_1", "f_2"]
+    for functions, found in ((["f_1"], "f_1"), (["f_2"], "f_2"), ([], "f_2"), (["f_12"], "f_2")):
+        step = collector.planned_of("step", functions)
+        assert step is not None and step.function == found
+    assert collector.largest is collector.latest
+
+
 def test_counted_swaps_of_another_graph_do_not_lose_it() -> None:
     collector, _ = described()
     collector.add(OTHER, planned("another"))
