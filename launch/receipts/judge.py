@@ -5,8 +5,9 @@ Ranks write them, so to the launcher they are data from outside: size-limited JS
 
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,31 @@ def read_first_failure(directory: Path) -> Failure | None:
     return min(arrived, key=lambda entry: entry[:2])[2] if arrived else None
 
 
-def read_leaving_before(directory: Path, rank: int, others: Set[int]) -> frozenset[int]:
-    """Which of ``others`` began to exit before ``rank`` did; the bootstrap leaves word of it."""
+def read_leaving_before(
+    directory: Path, rank: int, others: Set[int], ended: Iterable[int] = ()
+) -> frozenset[int]:
+    """Which of ``others`` began to exit before ``rank`` did.
+
+    Args:
+        directory: Where the bootstrap leaves word of a rank that begins to exit.
+        rank: The one that failed.
+        others: Those asked for.
+        ended: The ranks that have ended, in that order. It tells of those without word: they have left by
+            ``os._exit``, or run no Python.
+    """
     times = {}
     for number in {rank, *others}:
         try:
             times[number] = (directory / f"rank-{number}.exit.json").lstat().st_mtime_ns
         except OSError:
             continue
-    own = times.pop(rank, 0)
-    return frozenset(number for number, began in times.items() if began < own)
+    earlier = {*takewhile(lambda number: number != rank, ended)}
+    own = times.pop(rank, None)
+    return frozenset(
+        number
+        for number in others
+        if (number in earlier if own is None or number not in times else times[number] < own)
+    )
 
 
 def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:

@@ -373,7 +373,7 @@ class JobLoop:
 
     def find_leaving_before(self, rank: int, others: Set[int]) -> frozenset[int]:
         """See ``Orders``."""
-        return read_leaving_before(self._files.receipt_dir, rank, others)
+        return read_leaving_before(self._files.receipt_dir, rank, others, self._end.statuses)
 
     # The end
 

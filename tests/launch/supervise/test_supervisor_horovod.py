@@ -54,9 +54,10 @@ def test_the_rank_that_left_first_is_named_although_its_peer_is_gone_before(star
     job.assert_nothing_left()
 
 
-def test_a_rank_that_left_early_with_0_is_named(start: JobStarter) -> None:
+@pytest.mark.parametrize("way", ["leave early", "leave without a word"])
+def test_a_rank_that_left_early_with_0_is_named(start: JobStarter, way: str) -> None:
     """Its peer fails in a collective that nobody else joins, and would look like the culprit."""
-    job = start(RANK, "leave early")
+    job = start(RANK, way)
     assert job.finish(LIMIT_S) == 1, job.stderr.decode()
     assert job.last_line == (
         "lmsrun: rank 0 on localhost (no GPU) exited with code 1, after rank 1 had left with code 0"
