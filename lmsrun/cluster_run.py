@@ -23,6 +23,7 @@ from launch.model.settings import QUIET
 from launch.model.text import count_of
 from launch.model.topology import Machine
 from launch.plan_host.planner import plan_slots
+from launch.system.output_file import write_whole
 from lms.config import REPORT_VARIABLE
 from lmsrun.options import LaunchOptions
 from lmsrun.place import Place, read_hosts
@@ -159,7 +160,7 @@ def write_rankfile(path: str, backend: Backend, plan: LaunchPlan) -> str:
     """
     text = backend.render_rankfile(plan.ranks)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --rankfile-out") from None
     return f"wrote {path}"

@@ -3,8 +3,12 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 from launch.model.errors import UsageError
+
+_LONGEST_NAME = 200
+"""Of the 255 bytes that file systems take, without the process id."""
 
 
 def open_output(path: str | os.PathLike[str], late: int = os.O_TRUNC) -> int:
@@ -36,6 +40,33 @@ def open_output(path: str | os.PathLike[str], late: int = os.O_TRUNC) -> int:
                 f"{os.fspath(path)} is a link of another user, who may lead it anywhere; "
                 "remove it, or choose another --output-dir"
             ) from None
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file as a whole: a reader sees what was there or all of the text, also on a full disk.
+
+    What is no file (a device, a pipe) is written as it is, and so is a file in a folder that takes no other.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}")
+    is_new = not target.exists()
+    may_replace = is_new or (target.is_file() and os.access(target.parent, os.W_OK))
+    if not may_replace:
+        target.write_text(text, encoding="utf-8")
+        return
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            if not is_new:
+                os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+            file.write(text)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
         raise
 
 

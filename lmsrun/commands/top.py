@@ -94,8 +94,17 @@ def _follow(
             if signal.sigtimedwait(_ENDING, pause_s) is not None:
                 break
     if options.metrics:
-        write_metrics(Path(options.metrics).resolve(), [])  # no metric outlives its job
+        _end_metrics(Path(options.metrics).resolve())
     return 0
+
+
+def _end_metrics(path: Path) -> None:
+    """Leave no metric that outlives its job."""
+    try:
+        write_metrics(path, [])
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        say(f"warning: cannot write {path}: {error.strerror}")
 
 
 @contextmanager

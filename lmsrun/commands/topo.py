@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launch.discover import read_machine
 from launch.discover.saved import to_json
 from launch.model.errors import UsageError
+from launch.system.output_file import write_whole
 from lmsrun.command_steps import answer_wish, read_sources, refuse_program, say, write_drawings
 from lmsrun.file_checks import refuse_same_file
 from lmsrun.render.plan import render_json
@@ -36,7 +36,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         write_drawings(draw_machine(machine, is_here=not options.topology), options, environ)
     if options.save:
         try:
-            Path(options.save).write_text(render_json(to_json(machine)) + "\n", encoding="utf-8")
+            write_whole(options.save, render_json(to_json(machine)) + "\n")
         except OSError as error:
             raise UsageError(
                 f"cannot write {options.save}: {error.strerror}; choose another --save"

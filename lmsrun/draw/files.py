@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch.model.errors import UsageError
+from launch.system.output_file import write_whole
 from launch.system.program_path import find_program
 from lms.errors import pip_install
 from lmsrun.draw.plan import drawing_size
@@ -34,7 +35,7 @@ def write_drawing(svg: str, path: str, origin: str) -> None:
         UsageError: If it cannot be written.
     """
     try:
-        Path(path).write_text(svg + "\n", encoding="utf-8")
+        write_whole(path, svg + "\n")
     except OSError as error:
         raise _refused(path, origin, error) from None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launch.cluster.batch_script import job_name
 from launch.model.errors import LmsrunError, UsageError
 from launch.supervise.run_folder import make_run_folder, remove_unused
+from launch.system.output_file import write_whole
 from lmsrun.command_steps import say
 from lmsrun.render.plan import plan_to_json
 from lmsrun.report.page import render_report
@@ -95,7 +96,7 @@ def write_report(folder: Path, path: Path, places: Sequence[Path] = ()) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"{path} is a device or a pipe; needed the name of a file")
     try:
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, page)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another file") from None
     say(f"wrote {path}")

@@ -80,14 +80,27 @@ def read_files(
     Raises:
         UsageError: If one cannot be read or is not TOML.
     """
-    everywhere = filter(os.path.isfile, _everywhere(environ, site or SITE_FILE))  # also where none may enter
+    everywhere = filter(_is_there, _everywhere(environ, site or SITE_FILE))
     files = [read_file(path, str(path)) for path in everywhere]
     if asked is not None:
         files.append(read_file(asked, str(asked), is_asked=True))
     else:
-        found = next((folder / name for name in FILE_NAMES if os.path.isfile(folder / name)), None)
+        found = next((folder / name for name in FILE_NAMES if _is_there(folder / name)), None)
         files += [] if found is None else [replace(read_file(found, found.name), is_of_folder=True)]
     return tuple(file for file in files if file.table)
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether there is a file; false also where none may enter.
+
+    Raises:
+        UsageError: If there is a link to nothing: options are missing that somebody means to have.
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise UsageError(
+            f"{path} is a link to {os.readlink(path)}, which is not there; remove it, or mend it"
+        )
+    return os.path.isfile(path)
 
 
 def _everywhere(environ: Mapping[str, str], site: Path) -> Iterator[Path]:

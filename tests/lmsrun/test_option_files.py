@@ -50,6 +50,12 @@ def test_the_nearest_source_wins_option_by_option(places: Places) -> None:
     assert places.read("--config /dev/null a.py").options.num_proc == 4, "--config stands in for the folder's"
 
 
+def test_a_link_to_nothing_is_no_missing_file(places: Places) -> None:
+    places.own.symlink_to("/mnt/gone/lmsrun.toml")
+    with pytest.raises(UsageError, match=r"lmsrun.toml is a link to /mnt/gone/lmsrun.toml, which is not"):
+        places.read()
+
+
 def test_the_users_folder_may_be_elsewhere(places: Places, tmp_path: Path) -> None:
     places.user.write_text("num-proc = 4\n")
     (tmp_path / "xdg").mkdir()

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launch.monitor.sample import JobSample, RankSample
 from lmsrun.cli import main
-from lmsrun.commands.top import _log
+from lmsrun.commands.top import _end_metrics, _log
 from lmsrun.options import LaunchOptions
 from lmsrun.render.live import render_block, render_screen, show_bytes
 from lmsrun.render.prometheus import render_metrics, write_metrics
@@ -134,6 +134,11 @@ def test_the_label_is_the_program_s_own_name(title: str, label: str) -> None:
 def test_no_table_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
     assert not _draws(LaunchOptions(live=True))
+
+
+def test_metrics_that_cannot_be_emptied_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _end_metrics(tmp_path / "gone" / "m.prom")
+    assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/gone/m.prom: ")
 
 
 def test_metrics_follow_no_link_and_leave_no_draft(tmp_path: Path) -> None:
