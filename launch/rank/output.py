@@ -84,11 +84,18 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     """
     # In an elastic job a number may come back with another process.
     late = os.O_APPEND if environ.get("HOROVOD_ELASTIC") else os.O_TRUNC
+    is_new = bool(environ.get("LMSRUN_JOB_ID"))
+    """Whether the folder was made for this job: a launcher that lmsrun has not started knows of none."""
     tees = []
     try:
         os.makedirs(folder, exist_ok=True)
         for fd, stream in _STREAMS.items():
             path = os.path.join(folder, f"rank-{rank}.{stream}")
+            if not is_new and late == os.O_TRUNC and os.path.isfile(path) and os.path.getsize(path):
+                raise UsageError(
+                    f"{path} holds the output of another job; choose another folder with LMSRUN_OUTPUT_DIR, "
+                    "such as one with the job's number in its name"
+                )
             file_fd = open_output(path, late)
             tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
     except OSError as error:

@@ -173,6 +173,14 @@ def count_waiting(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+def test_output_of_another_job_is_not_overwritten(tmp_path: Path) -> None:
+    assert work(tmp_path, "print('first')").returncode == 0
+    again = work(tmp_path, "print('second')")
+    assert again.returncode == 2 and b"rank-3.stdout holds the output of another job" in again.stderr
+    assert (tmp_path / "rank-3.stdout").read_text() == "first\n"
+    assert work(tmp_path, "print('second')", LMSRUN_JOB_ID="a", LMSRUN_RECEIPT_LINES="1").returncode == 0
+
+
 def test_a_signal_is_not_passed_on_to_whoever_has_the_programs_number_next(tmp_path: Path) -> None:
     """The program fills stderr and fails, so that its shim hangs in its last line."""
     source = f"""
