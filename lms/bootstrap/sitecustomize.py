@@ -111,8 +111,19 @@ def on_tensorflow(tensorflow: "Any") -> None:
     version = getattr(tensorflow, "__version__", None)
     ends_rank = lms.pop("ends_rank", False)
     write_receipt("framework", {"tensorflow": version, "visible_gpus": visible, "lms": lms}, os.environ)
+    if lms["mode"] != "graph" and os.environ.get("LMSRUN_FIT"):
+        refuse_fit(lms["why"], os.environ)
     if ends_rank:
         sys.exit(f"lmsrun: Large Model Support cannot be switched on: {lms['why']}")
+
+
+def refuse_fit(why: str, environ: "Mapping[str, str]") -> None:
+    """End a process of ``lmsrun fit`` in which nothing would catch the training step: it would train."""
+    import json
+
+    with open(environ["LMSRUN_FIT"], "w") as file:
+        json.dump({"fault": why}, file)
+    sys.exit(1)
 
 
 def show_own_gpu(tensorflow: "Any", environ: "Mapping[str, str]") -> "list[str]":

@@ -204,11 +204,11 @@ class Attempts:
         if collector.latest is not None and not self.history.holds_step(owner):
             limit = self._engine.fullest_device.limit_bytes
             return _with_lines(error, explain_unplanned(name, limit))
-        swaps = self._engine.config.recompute != "only"
+        policy, swaps = self._engine.config.policy, self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()
         planned = collector.planned_of(name, call.functions)
-        explanation = explain_out_of_memory(planned, report, swaps=swaps, streams=streams)
+        explanation = explain_out_of_memory(planned, report, policy=policy, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
 
 

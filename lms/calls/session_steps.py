@@ -67,7 +67,7 @@ class SessionSteps:
         if (run := self.watch.run) is not None:
             run.call.function.keeps_conditions = keeps
 
-    def planned(self, run: SessionRun, work: Work, *, fits: bool, edited: bool) -> None:
+    def planned(self, run: SessionRun, work: Work, *, fits: bool, covered: bool, edited: bool) -> None:
         """Note that a frame of a run's graph has been planned."""
         self._attempts.watch_steps_of(run.graph)
         call, table = run.call, work.table
@@ -76,7 +76,7 @@ class SessionSteps:
         draws = functions_draw_from_seed(run.graph, table)
         if call.begun is not None:  # else its variables' values are not known
             self._rescue_of(run).planned(
-                call, table, (), fits=fits, edited=edited, is_body=False, draws=draws
+                call, table, (), fits=fits, covered=covered, edited=edited, is_body=False, draws=draws
             )
         self._growth.planned(call.function, call.batches, draws=draws)
         self._outside.planned(call.function, "", work)

@@ -46,7 +46,7 @@ class Steps:
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
         self.rescue = Rescue(config, engine.resources.host)
         self.values = VariableValues(engine.resources.host)
-        self.unseen = Unseen(engine.books.warn)
+        self.unseen = Unseen(engine.tell_of_unseen)
         self.compiled = CompiledSteps(engine, self.growth)
         self.attempts = Attempts(engine, environ, self.growth)
         self.outside = OutsideMemory(self.growth, engine.resources)
@@ -124,13 +124,17 @@ class Steps:
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.watch.run
         fits, is_body = work.decision is None or work.decision.plan.feasible, work.task.is_body
         if run is not None:
-            self.sessions.planned(run, work, fits=fits, edited=stats.edited)
+            self.sessions.planned(run, work, fits=fits, covered=stats.covers_all, edited=stats.edited)
             return
         if work.table is None:
             return
         if not work.whole:  # where memory runs out, XLA has freed the variables that it was to update
             self.rescue.planned(
-                call, work.table, work.task.inputs, fits=fits, edited=stats.edited, is_body=is_body
+                *(call, work.table, work.task.inputs),
+                fits=fits,
+                covered=stats.covers_all,
+                edited=stats.edited,
+                is_body=is_body,
             )
         if call.function is not None:
             self.attempts.watch_steps_of(call.function)

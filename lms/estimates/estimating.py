@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,8 @@ from lms.simulate.devices import GPUS, HERE, USABLE, known_as
 
 FILE_VARIABLE = "LMSRUN_FIT"
 """Where the first traced step is written in a process that ``lmsrun fit`` has started; it ends then."""
+ENDED_WITHIN_S = 10.0
+"""How long that process waits to be ended, with whatever has started it."""
 GPUS_VARIABLE = "LMSRUN_FIT_GPUS"
 """The GPUs to forecast it for, as JSON: names, and what is known of those of a saved topology."""
 
@@ -209,15 +213,33 @@ def told_to(environ: Mapping[str, str]) -> Traced | None:
             made = estimate_step(name, step, wanted, here)
             found = {**made.to_json(), "text": str(made)}
         try:
-            Path(path).write_text(json.dumps(found), encoding="utf-8")
             sys.stdout.flush()
             sys.stderr.flush()
+            _remove_generated_code()
+            draft = Path(f"{path}.draft")
+            draft.write_text(json.dumps(found), encoding="utf-8")
+            draft.replace(path)
+            time.sleep(ENDED_WITHIN_S)
         finally:
-            os._exit(0)  # whatever the program would do next, it must not train
+            os._exit(1)  # whatever the program would do next, it must not train
 
     return write_and_end
 
 
+def _remove_generated_code() -> None:
+    """Remove the files of AutoGraph's code, as TensorFlow does at a process's usual end."""
+    for name, module in [*sys.modules.items()]:
+        if not name.startswith("__autograph_generated_file"):
+            continue
+        for path in filter(None, (module.__file__, module.__cached__)):
+            Path(path).unlink(missing_ok=True)
+        if module.__cached__:
+            with suppress(OSError):  # it holds those of others
+                Path(module.__cached__).parent.rmdir()
+
+
 def reason_of(fault: Exception) -> str:
     """Return in one line why a step cannot be forecast."""
+    if isinstance(fault, LMSError):
+        return " ".join(str(fault).split())
     return " ".join(f"{type(fault).__name__}: {fault}".split())

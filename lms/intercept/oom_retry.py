@@ -52,7 +52,8 @@ LATER_STEPS = 3
 an H100 a U-Net ran out of memory in its third step."""
 
 RETRIED_POLICIES = ("auto", "budget")
-"""Where the first try may be one of these; the last one is policy ``all``, behind which nothing is left."""
+"""Behind these policies ``all`` is the last try. Behind ``all`` itself comes ``auto``: the plan with the
+fewest bytes may find no room where free memory lies in pieces, and one for more bytes may."""
 
 
 @dataclass
@@ -75,6 +76,8 @@ class _Attempt:
     """Whether Python code of the user is a part of the step."""
     anew: bool = False
     """Whether the step goes through a dataset itself, which begins anew."""
+    covered: bool = True
+    """Whether the plans hold all tensors of the step whose size matters."""
     edited: bool = False
     """Whether a plan of the step changes it."""
     draws: bool = False
@@ -217,6 +220,7 @@ class Rescue:
         inputs: Sequence[Any],
         *,
         fits: bool,
+        covered: bool,
         edited: bool,
         is_body: bool,
         draws: bool = False,
@@ -224,8 +228,8 @@ class Rescue:
         """Note that a graph was planned for the step of ``call``, or for a body within it (``is_body``).
 
         ``inputs`` are those of the graph; those of a body are not known. ``fits`` says whether the plan keeps
-        to its budget, ``edited`` whether it changes the graph, ``draws`` whether kernels within the functions
-        that it calls count what they draw.
+        to its budget, ``covered`` whether it holds all tensors, ``edited`` whether it changes the graph,
+        ``draws`` whether kernels within the functions that it calls count what they draw.
         """
         if not self._left or call.function is None:
             if call.begun is not None and call.begun.lasting == UNPLANNED:
@@ -235,6 +239,7 @@ class Rescue:
             call.attempt = replace(call.begun, fits=True) if call.begun is not None else _Attempt()
         attempt: _Attempt = call.attempt
         attempt.fits &= fits
+        attempt.covered &= covered
         attempt.edited |= edited
         is_seeded = draws_from_seed(table)
         attempt.draws |= is_seeded or draws
@@ -278,10 +283,13 @@ class Rescue:
         if not attempt.fits:
             self._left = [one for one in self._left if one.policy == "all"]
         before, self.config = self.config, self._left.pop(0)
-        which = "a step" if self._worked else "the first step"
+        which, why = "a step" if self._worked else "the first step", ""
+        if not attempt.covered:
+            which += ", some of whose tensors are in no plan,"
+        elif attempt.fits:
+            why = " although the plan fitted"
         self.message = (
-            f"{which} ran out of memory{' although the plan fitted' if attempt.fits else ''}; planned again "
-            f"with {_difference(before, self.config)}{again}"
+            f"{which} ran out of memory{why}; planned again with {_difference(before, self.config)}{again}"
         )
         return True
 
@@ -313,10 +321,13 @@ class Rescue:
 
 def _further_tries(config: LMSConfig) -> Iterator[LMSConfig]:
     """Yield how to plan after the first failure, and after the second."""
+    larger = replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
     if config.policy in RETRIED_POLICIES:
-        larger = replace(config, margin=min(0.9, config.margin + LARGER_MARGIN))
         yield larger
         yield replace(larger, policy="all")
+    elif config.policy == "all":
+        yield replace(config, policy="auto")
+        yield replace(larger, policy="auto")
 
 
 def _difference(before: LMSConfig, after: LMSConfig) -> str:

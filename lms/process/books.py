@@ -20,16 +20,13 @@ from lms.reader.shape_names import shapes_of
 from lms.reader.step_reader import Step
 from lms.report.guest import Guest
 from lms.report.render import mib
-from lms.report.stats import Collector, GraphStats, OpenSizes, Planned, counted
+from lms.report.stats import UNROLL, Collector, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL
 
 logger = logging.getLogger("lms")
 
 LEFT_TO_XLA = "it fits; XLA compiles it whole"
 """Why nothing is edited in a step that its user has XLA compile."""
-
-UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
-"""The remedy for a loop."""
 
 
 class Books:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lms.errors import LMSError, PlaceError, pip_install
 from lms.ir.liveness import Timeline
-from lms.report.stats import GraphStats, Planned, Report, counted, latest_of
+from lms.report.stats import UNROLL, GraphStats, Planned, Report, counted, latest_of
 from lms.user_paths import require_file
 
 MIB = 1 << 20
@@ -210,13 +210,14 @@ ADVICE = {
 
 
 def explain_out_of_memory(
-    planned: Planned | None, report: Report, *, swaps: bool = True, streams: bool = True
+    planned: Planned | None, report: Report, *, policy: str = "", swaps: bool = True, streams: bool = True
 ) -> str:
     """Return the text to add to TensorFlow's message when a step ran out of device memory.
 
     Args:
         planned: The latest plan.
         report: What is known of all steps.
+        policy: What the configuration asks for; behind ``all`` other plans were tried, too.
         swaps: Whether plans may swap; with ``recompute="only"`` none does.
         streams: Whether values of variables lie in host memory already.
     """
@@ -231,9 +232,14 @@ def explain_out_of_memory(
         return "\n".join([*lines, "Try policy 'all' (LMS_POLICY=all), or a smaller batch."])
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
-    advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
-    peaks = [graph.planned_peak_bytes or 0 for graph in report.graphs if graph.name == planned.name]
-    lines += [_needs(planned, swaps, max(peaks, default=0)), OPEN if planned.open_sizes else advice]
+    advice = ADVICE.get(policy if policy == "all" else plan.policy, more_room) if swaps else MAY_SWAP
+    same = [graph for graph in report.graphs if graph.name == planned.name]
+    peak = max((graph.planned_peak_bytes or 0 for graph in same), default=0)
+    loops = max((graph.loops for graph in same if graph.function == planned.function), default=0)
+    if loops:
+        lines += [_needs_in_loops(planned, loops), f"{UNROLL[0].upper()}{UNROLL[1:]}."]
+    else:
+        lines += [_needs(planned, swaps, peak), OPEN if planned.open_sizes else advice]
     if not streams and planned.base_bytes > MUCH_BEFORE * (report.device.limit_bytes or math.inf):
         lines.append(MAY_STREAM)
     return "\n".join([*_largest(planned), *lines])  # what may help comes last: lmsrun repeats the last lines
@@ -261,6 +267,14 @@ def _largest(planned: Planned) -> list[str]:
     if lines and rest >= NAMED_BYTES:
         lines.append(f"  {mib(rest):>14}  in {others:,} smaller ones")
     return ["LMS: the largest tensors alive at the planned peak:", *lines] if lines else []
+
+
+def _needs_in_loops(planned: Planned, loops: int) -> str:
+    kept = f"what {counted(loops, 'loop')} {'keeps' if loops == 1 else 'keep'} for the backward pass"
+    swapped = counted(planned.plan.tensors_out, "tensor")
+    return (
+        f"What {planned.name} needs is not known: {kept} is in no plan. Planned without: {swapped} swapped."
+    )
 
 
 def _needs(planned: Planned, swaps: bool, peak_bytes: int) -> str:

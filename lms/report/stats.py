@@ -28,6 +28,8 @@ FIX_LENGTHS = (
     "with tf.ensure_shape; the others stay on the device"
 )
 """What closes sizes that are open beside the batch's; nothing does where values choose rows."""
+UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"
+"""The remedy for a loop."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,11 @@ class GraphStats:
     rejected: tuple[tuple[str, int], ...] = ()
     """(reason, tensors that it kept on the device), most frequent first."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether the plan holds all tensors of the step: none of an open size, none that a loop keeps."""
+        return not self.loops and self.open_sizes is None
 
     @property
     def copies_out(self) -> int:

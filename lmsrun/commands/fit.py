@@ -1,11 +1,14 @@
 """``lmsrun fit``: forecast a script's training step on GPUs, without training."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
 from launch.plan_host.rank_env import parse_forward
 from launch.rank.shim import ProgramError, program_environ, resolve_program
+from launch.system.process_tree import adopt_orphans, read_children, sweep
 from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
 from lmsrun.draw.forecast import draw_forecast
@@ -34,6 +38,9 @@ EXAMPLES = (
     ("lmsrun fit --svg memory.svg train.py", "memory over a step with the largest batch of each mode"),
 )
 OPERAND = "PROGRAM"
+LOOK_S, SWEEP_S = 0.02, 5.0
+ISOLATED = "EIS"
+"""Python's options that ignore its variables, or what ``site`` imports."""
 DEFAULT_GPU = "A100-80"
 
 
@@ -52,6 +59,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         command = resolve_program(parsed.program, environ)
     except ProgramError as error:
         raise UsageError(str(error)) from None
+    _refuse_isolated(command)
     program = parsed.program[1 if parsed.program[0] == MODULE else 0]
     gpus = _wanted(options)
     lms = read_lms_config(options, environ, request.lms_table, request.lms_files)
@@ -72,10 +80,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             "LMSRUN_FIT": str(found),
             "LMSRUN_FIT_GPUS": json.dumps(gpus),
         }
-        done = subprocess.run(command, env=child, stdout=sys.stderr, check=False)
+        code = _run_until(found, command, child)
         if not found.exists():
             raise UsageError(
-                f"{program} ended with exit code {done.returncode} and no training step; needed a "
+                f"{program} ended with exit code {code} and no training step; needed a "
                 "script that trains with Keras or a tf.function (its own messages are above)"
             )
         result = json.loads(found.read_text(encoding="utf-8"))
@@ -89,6 +97,41 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.svg or options.png:
         write_drawings(draw_forecast(result), options, environ)
     return 0
+
+
+def _run_until(found: Path, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program until it has ended or the file is there; leave no process of it.
+
+    A wrapper of the program, such as a shell script, must not go on as if the program had trained.
+
+    Returns:
+        The program's exit code.
+    """
+    spare = frozenset(read_children(os.getpid()))
+    adopt_orphans()
+    process = subprocess.Popen(command, env=environ, stdout=sys.stderr)
+    try:
+        while process.poll() is None and not found.exists():
+            time.sleep(LOOK_S)
+        return process.poll() or 0
+    finally:
+        sweep(SWEEP_S, spare)
+
+
+def _refuse_isolated(command: Sequence[str]) -> None:
+    """Refuse a Python that ignores the variables by which the step is caught.
+
+    Raises:
+        UsageError: If the program is one.
+    """
+    if not Path(command[0]).name.startswith("python"):
+        return
+    for option in takewhile(lambda one: one.startswith("-") and one not in ("-c", "-m", "-"), command[1:]):
+        if not option.startswith(("--", "-W", "-X")) and {*option} & {*ISOLATED}:
+            raise UsageError(
+                f"with {option} Python ignores PYTHONPATH, by which the training step is caught: the script "
+                f"would train; needed Python without {option}"
+            )
 
 
 def _wanted(options: LaunchOptions) -> list[Any]:

@@ -118,6 +118,38 @@ def test_fit_prints_a_forecast_and_trains_nothing(tmp_path: Path) -> None:
     assert "trained" not in done.stdout + done.stderr
 
 
+@pytest.mark.tensorflow
+def test_nothing_goes_on_once_the_step_is_caught(tmp_path: Path) -> None:
+    """A wrapper would take the end of the program for one of the training."""
+    pytest.importorskip("tensorflow")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "wrapper.sh").write_text(f"#!/bin/sh\n{sys.executable} train.py; touch published\n")
+    (tmp_path / "wrapper.sh").chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    done = fit(tmp_path, "./wrapper.sh", TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 0 and "A100-80" in done.stdout, done.stderr[-2000:]
+    assert not (tmp_path / "published").exists() and "trained" not in done.stderr
+    assert [*(tmp_path / "tmp").iterdir()] == []
+
+
+@pytest.mark.tensorflow
+def test_what_cannot_be_caught_does_not_train(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (tmp_path / "eager.py").write_text(SCRIPT.replace('"mse"', '"mse", run_eagerly=True'))
+    (tmp_path / "clash").mkdir()
+    (tmp_path / "clash" / "lms.py").touch()
+    (tmp_path / "clash" / "train.py").write_text(SCRIPT)
+    for argv, said in (
+        (["eager.py"], "a training step runs in eager execution"),
+        (["clash/train.py"], "the program has its own module named lms"),
+        ([sys.executable, "-E", "eager.py"], "with -E Python ignores PYTHONPATH"),
+        ([sys.executable, "-uI", "eager.py"], "with -uI Python ignores PYTHONPATH"),
+    ):
+        done = fit(tmp_path, *argv)
+        assert done.returncode == 2 and said in done.stderr.splitlines()[-1], done.stderr[-2000:]
+        assert "trained" not in done.stdout + done.stderr
+
+
 def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "none.py").write_text("print('nothing to train')\n")
     for argv, said in (

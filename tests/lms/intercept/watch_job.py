@@ -440,6 +440,27 @@ def the_message_tells_of_the_step_that_failed() -> None:
             assert f" {nbytes}  " in text, text
 
 
+def behind_policy_all_comes_auto() -> None:
+    """The plan of the fewest bytes may find no room where one for more bytes does."""
+    start, tries = [weight.numpy() for weight in WEIGHTS], [0]
+
+    def fail(_: Any) -> Any:
+        tries[0] += 1
+        if tries[0] == 1:
+            raise MemoryError("OOM when allocating tensor")
+        return []
+
+    def step(x: Any) -> None:
+        tf.numpy_function(fail, [train(x)], [])
+
+    with enabled(policy="all") as texts:
+        tf.function(step)(BATCH)
+        assert lms.report().retries == 1 and tries == [2]
+    assert any("planned again with policy auto instead of all" in text for text in texts), texts
+    for weight, value in zip(WEIGHTS, start, strict=True):
+        weight.assign(value)
+
+
 def every_transport_trains_the_same_bits() -> None:
     """Through memory, through a file without a name, and through NumPy."""
     start = [weight.numpy() for weight in WEIGHTS]
@@ -623,6 +644,7 @@ CASES = (
     a_full_store_is_told_as_one,
     the_message_that_remains_explains,
     the_message_tells_of_the_step_that_failed,
+    behind_policy_all_comes_auto,
     every_transport_trains_the_same_bits,
     a_store_that_is_too_small_is_an_error,
     a_budget_that_cannot_be_met_says_the_floor,

@@ -206,6 +206,16 @@ def test_the_size_of_the_batch_is_known_of_a_call_a_batch_or_a_feed() -> None:
     assert not ShapeHints(arguments={0: ()}, batches=((),)).knows_batch
 
 
+def test_a_loop_is_named_where_its_lists_are_in_no_plan() -> None:
+    """What it keeps has open sizes, too, but no length of an input is open."""
+    step = replace(planned(), open_sizes=OPEN)
+    text = explain_out_of_memory(step, report_of(replace(stats_of("a step", OPEN), loops=2)))
+    assert "needs is not known: what 2 loops keep for the backward pass is in no plan" in text
+    assert text.endswith(
+        "Layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step."
+    )
+
+
 def test_running_out_of_memory_with_open_sizes_tells_no_numbers_of_the_known_part(tmp_path: Path) -> None:
     step = replace(planned(), open_sizes=OPEN)
     text = explain_out_of_memory(step, report_of(stats_of("a step", OPEN)))
