@@ -82,8 +82,11 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     Raises:
         UsageError: If the folder or a file cannot be written, or a file is none.
     """
-    # In an elastic job a number may come back with another process.
-    late = os.O_APPEND if environ.get("HOROVOD_ELASTIC") else os.O_TRUNC
+    comes_back = environ.get("HOROVOD_ELASTIC") or any(
+        environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    )
+    # In an elastic job a number may come back with another process, in one that is restarted all do.
+    late = os.O_APPEND if comes_back else os.O_TRUNC
     is_new = bool(environ.get("LMSRUN_JOB_ID"))
     """Whether the folder was made for this job: a launcher that lmsrun has not started knows of none."""
     tees = []
@@ -93,8 +96,8 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
             path = os.path.join(folder, f"rank-{rank}.{stream}")
             if not is_new and late == os.O_TRUNC and os.path.isfile(path) and os.path.getsize(path):
                 raise UsageError(
-                    f"{path} holds the output of another job; choose another folder with LMSRUN_OUTPUT_DIR, "
-                    "such as one with the job's number in its name"
+                    f"{path} holds the output of another job or step; choose another folder with "
+                    "LMSRUN_OUTPUT_DIR, such as one with the job's number in its name"
                 )
             file_fd = open_output(path, late)
             tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,8 @@ def read_leaving_before(
             times[number] = (directory / f"rank-{number}.exit.json").lstat().st_mtime_ns
         except OSError:
             continue
-    earlier = {*takewhile(lambda number: number != rank, ended)}
+    order = [*ended]
+    earlier = {*order[: order.index(rank)]} if rank in order else set[int]()
     own = times.pop(rank, None)
     return frozenset(
         number

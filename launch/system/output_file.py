@@ -7,9 +7,6 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 
-_LONGEST_NAME = 200
-"""Of the 255 bytes that file systems take, without the process id."""
-
 
 def open_output(path: str | os.PathLike[str], late: int = os.O_TRUNC) -> int:
     """Open a file for a rank's output.
@@ -51,23 +48,43 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}")
-    is_new = not target.exists()
-    may_replace = is_new or (target.is_file() and os.access(target.parent, os.W_OK))
-    if not may_replace:
-        target.write_text(text, encoding="utf-8")
+    mode = _mode_to_keep(path)
+    if mode is None:
+        Path(path).write_text(text, encoding="utf-8")
         return
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".lmsrun-{os.getpid()}")
     try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
-            if not is_new:
-                os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+            if mode:
+                os.fchmod(fd, mode)
             file.write(text)
-        draft.replace(target)
-    except BaseException:
+        _rename(draft, target)
+    finally:
         draft.unlink(missing_ok=True)
-        raise
+
+
+def _mode_to_keep(path: str | os.PathLike[str]) -> int | None:
+    """Return the mode of the file that may be replaced, 0 for a new one; ``None``: write in its place."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return 0
+    is_own = stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid() and there.st_nlink == 1
+    folder = os.path.dirname(os.path.realpath(path))
+    may_replace = is_own and os.access(path, os.W_OK) and os.access(folder, os.W_OK)
+    return stat.S_IMODE(there.st_mode) if may_replace else None
+
+
+def _rename(draft: Path, target: Path) -> None:
+    """Put a draft in the place of a file; where that is a mount of its own, write it there."""
+    try:
+        draft.replace(target)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        target.write_bytes(draft.read_bytes())
 
 
 def _is_own_link(path: str | os.PathLike[str]) -> bool:

@@ -29,7 +29,9 @@ _moves = []  # type: list[dict[str, int]]
 
 def start(environ: "Mapping[str, str]") -> None:
     """Watch for the imports that matter in a rank; elsewhere do nothing."""
-    in_rank = any(environ.get(name) for name in ("LMSRUN_JOB_ID", "LMSRUN_EXPECT", "LMS_ENABLED"))
+    in_rank = any(
+        environ.get(name) for name in ("LMSRUN_JOB_ID", "LMSRUN_EXPECT", "LMS_ENABLED", "LMSRUN_FIT")
+    )
     if not in_rank or _NAME in sys.modules:
         return
     sys.modules[_NAME] = sys.modules[__name__]
@@ -121,8 +123,12 @@ def refuse_fit(why: str, environ: "Mapping[str, str]") -> None:
     """End a process of ``lmsrun fit`` in which nothing would catch the training step: it would train."""
     import json
 
-    with open(environ["LMSRUN_FIT"], "w") as file:
+    if why == "not asked for":
+        why = "the program has switched Large Model Support off"
+    draft = "{}.{}".format(environ["LMSRUN_FIT"], os.getpid())
+    with open(draft, "w") as file:
         json.dump({"fault": why}, file)
+    os.replace(draft, environ["LMSRUN_FIT"])
     sys.exit(1)
 
 

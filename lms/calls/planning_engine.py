@@ -25,8 +25,8 @@ class PlanningEngine(Protocol):
     def refusal(self) -> str | None:
         """Return why no step may be planned now; ``None`` where steps may."""
 
-    def tell_of_unseen(self, text: str) -> None:
-        """Warn of a training step that cannot be seen."""
+    def refuse_unseen(self, text: str) -> None:
+        """Tell whoever wants a forecast, if anybody does, why a training step cannot be seen."""
 
     def report(self, *, settled: bool = True) -> Report:
         """Report what was done so far."""

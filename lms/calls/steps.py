@@ -46,7 +46,7 @@ class Steps:
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
         self.rescue = Rescue(config, engine.resources.host)
         self.values = VariableValues(engine.resources.host)
-        self.unseen = Unseen(engine.tell_of_unseen)
+        self.unseen = Unseen(engine.books.warn, engine.refuse_unseen)
         self.compiled = CompiledSteps(engine, self.growth)
         self.attempts = Attempts(engine, environ, self.growth)
         self.outside = OutsideMemory(self.growth, engine.resources)

@@ -77,11 +77,10 @@ class Engine:
         planned = self.books.collector.largest
         return build_document(report, self.config, planned, self.steps.attempts.history, self._environ)
 
-    def tell_of_unseen(self, text: str) -> None:
-        """Warn of a training step that cannot be seen; whoever wants a forecast gets none, and it ends."""
+    def refuse_unseen(self, text: str) -> None:
+        """Tell whoever wants a forecast, if anybody does, why a training step cannot be seen."""
         if self.traced is not None:
             self.traced("", LMSError(text))
-        self.books.warn(text)
 
     def edit(self, request: Request) -> bytes | None:
         """Plan a graph that TensorFlow has optimized; called by the plug-in, in the thread that runs it.

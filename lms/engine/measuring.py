@@ -20,7 +20,8 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
     on_gpu = engine.resources.devices[0].type == "GPU"
     events = kernels_of(trace) if on_gpu else calls_of(trace)
     kept: dict[str, str] = {}
-    for planned in engine.books.collector.planned.values():
+    steps = [*engine.books.collector.planned.values()]
+    for planned in steps:
         if planned.function and planned.function not in engine.steps.functions_run:
             continue  # another step has ops of the same names
         if any(op.type == SEGMENT for op in planned.graph.ops):
@@ -34,7 +35,9 @@ def keep(engine: "Engine", trace: bytes) -> dict[str, str]:
         if found:
             path = engine.resources.profiles().keep(planned.unedited, found)
             total_s = sum(found.values())
-            kept[planned.name] = f"{len(found):,} ops measured, {1000 * total_s:,.1f} ms a step, in {path}"
+            alike = sum(one.name == planned.name for one in steps) > 1
+            name = f"{planned.name} ({planned.function})" if alike else planned.name
+            kept[name] = f"{len(found):,} ops measured, {1000 * total_s:,.1f} ms a step, in {path}"
     if not kept:
         raise LMSError(
             "no training step ran in the with block of lms.profile(); needed one that LMS has looked at, "

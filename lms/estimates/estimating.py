@@ -207,17 +207,18 @@ def told_to(environ: Mapping[str, str]) -> Traced | None:
 
     def write_and_end(name: str, step: TracedStep | Exception, here: Here | None = None) -> None:
         if isinstance(step, Exception):
-            found = {"fault": reason_of(step)}
+            found = {"fault": reason_of(step), "is_own": isinstance(step, LMSError)}
         else:
             wanted = [one if isinstance(one, str) else named_gpu(**one) for one in json.loads(gpus)]
             made = estimate_step(name, step, wanted, here)
             found = {**made.to_json(), "text": str(made)}
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            _remove_generated_code()
-            draft = Path(f"{path}.draft")
+            draft = Path(f"{path}.{os.getpid()}")
             draft.write_text(json.dumps(found), encoding="utf-8")
+            with suppress(OSError):  # whatever cannot be cleaned up
+                _remove_generated_code()
+                sys.stdout.flush()
+                sys.stderr.flush()
             draft.replace(path)
             time.sleep(ENDED_WITHIN_S)
         finally:

@@ -11,16 +11,22 @@ from tensorflow.python.framework import ops as tf_ops
 FEWEST_VARIABLES = 4
 """Two layers. A gradient of fewer variables fits a scale or inspects a model, and needs little memory."""
 
+EAGER = (
+    "a training step runs in eager execution, where LMS cannot see it and swaps nothing; put the forward "
+    "pass, the tape and the optimizer's update into one tf.function (Keras: without run_eagerly=True)"
+)
+
 
 class Unseen:
     """Checks every call of a function, and the gradients of eager code once it is installed.
 
     Args:
         warn: Warns, of each text once.
+        refuse: Is told of each eager step before it trains.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, warn: Callable[[str], None], refuse: Callable[[str], None]) -> None:
+        self._warn, self._refuse = warn, refuse
         self._gradient = imperative_grad.imperative_grad
         self._told_of_tape = False
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -53,13 +59,10 @@ class Unseen:
             )
 
     def _tell_of_eager_step(self) -> None:
+        self._refuse(EAGER)
         if not self._told_of_tape:
             self._told_of_tape = True
-            self._warn(
-                "a training step runs in eager execution, where LMS cannot see it and swaps nothing; put the "
-                "forward pass, the tape and the optimizer's update into one tf.function (Keras: without "
-                "run_eagerly=True)"
-            )
+            self._warn(EAGER)
 
 
 def is_eager_step(sources: Sequence[Any]) -> bool:

@@ -270,7 +270,10 @@ class Rescue:
         self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
         if attempt is not None and not is_alone:
             self.refusal = self.refusal or BESIDE
-        if attempt is None or self.refusal or not self._left:
+        if attempt is None or self.refusal:
+            return False
+        tries = self._left if attempt.fits else [one for one in self._left if one.policy == "all"]
+        if not tries:
             return False
         try:
             self._give_back(attempt)
@@ -280,9 +283,7 @@ class Rescue:
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
-        if not attempt.fits:
-            self._left = [one for one in self._left if one.policy == "all"]
-        before, self.config = self.config, self._left.pop(0)
+        before, (self.config, *self._left) = self.config, tries
         which, why = "a step" if self._worked else "the first step", ""
         if not attempt.covered:
             which += ", some of whose tensors are in no plan,"

@@ -202,6 +202,7 @@ SMALLER = "Take a smaller model, or a device with more memory."
 MUCH_BEFORE = 1 / 3
 """The share of a device that is in use before the step, from which on :data:`MAY_STREAM` is worth a line."""
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
+BOTH = "Policies 'all' and 'auto' were both tried: take a smaller batch, or a device with more memory."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
     "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
@@ -232,10 +233,13 @@ def explain_out_of_memory(
         return "\n".join([*lines, "Try policy 'all' (LMS_POLICY=all), or a smaller batch."])
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
-    advice = ADVICE.get(policy if policy == "all" else plan.policy, more_room) if swaps else MAY_SWAP
-    same = [graph for graph in report.graphs if graph.name == planned.name]
+    advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
+    if policy == "all" != plan.policy:
+        advice = BOTH
+    step = planned.name, planned.function
+    same = [graph for graph in report.graphs if (graph.name, graph.function) == step]
     peak = max((graph.planned_peak_bytes or 0 for graph in same), default=0)
-    loops = max((graph.loops for graph in same if graph.function == planned.function), default=0)
+    loops = max((graph.loops for graph in same), default=0)
     if loops:
         lines += [_needs_in_loops(planned, loops), f"{UNROLL[0].upper()}{UNROLL[1:]}."]
     else:

@@ -64,6 +64,8 @@ class OpenSizes:
         return f"{what} {example} {verb}; {self.remedy}"
 
 
+TRACES = 4
+"""The most traces of one step whose figures wait to be worked out."""
 DESCRIBED = 32
 """Graphs that are described in full, the latest ones: a description holds the whole graph."""
 ORDERED = "nothing is swapped: control edges between a few ops have the step fit"
@@ -403,17 +405,24 @@ class Collector:
 
     def _forget(self, stats: GraphStats) -> None:
         """Describe no more what a later plan of the same graph has replaced."""
-        self._postponed = [one for one in self._postponed if _key(one[0]) != _key(stats)]
+        others = [one for one in self._postponed if _trace(one[0]) != _trace(stats)]
+        alike = [id(one) for one in others if _key(one[0]) == _key(stats)]
+        older = alike[: max(0, len(alike) - TRACES + 1)]
+        self._postponed = [one for one in others if id(one) not in older]
 
     def _settle(self) -> None:
         """Work out what was postponed."""
+        described: dict[Hashable, Planned] = {}
         while self._postponed:
             stats, describe = self._postponed.pop(0)
             found = describe()
             if found is not None:
-                told = replace(found[0], first_run_s=stats.first_run_s)
+                told = replace(found[0], first_run_s=stats.first_run_s, function=stats.function)
                 self.graphs[:] = [told if one is stats else one for one in self.graphs]
-                self._planned = {_trace(stats): found[1], **self._planned}  # what was planned since is later
+                # It may have been read for another trace.
+                described[_trace(stats)] = replace(found[1], function=stats.function)
+        if described:
+            self._planned = {**described, **self._planned}  # what was planned since is later
 
     def _keep(self, stats: GraphStats, planned: Planned) -> None:
         self._planned.pop(_trace(stats), None)

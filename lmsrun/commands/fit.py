@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
 from launch.plan_host.rank_env import parse_forward
 from launch.rank.shim import ProgramError, program_environ, resolve_program
-from launch.system.process_tree import adopt_orphans, read_children, sweep
+from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
 from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
 from lmsrun.draw.forecast import draw_forecast
@@ -88,9 +90,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             )
         result = json.loads(found.read_text(encoding="utf-8"))
     if "fault" in result:
+        where = "" if result.get("is_own", True) else "; LMS_DEBUG=1 shows where"
         raise UsageError(
-            f"the training step of {program} cannot be forecast ({result['fault']}), and has not "
-            "run; LMS_DEBUG=1 shows where"
+            f"the training step of {program} cannot be forecast, and has not run: {result['fault']}{where}"
         )
     text = result.pop("text")
     print(json.dumps(result, indent=2) if options.json else text, flush=True)
@@ -107,15 +109,24 @@ def _run_until(found: Path, command: Sequence[str], environ: Mapping[str, str]) 
     Returns:
         The program's exit code.
     """
-    spare = frozenset(read_children(os.getpid()))
+    spare, own = frozenset(read_children(os.getpid())), os.getpid()
     adopt_orphans()
-    process = subprocess.Popen(command, env=environ, stdout=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
+        process = subprocess.Popen(
+            command, env=environ, stdout=sys.stderr, preexec_fn=partial(die_with_parent, signal.SIGKILL, own)
+        )
         while process.poll() is None and not found.exists():
             time.sleep(LOOK_S)
         return process.poll() or 0
     finally:
         sweep(SWEEP_S, spare)
+
+
+def _end(number: int, _: Any) -> None:
+    """End as a signal asks, but with what has to be cleaned up."""
+    sys.exit(128 + number)
 
 
 def _refuse_isolated(command: Sequence[str]) -> None:
@@ -124,14 +135,30 @@ def _refuse_isolated(command: Sequence[str]) -> None:
     Raises:
         UsageError: If the program is one.
     """
-    if not Path(command[0]).name.startswith("python"):
-        return
-    for option in takewhile(lambda one: one.startswith("-") and one not in ("-c", "-m", "-"), command[1:]):
-        if not option.startswith(("--", "-W", "-X")) and {*option} & {*ISOLATED}:
-            raise UsageError(
-                f"with {option} Python ignores PYTHONPATH, by which the training step is caught: the script "
-                f"would train; needed Python without {option}"
-            )
+    option = find_isolating(command[1:]) if Path(command[0]).name.startswith("python") else None
+    if option is not None:
+        raise UsageError(
+            f"with {option} Python ignores PYTHONPATH, by which the training step is caught: the script "
+            f"would train; needed Python without {option}"
+        )
+
+
+def find_isolating(argv: Sequence[str]) -> str | None:
+    """Return which of Python's own options, in front of the script, have it ignore its variables."""
+    rest = iter(argv)
+    for option in takewhile(lambda one: one.startswith("-") and one != "-", rest):
+        if option == "--check-hash-based-pycs":
+            next(rest, None)
+        for place, letter in enumerate("" if option.startswith("--") else option[1:], start=2):
+            if letter in "cm":  # what follows is the program
+                return None
+            if letter in ISOLATED:
+                return option
+            if letter in "WX":
+                if place == len(option):
+                    next(rest, None)
+                break
+    return None
 
 
 def _wanted(options: LaunchOptions) -> list[Any]:

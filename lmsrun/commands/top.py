@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launch.model.errors import UsageError
@@ -103,7 +103,8 @@ def _end_metrics(path: Path) -> None:
     try:
         write_metrics(path, [])
     except OSError as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         say(f"warning: cannot write {path}: {error.strerror}")
 
 

@@ -96,10 +96,15 @@ def _is_there(path: Path) -> bool:
     Raises:
         UsageError: If there is a link to nothing: options are missing that somebody means to have.
     """
-    if os.path.islink(path) and not os.path.exists(path):
-        raise UsageError(
-            f"{path} is a link to {os.readlink(path)}, which is not there; remove it, or mend it"
-        )
+    if path.name != "pyproject.toml" and os.path.islink(path):
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{path} is a link to {os.readlink(path)}, which is not there; remove it, or mend it"
+            ) from None
+        except OSError:
+            return False
     return os.path.isfile(path)
 
 

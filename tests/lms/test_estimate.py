@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from xml.etree import ElementTree
 import pytest
 import warm_python
 from child_job import ROOT, run_job
+from jobs import wait_until
 
 from lms import estimate
 from lms.errors import LMSArgumentError
 from lms.simulate.devices import known_as
+from lmsrun.commands.fit import find_isolating
 
 AC922 = ROOT / "examples/ac922.json"
 LIMIT_MB = 256
@@ -148,6 +151,39 @@ def test_what_cannot_be_caught_does_not_train(tmp_path: Path) -> None:
         done = fit(tmp_path, *argv)
         assert done.returncode == 2 and said in done.stderr.splitlines()[-1], done.stderr[-2000:]
         assert "trained" not in done.stdout + done.stderr
+
+
+def test_python_s_own_options_are_read_as_python_does() -> None:
+    for argv, found in (
+        ("-E a.py", "-E"),
+        ("-uI a.py", "-uI"),
+        ("-X dev -E a.py", "-E"),
+        ("-W error -S a.py", "-S"),
+        ("--check-hash-based-pycs always -I a.py", "-I"),
+        ("a.py -E", None),
+        ("-mStep", None),
+        ("-um Step -E", None),
+        ("-c import -E", None),
+        ("-WError a.py", None),
+        ("-Xdev a.py -I", None),
+        ("-u - -E", None),
+    ):
+        assert find_isolating(argv.split()) == found, argv
+
+
+def test_a_signal_ends_what_fit_has_started(tmp_path: Path) -> None:
+    (tmp_path / "wrapper.sh").write_text("#!/bin/sh\ntouch began; sleep 30; touch published\n")
+    (tmp_path / "wrapper.sh").chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "lmsrun", "fit", "./wrapper.sh"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")},
+    )
+    wait_until((tmp_path / "began").exists, "the wrapper runs", 60)
+    job.terminate()
+    assert job.wait(timeout=60) == 128 + signal.SIGTERM
+    assert [*(tmp_path / "tmp").iterdir()] == [] and not (tmp_path / "published").exists()
 
 
 def test_bad_input_to_fit_is_one_line(tmp_path: Path) -> None:

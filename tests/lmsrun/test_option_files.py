@@ -56,6 +56,11 @@ def test_a_link_to_nothing_is_no_missing_file(places: Places) -> None:
         places.read()
 
 
+def test_a_pyproject_that_is_a_link_to_nothing_is_nobody_s_matter(places: Places) -> None:
+    (places.folder / "pyproject.toml").symlink_to("/mnt/gone/pyproject.toml")
+    assert places.read().options.num_proc is None
+
+
 def test_the_users_folder_may_be_elsewhere(places: Places, tmp_path: Path) -> None:
     places.user.write_text("num-proc = 4\n")
     (tmp_path / "xdg").mkdir()

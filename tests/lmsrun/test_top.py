@@ -139,6 +139,9 @@ def test_no_table_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.Monkey
 def test_metrics_that_cannot_be_emptied_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _end_metrics(tmp_path / "gone" / "m.prom")
     assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/gone/m.prom: ")
+    (tmp_path / "file").touch()
+    _end_metrics(tmp_path / "file" / "m.prom")
+    assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/file/m.prom: ")
 
 
 def test_metrics_follow_no_link_and_leave_no_draft(tmp_path: Path) -> None:

@@ -178,6 +178,8 @@ def test_output_of_another_job_is_not_overwritten(tmp_path: Path) -> None:
     again = work(tmp_path, "print('second')")
     assert again.returncode == 2 and b"rank-3.stdout holds the output of another job" in again.stderr
     assert (tmp_path / "rank-3.stdout").read_text() == "first\n"
+    assert work(tmp_path, "print('again')", SLURM_RESTART_COUNT="1").returncode == 0
+    assert (tmp_path / "rank-3.stdout").read_text() == "first\nagain\n"
     assert work(tmp_path, "print('second')", LMSRUN_JOB_ID="a", LMSRUN_RECEIPT_LINES="1").returncode == 0
 
 

@@ -45,6 +45,29 @@ def test_a_file_keeps_its_mode_and_a_link_its_place(tmp_path: Path, is_link: boo
     assert (tmp_path / "link").is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "page.html"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_stays_his(tmp_path: Path) -> None:
+    path = tmp_path / "shared.json"
+    path.write_text("before")
+    os.chown(path, 65534, 65534)
+    write_whole(path, "after")
+    assert path.read_text() == "after" and path.stat().st_uid == 65534
+
+
+def test_a_hard_link_stays_one_and_a_pipe_is_written(tmp_path: Path) -> None:
+    path, other = tmp_path / ("\u754c" * 80), tmp_path / "other"
+    path.write_text("before")
+    os.link(path, other)
+    write_whole(path, "after")
+    assert other.read_text() == "after"
+    other.unlink()
+    write_whole(path, "again")
+    assert path.read_text() == "again"
+    script = "from launch.system.output_file import write_whole; write_whole('/dev/stdout', 'text')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"text"
+
+
 def test_a_new_file_has_the_usual_mode_and_a_device_is_written(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -408,7 +408,7 @@ def the_message_that_remains_explains() -> None:
         except tf.errors.ResourceExhaustedError as error:
             text = str(error)
         assert "largest tensors alive" in text and "0.5 MiB" in text and " 0.0 MiB  " not in text, text
-        assert "swaps all that it can already" in text and "LMS_" not in text, text
+        assert "Policies 'all' and 'auto' were both tried" in text and "LMS_" not in text, text
 
 
 def the_message_tells_of_the_step_that_failed() -> None:
@@ -459,6 +459,25 @@ def behind_policy_all_comes_auto() -> None:
     assert any("planned again with policy auto instead of all" in text for text in texts), texts
     for weight, value in zip(WEIGHTS, start, strict=True):
         weight.assign(value)
+
+
+def a_plan_of_all_above_its_budget_is_not_tried_again() -> None:
+    """Nor is one of ``auto`` behind it that is above the budget: no plan needs less."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("OOM when allocating tensor")
+
+    def step(x: Any) -> None:
+        tf.numpy_function(fail, [train(x)], [])
+
+    with enabled(policy="all", budget_bytes=1 << 20):
+        try:
+            tf.function(step)(BATCH)
+        except tf.errors.ResourceExhaustedError as error:
+            assert "largest tensors alive" in str(error), error
+        else:
+            raise AssertionError("the error is lost")
+        assert lms.report().retries == 0
 
 
 def every_transport_trains_the_same_bits() -> None:
@@ -645,6 +664,7 @@ CASES = (
     the_message_that_remains_explains,
     the_message_tells_of_the_step_that_failed,
     behind_policy_all_comes_auto,
+    a_plan_of_all_above_its_budget_is_not_tried_again,
     every_transport_trains_the_same_bits,
     a_store_that_is_too_small_is_an_error,
     a_budget_that_cannot_be_met_says_the_floor,

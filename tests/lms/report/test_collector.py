@@ -89,6 +89,25 @@ def test_steps_of_one_name_keep_a_plan_each() -> None:
     assert collector.largest is collector.latest
 
 
+def test_what_waits_of_one_trace_outlasts_a_plan_of_another() -> None:
+    collector, calls = described()
+    collector.add(replace(EDITED, function="f_2"), replace(planned("edited"), function="f_2"))
+    assert [one.function for one in collector.planned.values()] == ["", "f_2"] and calls == [1]
+
+
+def test_of_many_traces_of_a_step_the_latest_are_described() -> None:
+    collector, calls = Collector(), [0]
+
+    def describe() -> Any:
+        calls[0] += 1
+        return TOLD, planned("fits")
+
+    for number in range(20):
+        collector.postpone(replace(FITS, function=f"f_{number}"), describe)
+    assert [one.function for one in collector.planned.values()] == [f"f_{n}" for n in range(16, 20)]
+    assert calls == [4]
+
+
 def test_counted_swaps_of_another_graph_do_not_lose_it() -> None:
     collector, _ = described()
     collector.add(OTHER, planned("another"))
