@@ -126,7 +126,7 @@ def report() -> Any:
     """
     idle = _why_idle()
     if idle:
-        return importlib.import_module("lms.report.stats").report_idle(idle)
+        return importlib.import_module("lms.report.collector").report_idle(idle)
     return importlib.import_module("lms.engine.installation").report()
 
 

@@ -87,18 +87,14 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     )
     # In an elastic job a number may come back with another process, in one that is restarted all do.
     late = os.O_APPEND if comes_back else os.O_TRUNC
-    is_new = bool(environ.get("LMSRUN_JOB_ID"))
-    """Whether the folder was made for this job: a launcher that lmsrun has not started knows of none."""
+    is_own_folder = bool(environ.get("LMSRUN_JOB_ID"))  # made for this job by lmsrun, which has started it
     tees = []
     try:
         os.makedirs(folder, exist_ok=True)
         for fd, stream in _STREAMS.items():
             path = os.path.join(folder, f"rank-{rank}.{stream}")
-            if not is_new and late == os.O_TRUNC and os.path.isfile(path) and os.path.getsize(path):
-                raise UsageError(
-                    f"{path} holds the output of another job or step; choose another folder with "
-                    "LMSRUN_OUTPUT_DIR, such as one with the job's number in its name"
-                )
+            if not (comes_back or is_own_folder):
+                _refuse_to_empty(path)
             file_fd = open_output(path, late)
             tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
     except OSError as error:
@@ -108,6 +104,19 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
             "choose another --output-dir"
         ) from error
     return tees
+
+
+def _refuse_to_empty(path: str) -> None:
+    """Refuse a file that holds something.
+
+    Raises:
+        UsageError: If it does.
+    """
+    if os.path.isfile(path) and os.path.getsize(path):
+        raise UsageError(
+            f"{path} holds the output of another job or step; choose another folder with "
+            "LMSRUN_OUTPUT_DIR, such as one with the job's number in its name"
+        )
 
 
 def _count_waiting(pipe: int) -> int:

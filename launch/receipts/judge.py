@@ -87,7 +87,7 @@ def read_first_failure(directory: Path) -> Failure | None:
 def read_leaving_before(
     directory: Path, rank: int, others: Set[int], ended: Iterable[int] = ()
 ) -> frozenset[int]:
-    """Which of ``others`` began to exit before ``rank`` did.
+    """Return which of ``others`` began to exit before ``rank`` did.
 
     Args:
         directory: Where the bootstrap leaves word of a rank that begins to exit.
@@ -104,12 +104,12 @@ def read_leaving_before(
             continue
     order = [*ended]
     earlier = {*order[: order.index(rank)]} if rank in order else set[int]()
-    own = times.pop(rank, None)
-    return frozenset(
-        number
-        for number in others
-        if (number in earlier if own is None or number not in times else times[number] < own)
-    )
+
+    def left_before(number: int) -> bool:
+        told = number in times and rank in times
+        return times[number] < times[rank] if told else number in earlier
+
+    return frozenset(filter(left_before, others))
 
 
 def adopt_binding(plan: RankPlan, stages: Stages) -> RankPlan:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from launch.model.plan import LaunchPlan
@@ -17,6 +16,7 @@ from launch.receipts.judge import STAGES, RankReceipt, judge_ranks, read_receipt
 from launch.supervise.children import Children
 from launch.supervise.job import RECEIPTS, JobFiles, JobOptions
 from launch.system.exit_status import describe_rank, describe_status, exit_code_of
+from launch.system.output_file import replace_file
 
 LAST = len(STAGES) - 1
 """The place of the last stage."""
@@ -148,19 +148,7 @@ class ReceiptWatch:
         }
         text = json.dumps(document, indent=1) + "\n"
         for folder in {self._files.record_dir, self._options.job_dir or self._files.record_dir}:
-            _write_whole(folder / RECEIPTS, text)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text)
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        # A write that fails names no file.
-        raise OSError(error.errno, error.strerror, str(path)) from error
+            replace_file(folder / RECEIPTS, text)
 
 
 def _level_of(receipt: RankReceipt) -> int:

@@ -1,8 +1,9 @@
-"""The file that keeps the output of a rank, opened only where opening it cannot block."""
+"""Files that are written: for the output of a rank, opened only where that cannot block, and as a whole."""
 
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from launch.model.errors import UsageError
@@ -41,9 +42,10 @@ def open_output(path: str | os.PathLike[str], late: int = os.O_TRUNC) -> int:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file as a whole: a reader sees what was there or all of the text, also on a full disk.
+    """Write the file that a user has named as a whole; a link leads to it.
 
-    What is no file (a device, a pipe) is written as it is, and so is a file in a folder that takes no other.
+    What is no file (a device, a pipe) is written as it is. So is a file that cannot be replaced: one of
+    another user, with another name, or in a folder that takes no other.
 
     Raises:
         OSError: If it cannot be written.
@@ -51,18 +53,36 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     mode = _mode_to_keep(path)
     if mode is None:
         Path(path).write_text(text, encoding="utf-8")
-        return
-    target = Path(os.path.realpath(path))
-    draft = target.with_name(f".lmsrun-{os.getpid()}")
+    else:
+        replace_file(Path(os.path.realpath(path)), text, mode)
+
+
+def replace_file(path: Path, text: str, mode: int = 0) -> None:
+    """Put a file in the place of what is there, also of a link: a reader sees that or all of the text.
+
+    Args:
+        path: The file; where it is a mount of its own it is written there.
+        text: What it is to hold.
+        mode: Its permissions; 0 for the usual ones.
+
+    Raises:
+        OSError: If it cannot be written; what was there stays.
+    """
+    draft = path.with_name(f".lmsrun-{os.getpid()}")
     try:
+        draft.unlink(missing_ok=True)  # of a process that was killed and had the same number
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
             if mode:
                 os.fchmod(fd, mode)
             file.write(text)
-        _rename(draft, target)
+        _rename(draft, path)
+    except OSError as error:
+        # A write that fails names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def _mode_to_keep(path: str | os.PathLike[str]) -> int | None:

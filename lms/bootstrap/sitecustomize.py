@@ -114,7 +114,8 @@ def on_tensorflow(tensorflow: "Any") -> None:
     ends_rank = lms.pop("ends_rank", False)
     write_receipt("framework", {"tensorflow": version, "visible_gpus": visible, "lms": lms}, os.environ)
     if lms["mode"] != "graph" and os.environ.get("LMSRUN_FIT"):
-        refuse_fit(lms["why"], os.environ)
+        is_off = lms["requested"] == "off"
+        refuse_fit("the program has switched Large Model Support off" if is_off else lms["why"], os.environ)
     if ends_rank:
         sys.exit(f"lmsrun: Large Model Support cannot be switched on: {lms['why']}")
 
@@ -123,8 +124,6 @@ def refuse_fit(why: str, environ: "Mapping[str, str]") -> None:
     """End a process of ``lmsrun fit`` in which nothing would catch the training step: it would train."""
     import json
 
-    if why == "not asked for":
-        why = "the program has switched Large Model Support off"
     draft = "{}.{}".format(environ["LMSRUN_FIT"], os.getpid())
     with open(draft, "w") as file:
         json.dump({"fault": why}, file)

@@ -23,7 +23,7 @@ from lms.simulate.devices import GPUS, HERE, USABLE, known_as
 FILE_VARIABLE = "LMSRUN_FIT"
 """Where the first traced step is written in a process that ``lmsrun fit`` has started; it ends then."""
 ENDED_WITHIN_S = 10.0
-"""How long that process waits to be ended, with whatever has started it."""
+"""Limits how long that process waits to be ended, with whatever has started it."""
 GPUS_VARIABLE = "LMSRUN_FIT_GPUS"
 """The GPUs to forecast it for, as JSON: names, and what is known of those of a saved topology."""
 

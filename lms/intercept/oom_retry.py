@@ -77,7 +77,7 @@ class _Attempt:
     anew: bool = False
     """Whether the step goes through a dataset itself, which begins anew."""
     covered: bool = True
-    """Whether the plans hold all tensors of the step whose size matters."""
+    """Tells whether the plans hold all tensors of the step whose size matters."""
     edited: bool = False
     """Whether a plan of the step changes it."""
     draws: bool = False

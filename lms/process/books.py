@@ -18,9 +18,10 @@ from lms.planner.segments import WHOLE
 from lms.reader.node_table import ROOT
 from lms.reader.shape_names import shapes_of
 from lms.reader.step_reader import Step
+from lms.report.collector import Collector
 from lms.report.guest import Guest
 from lms.report.render import mib
-from lms.report.stats import UNROLL, Collector, GraphStats, OpenSizes, Planned, counted
+from lms.report.stats import UNROLL, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL
 
 logger = logging.getLogger("lms")

@@ -1,13 +1,12 @@
 """Running jobs in the text format of Prometheus, for the textfile collector of its node exporter."""
 
-import os
 import shlex
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch.cluster.batch_script import job_name
 from launch.monitor.sample import JobSample, RankSample
+from launch.system.output_file import replace_file
 
 _METRICS: tuple[tuple[str, str, str, Callable[[RankSample], float | None]], ...] = (
     ("cpu_ratio", "gauge", "CPUs that the rank uses", lambda rank: _over(rank.cpu_percent, 100)),
@@ -80,15 +79,4 @@ def write_metrics(path: Path, jobs: Sequence[JobSample]) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    # The collector reads names that end in .prom.
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as draft:
-        try:
-            draft.write(render_metrics(jobs))
-            draft.flush()
-            os.fchmod(draft.fileno(), 0o644)
-            os.replace(draft.name, path)
-        except BaseException:
-            os.unlink(draft.name)
-            raise
+    replace_file(path, render_metrics(jobs), 0o644)

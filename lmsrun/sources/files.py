@@ -96,16 +96,16 @@ def _is_there(path: Path) -> bool:
     Raises:
         UsageError: If there is a link to nothing: options are missing that somebody means to have.
     """
-    if path.name != "pyproject.toml" and os.path.islink(path):
-        try:
-            os.stat(path)
-        except FileNotFoundError:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        if os.path.islink(path) and path.name != "pyproject.toml":  # which is there for others, too
             raise UsageError(
                 f"{path} is a link to {os.readlink(path)}, which is not there; remove it, or mend it"
             ) from None
-        except OSError:
-            return False
-    return os.path.isfile(path)
+    except OSError:  # where none may enter
+        return False
+    return False
 
 
 def _everywhere(environ: Mapping[str, str], site: Path) -> Iterator[Path]:

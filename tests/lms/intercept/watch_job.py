@@ -393,18 +393,20 @@ def a_full_store_is_told_as_one() -> None:
         assert lms.report().retries == 0
 
 
-def the_message_that_remains_explains() -> None:
-    """Out of memory twice: the error names tensors, the plan and what to change."""
+def runs_out(x: Any) -> None:
+    """Train, and run out of memory behind it each time."""
 
     def fail(_: Any) -> Any:
         raise MemoryError("OOM when allocating tensor")
 
-    def step(x: Any) -> None:
-        tf.numpy_function(fail, [train(x)], [])
+    tf.numpy_function(fail, [train(x)], [])
 
+
+def the_message_that_remains_explains() -> None:
+    """Out of memory twice: the error names tensors, the plan and what to change."""
     with enabled(policy="all"):
         try:
-            tf.function(step)(BATCH)
+            tf.function(runs_out)(BATCH)
         except tf.errors.ResourceExhaustedError as error:
             text = str(error)
         assert "largest tensors alive" in text and "0.5 MiB" in text and " 0.0 MiB  " not in text, text
@@ -463,16 +465,9 @@ def behind_policy_all_comes_auto() -> None:
 
 def a_plan_of_all_above_its_budget_is_not_tried_again() -> None:
     """Nor is one of ``auto`` behind it that is above the budget: no plan needs less."""
-
-    def fail(_: Any) -> Any:
-        raise MemoryError("OOM when allocating tensor")
-
-    def step(x: Any) -> None:
-        tf.numpy_function(fail, [train(x)], [])
-
     with enabled(policy="all", budget_bytes=1 << 20):
         try:
-            tf.function(step)(BATCH)
+            tf.function(runs_out)(BATCH)
         except tf.errors.ResourceExhaustedError as error:
             assert "largest tensors alive" in str(error), error
         else:

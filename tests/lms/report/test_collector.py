@@ -11,7 +11,8 @@ from lms.device.device import Device
 from lms.ir.graph import GraphBuilder
 from lms.ir.swap_plan import SerialEdge
 from lms.planner.planner import plan
-from lms.report.stats import Collector, GraphStats, Planned
+from lms.report.collector import Collector
+from lms.report.stats import GraphStats, Planned
 from lms.simulate.cost_model import V100
 
 MIB = 1 << 20
