@@ -177,7 +177,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -218,5 +218,5 @@ def test_search_works_in_a_page_opened_as_a_file(site: Path, tmp_path: Path) -> 
         *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--dump-dom"),
         f"{(site / 'index.html').as_uri()}?q=seccomp",
     ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert re.search(r'<a href="[^"]*containers\.html[^"]*" class="md-search-result__link"', done.stdout)

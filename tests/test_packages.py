@@ -129,7 +129,7 @@ def test_the_devcontainer_tool_reads_it(tmp_path: Path) -> None:
     docker.write_text('#!/bin/sh\ncase $1 in inspect|ps) echo "[]";; *) exit 1;; esac\n')
     docker.chmod(0o755)
     argv = [tool, "read-configuration", "--workspace-folder", str(ROOT), "--docker-path", str(docker)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["configuration"]
     assert told["build"] == {"dockerfile": "Dockerfile"} and told["postCreateCommand"] == ["make", "setup"]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_pictures_are_current() -> None:
     pytest.importorskip("tensorflow")
     argv = [sys.executable, str(ROOT / "scripts" / "pictures.py"), "--check"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-300:]
 
 

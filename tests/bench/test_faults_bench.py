@@ -12,6 +12,6 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "faults.py"
 @pytest.mark.ranks
 def test_a_fault_is_done_again_by_its_name() -> None:
     argv = [sys.executable, str(BENCH), "--replay", "1/local/kill/0"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| a rank is killed | 1 of 1 |" in done.stdout

@@ -639,22 +639,25 @@ def test_the_gpu_script_runs_through_on_the_cpu_device(tmp_path: Path) -> None:
     assert 0 < everything["simulated_s"] and everything["trace"]["source"] == "host"
     assert everything["trace"]["out_s"] > 0 and everything["trace"]["in_s"] > 0
     table = subprocess.run(
-        [*command, "--table", "--out", str(tmp_path / "gpu.json")], capture_output=True, text=True, timeout=60
+        [*command, "--table", "--out", str(tmp_path / "gpu.json")],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert table.stdout == done.stdout
 
 
 def test_a_table_of_nothing_and_another_document_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "gpu_lms.py"), "--table", "--out", str(tmp_path / "gpu.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stderr.startswith("gpu_lms: found no document at")
     schema = '"schema": "lmsrun.bench-gpu/2"'
     for text in ('{"schema": "other"}', "", "[]", "{", f"{{{schema}}}", f'{{{schema}, "cases": {{"a": 1}}}}'):
         (tmp_path / "gpu.json").write_text(text)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
         assert "is no document of this benchmark" in done.stderr
-    folder = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True, text=True, timeout=60)
+    folder = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert folder.returncode == 2 and len(folder.stderr.splitlines()) == 1
 
 
@@ -670,7 +673,7 @@ def test_another_machine_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_full_size_on_the_cpu_is_refused() -> None:
     command = [sys.executable, str(BENCH / "gpu_lms.py"), "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
         "gpu_lms: found --device cpu; models of full size need a GPU; try --device cpu --quick\n"
@@ -773,6 +776,6 @@ def test_a_limit_of_no_memory_is_refused(limit: str) -> None:
         [sys.executable, str(BENCH / "lms.py"), "--limit-mb", limit],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2 and f"invalid _mebibytes value: '{limit}'" in done.stderr

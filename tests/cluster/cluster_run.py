@@ -73,7 +73,7 @@ def digest_of(ranks: int) -> str:
 
 def processes_with(text: str) -> list[int]:
     """Processes whose command line holds ``text``, after giving them a moment to go."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while (found := _processes_with(text)) and time.monotonic() < end:
         time.sleep(0.1)
     return found

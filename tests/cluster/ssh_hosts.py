@@ -149,7 +149,7 @@ class SshHosts:
 
     def wait_until_reachable(self) -> None:
         """Until ssh leads from hosta to hostb."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 300
         while True:
             done = subprocess.run(
                 self.wrap("hosta", ["ssh", "hostb", "hostname"]), capture_output=True, text=True, check=False

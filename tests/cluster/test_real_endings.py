@@ -77,7 +77,7 @@ def test_signals_reach_ranks_which_have_their_time(
     told = [f"told-{rank}-{int(number)}" for rank in (0, 1) for number in (signal.SIGUSR1, signal.SIGUSR2)]
     wait_until(lambda: names(tmp_path, "told") == told, "both ranks have been told of both", 30)
     os.kill(front, signal.SIGTERM)
-    out, err = job.communicate(timeout=60)
+    out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err.decode()
     assert names(tmp_path, "saved") == ["saved-0", "saved-1"], err.decode()
     assert out.count(b"saving") == 2
@@ -92,7 +92,7 @@ def test_a_signal_that_ends_ranks_is_the_code(
     job = start(launcher, tmp_path, "die")
     wait_until(lambda: len(names(tmp_path, "ready")) == 2, "the ranks are ready", 60)
     os.kill(int((tmp_path / "pid").read_text()), number)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=300)
     assert job.returncode == 128 + number, err.decode()
     assert_nothing_left(tmp_path)
 
@@ -101,7 +101,7 @@ def test_the_others_have_their_time_when_a_rank_fails(
     launcher: tuple[list[str], list[str], Mapping[str, str]], tmp_path: Path
 ) -> None:
     job = start(launcher, tmp_path, "fail")
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=300)
     assert job.returncode == 7, err.decode()
     assert names(tmp_path, "saved") == ["saved-0"], err.decode()
     assert "rank 1 on " in err.decode().splitlines()[-1]
@@ -117,7 +117,7 @@ def test_what_a_script_has_started_has_its_time_too(
     job = start(launcher, tmp_path, "wait", "sh", str(script))
     wait_until(lambda: len(names(tmp_path, "ready")) == 2, "the ranks are ready", 60)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=300)
     assert job.returncode == 128 + signal.SIGTERM, err.decode()
     assert names(tmp_path, "saved") == ["saved-0", "saved-1"], err.decode()
     assert_nothing_left(tmp_path)
@@ -134,7 +134,7 @@ def test_nothing_survives_when_lmsrun_is_killed(
     for pid in (front, only_child(guard)):
         with suppress(ProcessLookupError):  # the guard, which sees the first go, was quicker with the other
             os.kill(pid, signal.SIGKILL)
-    job.communicate(timeout=60)
+    job.communicate(timeout=300)
     wait_until(lambda: has_ended(guard), "the guard is gone", 30)
     assert_nothing_left(tmp_path)
 

@@ -52,11 +52,11 @@ def test_a_pulled_cable_ends_the_job_on_both_sides(hosts: SshHosts, tmp_path: Pa
         text=True,
     )
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while len(list(tmp_path.glob("rank-*.json"))) < 2 and time.monotonic() < end:
             time.sleep(0.1)
         hosts.pull_cable()
-        output, _ = job.communicate(timeout=40)
+        output, _ = job.communicate(timeout=300)
         assert job.returncode not in (0, None), output
         assert "lost communication with a remote daemon" in output
         while hosts.processes("hostb", str(SHOW_RANK)) and time.monotonic() < end + 30:
@@ -108,11 +108,11 @@ def test_horovodrun_shows_no_value_and_its_ranks_have_their_grace(hosts: SshHost
         text=True,
     )
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while len(list(tmp_path.glob("found-*"))) < 2 and time.monotonic() < end and job.poll() is None:
             time.sleep(0.1)
         job.terminate()
-        output, _ = job.communicate(timeout=60)
+        output, _ = job.communicate(timeout=300)
     finally:
         job.kill()
     found = {path.name: path.read_text() for path in tmp_path.glob("found-*")}

@@ -56,7 +56,7 @@ class Containers:
     def podman(self, *words: str) -> str:
         """Another podman command that has to succeed."""
         argv = [*self.store.podman(), *words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

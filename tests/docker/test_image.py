@@ -60,7 +60,7 @@ def test_stopping_the_container_tells_the_ranks(containers: Containers) -> None:
         assert job.stdout is not None
         assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] rank 0 is up\n", "[1] rank 1 is up\n"]
         containers.podman("stop", "--time=60", name)
-        output, errors = job.communicate(timeout=90)
+        output, errors = job.communicate(timeout=300)
     finally:
         job.kill()
         job.wait()
@@ -192,7 +192,7 @@ def test_two_hosts_of_the_compose_file_train_together(containers: Containers) ->
             done = containers.run(*job, options=at, timeout_s=600)
         finally:
             containers.podman("stop", "--ignore", "--time=10", host_b)
-            other.communicate(timeout=60)
+            other.communicate(timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks hold the same weights" in done.stdout
     places = [line.split()[1] for line in done.stderr.splitlines() if "  yes" in line]

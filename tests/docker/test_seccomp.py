@@ -25,7 +25,7 @@ def lmsrun(tmp_path: Path, *argv: str, filtered: bool = True) -> subprocess.Comp
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         stdin=subprocess.DEVNULL,
         check=False,
     )

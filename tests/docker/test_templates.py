@@ -152,7 +152,7 @@ def run_script(script: str, program: str, folder: Path, **environ: str) -> list[
         env=variables,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -195,7 +195,7 @@ def test_the_folder_of_the_submission_is_gone(tmp_path: Path, script: Path) -> N
         },
         capture_output=True,
         check=False,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode == 1
     assert not list(tmp_path.glob("*.argv"))

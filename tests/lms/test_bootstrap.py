@@ -43,7 +43,7 @@ class Rank:
         script.write_text(source)
         argv = [*front, sys.executable, str(script)]
         return subprocess.run(
-            argv, env={**self.environ, **environ}, cwd=self.home, capture_output=True, text=True, timeout=60
+            argv, env={**self.environ, **environ}, cwd=self.home, capture_output=True, text=True, timeout=300
         )
 
     def ok(self, source: str, *front: str, **environ: str) -> str:
@@ -84,7 +84,7 @@ def test_it_does_its_work_on_a_real_old_python(rank: Rank, minor: int) -> None:
     script = rank.home / "train.py"
     script.write_text(source)
     environ = {**rank.environ, **HOROVOD, "LMS_ENABLED": "1", "LMSRUN_VERBOSE": "1"}
-    done = subprocess.run([python, str(script)], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([python, str(script)], env=environ, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, f"{has_wrapt}\n"), done.stderr
     if not has_wrapt:
         assert done.stderr.count("No module named 'wrapt'") == 2

@@ -182,7 +182,7 @@ def test_a_signal_ends_what_fit_has_started(tmp_path: Path) -> None:
     )
     wait_until((tmp_path / "began").exists, "the wrapper runs", 60)
     job.terminate()
-    assert job.wait(timeout=60) == 128 + signal.SIGTERM
+    assert job.wait(timeout=300) == 128 + signal.SIGTERM
     assert [*(tmp_path / "tmp").iterdir()] == [] and not (tmp_path / "published").exists()
 
 

@@ -57,7 +57,7 @@ def start(folder: Path, *places: str) -> "list[dict[str, Any]]":
     }
     argv = [*SHIM, "--", str(folder / "train.py"), *places]
     done = subprocess.run(
-        argv, env={**inherited, **own}, capture_output=True, text=True, timeout=120, check=False
+        argv, env={**inherited, **own}, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

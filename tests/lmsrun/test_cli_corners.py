@@ -20,7 +20,7 @@ def lmsrun(
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "LMSRUN_JOBS_DIR": os.environ["LMSRUN_JOBS_DIR"], **(environ or {})},
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     out, err = done.stdout.decode(), done.stderr.decode()
@@ -137,13 +137,13 @@ def test_a_parent_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path)
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     argv = [sys.executable, "-c", ignore, *LMSRUN, "run", "-q", "-np", "1", "true"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_batch_script_has_the_bytes_of_an_argument(tmp_path: Path) -> None:
     argv = [*LMSRUN, "run", "-np", "1", "--print-script", "slurm", "t.py", b"data-\xff.bin"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True, timeout=300)
     assert b"data-\xff.bin" in done.stdout
 
 

@@ -199,7 +199,7 @@ def fish_offers(folder: Path, lines: list[str]) -> list[list[str]]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert not done.stderr

@@ -19,7 +19,7 @@ def mandoc(*words: str) -> str:
     if shutil.which("mandoc") is None:
         pytest.skip("no mandoc; CLUSTER_TOOLS=1 .venv/bin/python scripts/cluster_tools.py installs it")
     argv = ["mandoc", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False).stdout
 
 
 def test_the_pages_are_as_the_options_make_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def one_cpu() -> None:
 
 
 def ask(*argv: str) -> str:
-    done = subprocess.run([*LMSRUN, *argv], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*LMSRUN, *argv], capture_output=True, text=True, timeout=300, check=False)
     assert "Traceback" not in done.stderr
     return done.stdout
 
@@ -96,7 +96,7 @@ def test_no_job_waits_while_another_asks_for_the_gpus_in_use(launcher: str) -> N
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "free\n"), done.stderr

@@ -23,7 +23,7 @@ def lmsrun(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(SHIM), *argv]
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -38,7 +38,7 @@ def test_a_job_that_cannot_be_set_up_leaves_no_folder(tmp_path: Path) -> None:
     argv = [sys.executable, str(SHIM), "-np", "1", "--output-dir", "out", "--no-lms", "true"]
     environ = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
     done = subprocess.run(
-        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
+        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1 and "set TMPDIR to one that can be written" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
@@ -116,7 +116,7 @@ def test_a_job_in_a_rank_of_a_job_knows_nothing_of_the_outer_ones_ways(tmp_path:
         env={**os.environ, **outer},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,12 @@ def test_a_rank_warns_of_what_it_shares_unless_nobody_wants_warnings(tmp_path: P
     argv = (*LMSRUN, "worker", "--", "true")
     for quiet, is_said in (("", True), ("yes", False)):
         done = subprocess.run(
-            argv, env={**told, "LMSRUN_QUIET": quiet}, capture_output=True, text=True, timeout=60, check=False
+            argv,
+            env={**told, "LMSRUN_QUIET": quiet},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert (done.returncode, "shared with job a" in done.stderr) == (0, is_said), done.stderr
 

@@ -53,7 +53,7 @@ class Oracle:
 
 def run(*argv: object) -> str:
     done = subprocess.run(
-        [str(word) for word in argv], capture_output=True, text=True, timeout=60, check=True
+        [str(word) for word in argv], capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout.strip()
 

@@ -34,7 +34,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_until_gone(folder: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while folder.exists():
         assert time.monotonic() < end, f"{folder} stays"
         time.sleep(0.02)
@@ -80,14 +80,14 @@ def test_it_goes_with_a_job_that_is_killed(path: Path) -> None:
         "with hold_environment(['far'], sys.argv[1], '{}', 30): os.kill(os.getpid(), 9)"
     )
     environ = {**os.environ, "PYTHONPATH": str(SHIM.parents[1])}
-    done = subprocess.run([sys.executable, "-c", code, str(path)], env=environ, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env=environ, timeout=300, check=False)
     assert done.returncode == -9
     wait_until_gone(path.parent)
 
 
 def test_what_is_no_environment_is_refused() -> None:
     argv = [sys.executable, str(SHIM), "hold-environment", "/nowhere/environment"]
-    done = subprocess.run(argv, input=b"", capture_output=True, timeout=60, check=False)
+    done = subprocess.run(argv, input=b"", capture_output=True, timeout=300, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
 
 

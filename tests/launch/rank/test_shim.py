@@ -59,7 +59,7 @@ def work(*argv: object, **environ: str) -> "subprocess.CompletedProcess[str]":
         env={**inherited, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -167,7 +167,7 @@ def test_a_moved_rank_that_cannot_be_planned_is_one_line(
 ) -> None:
     argv = [*LMSRUN, "plan-rank", *words]
     done = subprocess.run(
-        argv, env={**os.environ, **told}, capture_output=True, text=True, timeout=60, check=False
+        argv, env={**os.environ, **told}, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
@@ -189,7 +189,7 @@ def test_a_folder_that_is_gone_is_no_traceback(tmp_path: Path) -> None:
         env={**os.environ, "LMSRUN_EXPECT": json.dumps(EXPECT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 127
@@ -244,7 +244,7 @@ def test_an_interrupt_before_the_program_is_no_traceback(tmp_path: Path) -> None
         env=environ,
         stderr=subprocess.PIPE,
         preexec_fn=interrupt,  # noqa: PLW1509 - no threads in the tests
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
@@ -259,7 +259,7 @@ def test_mpirun_of_the_worker_is_a_whole_integration(show: Path) -> None:
         env={name: value for name, value in os.environ.items() if not name.startswith("LMS")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -297,7 +297,7 @@ def test_shells_between_mpirun_and_a_rank_change_no_cpus(show: Path) -> None:
         env={name: value for name, value in os.environ.items() if not name.startswith("LMS")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert set(json.loads(done.stdout)["cpus"]) == os.sched_getaffinity(0)
@@ -324,7 +324,7 @@ def test_the_bootstrap_comes_first_once() -> None:
 def test_ranks_do_not_pay_for_large_modules() -> None:
     code = "import sys; sys.path[:0] = sys.argv[1:]; import launch.rank.shim; print(*sys.modules)"
     argv = [sys.executable, "-S", "-c", code, str(SHIM.parents[1])]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True)
     assert not {"typing", "dataclasses", "pathlib", "shutil", "subprocess"} & set(done.stdout.split())
 
 

@@ -32,7 +32,7 @@ def work(**environ: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": os.environ["PATH"], "LMSRUN_NUMA": "off", **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -74,7 +74,7 @@ def drive(code: str, folder: Path, *args: str) -> "subprocess.CompletedProcess[s
         env={**environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -35,7 +35,7 @@ def in_child(code: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, (done.returncode, done.stderr)

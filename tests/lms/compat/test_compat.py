@@ -285,7 +285,7 @@ def test_a_package_of_such_a_name_comes_before_ours(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout == "installed\n"

@@ -39,7 +39,7 @@ def build(source: str, output: Path, *flags: str) -> Path:
         "-o",
         str(output),
     ]
-    done = subprocess.run([*argv, "-lpthread"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*argv, "-lpthread"], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return output
 

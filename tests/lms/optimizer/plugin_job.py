@@ -243,7 +243,7 @@ def threads() -> Any:
     loader = threading.Thread(target=load)
     loader.start()
     loader.join()
-    both = threading.Barrier(2, timeout=120)
+    both = threading.Barrier(2, timeout=600)
     idents: dict[int, int] = {}
     waiting = set(range(2))
 

@@ -328,7 +328,7 @@ build_library(HOST_STORE, "1", [], [], Path(sys.argv[1]), compiler)
 def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", RANK, str(tmp_path)]
     ranks = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert sorted(rank.communicate(timeout=120)[0] for rank in ranks) == ["", "", "", "compiled\n"]
+    assert sorted(rank.communicate(timeout=600)[0] for rank in ranks) == ["", "", "", "compiled\n"]
     assert [rank.returncode for rank in ranks] == [0] * 4
 
 
