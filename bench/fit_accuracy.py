@@ -2,20 +2,18 @@
 
     python bench/fit_accuracy.py --out out/bench-fit.jsonl
 
-A model's steps as they are run in one child process, and plans, under a limit that they need, in one for each
-batch, all with a hard limit of the CPU device. A case forecasts the step, then trains ten steps of it, as
-many as a forecast simulates, and reads the allocator's peak. A case that the forecast says does not fit is
-not run, for running out of memory may end the process: it gets a limit that is a quarter higher. Each case is
-a line of the file as soon as it is measured, and what is in the file is not measured again.
+Each case has a process of its own with a hard limit of the CPU device, as a training has: what another model
+has left would lie between the buffers. Plans have a limit that they need. A case forecasts the step, then
+trains ten steps of it, as many as a forecast simulates, and reads the allocator's peak. A case that the
+forecast says does not fit gets a limit that is a quarter higher. Each case is a line of the file as soon as
+it is measured, and what is in the file is not measured again.
 """
 
 import argparse
-import gc
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +36,8 @@ EPOCHS = 5
 """Of two steps each."""
 HIGHER = 1.25
 """The factor of the limit for cases that do not fit."""
-MOST_S = 900
-"""For the cases of one process."""
+MOST_S = 300
+"""For a case."""
 
 
 def plain(keras: Any) -> tuple[Any, tuple[int, ...]]:
@@ -102,8 +100,8 @@ def unet(keras: Any) -> tuple[Any, tuple[int, ...]]:
 MODELS = {one.__name__: one for one in (plain, residual, dense, attention, unet)}
 
 
-def run_cases(name: str, limit_mb: int, cases: list[tuple[int, str]]) -> None:
-    """Forecast and train cases of a model, by batch and mode; print a line of JSON for each."""
+def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
+    """Forecast and train a case; print a line of JSON."""
     import numpy as np
     import tensorflow as tf
 
@@ -120,60 +118,45 @@ def run_cases(name: str, limit_mb: int, cases: list[tuple[int, str]]) -> None:
         def on_epoch_end(self, *_: Any) -> None:
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 
-    for batch, mode in cases:
-        peaks.clear()
-        model = data = None
-        tf.keras.backend.clear_session()
-        gc.collect()
-        model, shape = MODELS[name](tf.keras)
-        model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        data = np.zeros((2 * batch, *shape), "f"), np.zeros((2 * batch,), "int32")
-        made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()
-        found = {one["mode"]: one for one in made["gpus"][0]["modes"]}[mode]
-        case = {"model": name, "batch": batch, "mode": mode, "limit_mb": limit_mb}
-        case |= {"forecast_bytes": found["peak_bytes"], "fits": found["fits"]}
-        case["plain_bytes"] = made["gpus"][0]["modes"][0]["peak_bytes"]
-        if found["fits"]:
-            if settings := MODES[mode]:
-                lms.enable(policy="auto", **settings)
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            try:
-                options = {"batch_size": batch, "verbose": 0, "shuffle": False}
-                model.fit(*data, epochs=EPOCHS, callbacks=[Peaks()], **options)
-                case |= {"first_bytes": peaks[0], "measured_bytes": peaks[-1]}
-            except tf.errors.ResourceExhaustedError:
-                case["ended"] = "out of memory"
-            if settings:
-                step = max(lms.report().graphs, key=lambda one: one.ops, default=None)
-                case["edited"] = bool(step and step.edited)
-                case["planned_bytes"] = step and step.planned_peak_bytes
-                lms.disable()
-        print(json.dumps(case), flush=True)
+    model, shape = MODELS[name](tf.keras)
+    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = np.zeros((2 * batch, *shape), "f"), np.zeros((2 * batch,), "int32")
+    made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()
+    found = {one["mode"]: one for one in made["gpus"][0]["modes"]}[mode]
+    case = {"model": name, "batch": batch, "mode": mode, "limit_mb": limit_mb}
+    case |= {"forecast_bytes": found["peak_bytes"], "fits": found["fits"]}
+    case["plain_bytes"] = made["gpus"][0]["modes"][0]["peak_bytes"]
+    if found["fits"]:
+        if settings := MODES[mode]:
+            lms.enable(policy="auto", **settings)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        try:
+            options = {"batch_size": batch, "verbose": 0, "shuffle": False}
+            model.fit(*data, epochs=EPOCHS, callbacks=[Peaks()], **options)
+            case |= {"first_bytes": peaks[0], "measured_bytes": peaks[-1]}
+        except tf.errors.ResourceExhaustedError:
+            case["ended"] = "out of memory"
+        if settings:
+            step = max(lms.report().graphs, key=lambda one: one.ops, default=None)
+            case["edited"] = bool(step and step.edited)
+            case["planned_bytes"] = step and step.planned_peak_bytes
+    print(json.dumps(case), flush=True)
 
 
-def child(name: str, limit_mb: int, cases: list[tuple[int, str]]) -> Iterator[dict[str, Any]]:
-    """Run cases of a model under a limit, in a process of their own; in another one what it leaves."""
+def child(name: str, limit_mb: int, batch: int, mode: str) -> dict[str, Any]:
+    """Run a case under a limit, in a process of its own."""
     limits = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb)}
-    left = list(cases)
-    while left:
-        with subprocess.Popen(
-            [sys.executable, __file__, "--case", json.dumps([name, limit_mb, left])],
-            env={**os.environ, **limits, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            timer = threading.Timer(MOST_S, process.kill)
-            timer.start()
-            assert process.stdout is not None  # noqa: S101 - it is a pipe
-            for line in process.stdout:
-                if line.startswith("{"):
-                    del left[0]
-                    yield json.loads(line)
-            timer.cancel()
-        if left:
-            batch, mode = left.pop(0)
-            ended = f"exit code {process.returncode}"
-            yield {"model": name, "batch": batch, "mode": mode, "limit_mb": limit_mb, "ended": ended}
+    command = [sys.executable, __file__, "--case", json.dumps([name, limit_mb, batch, mode])]
+    environ = {**os.environ, **limits, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    case: dict[str, Any] = {"model": name, "batch": batch, "mode": mode, "limit_mb": limit_mb}
+    try:
+        done = subprocess.run(
+            command, env=environ, stdout=subprocess.PIPE, text=True, timeout=MOST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return case | {"ended": f"no end after {MOST_S} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else case | {"ended": f"exit code {done.returncode}"}
 
 
 class Book:
@@ -198,7 +181,8 @@ class Book:
         """Measure cases of a model, by batch and mode, under a limit or else a higher one."""
         left = [one for one in cases if not _is_done(self.cases.get((name, *one)))]
         while left:
-            for case in child(name, limit_mb, left):
+            for batch, mode in left:
+                case = child(name, limit_mb, batch, mode)
                 self._note(case)
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(case) + "\n")
@@ -219,7 +203,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out/bench-fit.jsonl", help="the file of cases")
     given = parser.parse_args(argv)
     if given.case:
-        run_cases(*json.loads(given.case))
+        run_case(*json.loads(given.case))
         return 0
     book = Book(given.out)
     names, limits = given.models.split(","), {}
@@ -227,7 +211,7 @@ def main(argv: list[str]) -> int:
         book.measure(name, WIDE_MB, [(batch, "off") for batch in BATCHES])
         alone = sorted(book.cases[name, batch, "off"]["plain_bytes"] for batch in BATCHES)
         limits[name] = max(16, int(alone[len(alone) // 2] / MIB * 0.8))
-    for batch in BATCHES:  # each in a process: what TensorFlow keeps of a model would fill the limit
+    for batch in BATCHES:
         for name in names:
             book.measure(name, limits[name], [(batch, mode) for mode in MODES if mode != "off"])
     print("\n".join(table(book.cases.values())))

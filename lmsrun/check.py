@@ -20,11 +20,11 @@ from launch.discover.nvml import import_nvml
 from launch.discover.sysfs import read_hardware
 from launch.discover.tree import DirTree, Tree
 from launch.installed.mpi_flavour import read_mpi_flavour
+from launch.installed.versions import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.model.busy import describe_job
 from launch.model.errors import LmsrunError, TopologyError
 from launch.model.idset import format_ids
 from launch.model.text import count_of
-from launch.preflight.answer import TENSORFLOW_DISTRIBUTIONS, read_version
 from launch.preflight.occupancy import read_gpu_uses
 from launch.system.job_board import JobBoard, board_folders
 from launch.system.own_host_name import REMEDY, resolve_name

@@ -110,12 +110,14 @@ LAUNCH = {
     "installed": {"model", "plan_host", "system"},
     "cluster": {"model", "plan_host", "system"},
     "backends": {"cluster", "installed", "model", "plan_host", "system"},
-    "supervise": {"channel", "cluster", "discover", "ending", "model", "receipts", "system"},
+    "supervise": {
+        *("channel", "cluster", "discover", "ending", "installed", "model", "receipts", "system"),
+    },
     "rank": {
         *("channel", "cluster", "discover", "installed", "model", "plan_host", "receipts"),
         *("supervise", "system"),
     },
-    "preflight": {"discover", "model", "plan_host", "rank", "receipts", "system"},
+    "preflight": {"discover", "installed", "model", "plan_host", "rank", "receipts", "system"},
 }
 
 LMSRUN = {

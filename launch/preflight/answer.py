@@ -3,7 +3,6 @@
 Started by ``launch.preflight.ask``, over ssh or by the launcher that is to start the job.
 """
 
-import importlib.metadata
 import itertools
 import os
 import platform
@@ -15,19 +14,12 @@ from typing import Any
 from launch.discover import has_driver, read_machine
 from launch.discover.nvml import import_nvml
 from launch.discover.tree import DirTree
+from launch.installed.versions import read_tensorflow_version, read_version
 from launch.model.errors import LmsrunError, UsageError
 from launch.preflight.occupancy import read_occupancy
 from launch.preflight.report import build_answer, pack_answer, write_lines
 from launch.rank.identity import read_rank
 from launch.system.own_host_name import resolve_name
-
-TENSORFLOW_DISTRIBUTIONS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "tensorflow-rocm",
-    "intel-tensorflow",
-)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -77,17 +69,9 @@ def read_versions() -> dict[str, str | None]:
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "lmsrun": read_version("lmsrun"),
-        "TensorFlow": next(filter(None, map(read_version, TENSORFLOW_DISTRIBUTIONS)), None),
+        "TensorFlow": read_tensorflow_version(),
         "Horovod": read_version("horovod"),
     }
-
-
-def read_version(distribution: str) -> str | None:
-    """Read the installed version, without importing the package; None when it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _read_rank(environ: Mapping[str, str]) -> int:

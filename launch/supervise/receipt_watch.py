@@ -5,7 +5,6 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,10 +161,12 @@ def _moment(seconds: float) -> str:
 
 def _read_versions() -> dict[str, str]:
     """Read what is installed for this Python, which runs the ranks unless ``--python`` says otherwise."""
-    from importlib import metadata  # Only a job whose output is kept pays for it.
+    # Only a job whose output is kept pays for it.
+    from launch.installed.versions import read_tensorflow_version, read_version
 
-    versions = {"python": platform.python_version()}
-    for name in ("lmsrun", "horovod", "tensorflow"):
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    found = {name: read_version(name) for name in ("lmsrun", "horovod")}
+    found["tensorflow"] = read_tensorflow_version()
+    return {
+        "python": platform.python_version(),
+        **{name: version for name, version in found.items() if version},
+    }

@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -68,7 +69,9 @@ def _versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {"python": platform.python_version()}
-    for name in ("tensorflow", "keras", "horovod", "lmsrun"):
+    if (tensorflow := sys.modules.get("tensorflow")) is not None:  # its distribution has one of many names
+        found["tensorflow"] = tensorflow.__version__
+    for name in ("keras", "horovod", "lmsrun"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

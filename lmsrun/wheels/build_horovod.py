@@ -42,6 +42,14 @@ CPU_SECONDS, OTHER_SECONDS = 280, 40
 XLA_SOURCE = Path("horovod/tensorflow/xla_mpi_ops.cc")
 XLA_GUARD = "#if TENSORFLOW_VERSION >= 2006000000"
 MINIMUM_CMAKE = (3, 13)
+TENSORFLOW_DISTRIBUTIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tensorflow-rocm",
+    "intel-tensorflow",
+)
+"""As ``launch.installed.versions`` says it, which is not here where this file runs by path."""
 PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
@@ -123,16 +131,19 @@ class Toolchain:
         return switches
 
 
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def read_toolchain(environ: Mapping[str, str]) -> Toolchain:
     """Look at this machine and this interpreter; starts ``cmake --version`` and ``mpirun --version`` only."""
-    try:
-        tensorflow: str | None = importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:
-        tensorflow = None
     path = environ.get("PATH")
     cmake = re.search(r"version (\d+)\.(\d+)", _version_text("cmake", environ))
     return Toolchain(
-        tensorflow=tensorflow,
+        tensorflow=next(filter(None, map(_version, TENSORFLOW_DISTRIBUTIONS)), None),
         cxx=shutil.which(environ.get("CXX") or "g++", path=path),
         make=shutil.which("make", path=path),
         cmake=(int(cmake[1]), int(cmake[2])) if cmake else None,
