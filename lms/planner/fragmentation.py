@@ -396,6 +396,20 @@ def _told(case: Case, made: SwapPlan, first: SwapPlan) -> SwapPlan:
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 
+def is_sure(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None) -> bool:
+    """Tell whether a plan that takes from the margin fits whichever ops run side by side.
+
+    Args:
+        case: The step.
+        made: Its plan.
+        peak_bytes: What :func:`predicted_peak` says of it.
+        limit_bytes: What the device has for the step's own tensors; ``None`` when that is not known.
+    """
+    if limit_bytes is None or made.budget_bytes is None or case.costs.maps_pages or made.is_empty:
+        return True
+    return not made.budget_bytes < peak_bytes <= limit_bytes or _fits_by_chance(case, made, (limit_bytes,))
+
+
 def predicted_peak(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:
     """Return the peak that the device's allocator will report for the planned step alone.
 

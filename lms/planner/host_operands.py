@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
-from lms.planner.fragmentation import plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import is_sure, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.planner.recomputation import Recomputation
 from lms.simulate.cost_model import Costs
@@ -87,6 +87,8 @@ class Decision:
     plan: SwapPlan
     peak_bytes: int
     """What the device's allocator will report for the step."""
+    is_sure: bool = True
+    """Whether a plan that takes from the margin fits whichever ops run side by side."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""
@@ -153,12 +155,15 @@ def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Deci
     made = plan_in_pieces(found.case, config, limit_bytes)
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)
-    return replace(found, plan=plan, peak_bytes=predicted_peak(found.case, plan, limit_bytes))
+    peak_bytes = predicted_peak(found.case, plan, limit_bytes)
+    sure = is_sure(found.case, plan, peak_bytes, limit_bytes)
+    return replace(found, plan=plan, peak_bytes=peak_bytes, is_sure=sure)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
     made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
-    return Decision(case, made, predicted_peak(case, made, limit_bytes))
+    peak_bytes = predicted_peak(case, made, limit_bytes)
+    return Decision(case, made, peak_bytes, is_sure(case, made, peak_bytes, limit_bytes))
 
 
 def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:

@@ -246,10 +246,11 @@ def _least_s(case: Case, config: LMSConfig) -> float:
 
 
 def score(decided: Decision, limit_bytes: int | None) -> Score:
-    """Return what is missing on the host, in the budget and on the device, and the time of a step."""
+    """Return what is missing on the host, in the budget, on the device and in sureness, and a step's time."""
     made = decided.plan
     needed = decided.peak_bytes - limit_bytes if limit_bytes is not None else 0
-    return (*_memory_score(decided.case, made), max(0, needed), _makespan_s(decided.case, made))
+    missing = (*_memory_score(decided.case, made), max(0, needed), not decided.is_sure)
+    return (*missing, _makespan_s(decided.case, made))
 
 
 def _memory_score(case: Case, made: SwapPlan) -> Score:

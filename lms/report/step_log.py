@@ -1,6 +1,7 @@
 """``LMS_STATS_FILE``: a CSV line for each training step, of Keras, a loop or a session."""
 
 import csv
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -12,6 +13,12 @@ from lms.user_paths import require_file
 
 COLUMNS = ("step", "name", "duration_s", "swap_outs", "swap_ins", "bytes_out", "bytes_in", "peak_bytes")
 
+OWNER = "LMS_STATS_OWNER"
+"""Tells the processes that one starts which file it writes: its number, a colon and the file."""
+
+_lines: dict[Path, int] = {}
+"""How many steps this process has written into each file: LMS may be switched off and on again."""
+
 Counters = Callable[[], tuple[StoreStats | None, int | None]]
 """What has been moved so far (None where nothing counts it), and the peak of device memory since the edit."""
 
@@ -20,7 +27,8 @@ class StepLog:
     """Writes a line for each call of a planned step.
 
     Args:
-        path: The file; the first step writes it anew. Of several ranks each has its own, ``steps.rank1.csv``.
+        path: The file; the process's first step writes it anew. Of several ranks each has its own,
+            ``steps.rank1.csv``, and so has a process that one with this file has started, ``steps.4711.csv``.
         environ: Where this process's rank stands.
         counters: Asked before and after each step.
 
@@ -29,10 +37,9 @@ class StepLog:
     """
 
     def __init__(self, path: str, environ: Mapping[str, str], counters: Counters) -> None:
-        self.path = rank_path(Path(path), environ)
+        self.path = _own_path(rank_path(Path(os.path.abspath(path)), environ))
         self._counters = counters
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._steps = 0
         require_file(self.path, "stats_file (LMS_STATS_FILE)")
 
     def planned(self, owner: Any) -> None:
@@ -69,11 +76,21 @@ class StepLog:
         if after is not None:
             earlier = before or StoreStats()
             moved = [str(getattr(after, column) - getattr(earlier, column)) for column in COLUMNS[3:7]]
-        row = [self._steps, name, f"{duration_s:.6f}", *moved, "" if peak is None else peak]
+        steps = _lines.get(self.path, 0)
+        row = [steps, name, f"{duration_s:.6f}", *moved, "" if peak is None else peak]
         # Made with the first line: processes that a rank starts import TensorFlow too, and train nothing.
-        with self.path.open("a" if self._steps else "w", newline="") as file:
-            csv.writer(file).writerows([row] if self._steps else [COLUMNS, row])
-        self._steps += 1
+        with self.path.open("a" if steps else "w", newline="") as file:
+            csv.writer(file).writerows([row] if steps else [COLUMNS, row])
+        _lines[self.path] = steps + 1
+
+
+def _own_path(path: Path) -> Path:
+    """Return the file for this process, and tell the processes that it starts."""
+    owner, _, owned = os.environ.get(OWNER, "").partition(":")
+    if owned == str(path) and owner != str(os.getpid()):
+        return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+    os.environ[OWNER] = f"{os.getpid()}:{path}"
+    return path
 
 
 def rank_path(path: Path, environ: Mapping[str, str]) -> Path:

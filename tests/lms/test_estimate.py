@@ -121,6 +121,29 @@ def test_fit_prints_a_forecast_and_trains_nothing(tmp_path: Path) -> None:
     assert "trained" not in done.stdout + done.stderr
 
 
+NEAR = """
+import numpy as np, keras
+net = [keras.layers.Conv2D(24, 3, activation="relu", padding="same") for _ in range(4)]
+model = keras.Sequential([keras.Input((32, 32, 3)), *net, keras.layers.Flatten(), keras.layers.Dense(10)])
+model.compile("adam", "mse", jit_compile=False)
+model.fit(np.zeros((96, 32, 32, 3), "f"), np.zeros((96, 10), "f"), batch_size=96, verbose=0)
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_batch_that_fits_is_not_above_the_largest_nor_swaps_better_than_hybrids(tmp_path: Path) -> None:
+    """Find a plan that fits whichever ops meet: a hybrid that was faster by 2% did in one of ten runs."""
+    pytest.importorskip("tensorflow")
+    (tmp_path / "train.py").write_text(NEAR)
+    limits = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "60"}
+    done = fit(tmp_path, "--json", "--target", "here", "train.py", TF_ENABLE_ONEDNN_OPTS="0", **limits)
+    assert done.returncode == 0, done.stderr[-2000:]
+    modes = {one["mode"]: one for one in json.loads(done.stdout)["gpus"][0]["modes"]}
+    assert modes["swap"]["fits"] and modes["hybrid"]["fits"] and modes["auto"]["fits"], modes
+    assert not modes["off"]["fits"]
+    assert all(one["largest_batch"] >= 96 for one in modes.values() if one["fits"]), modes
+
+
 @pytest.mark.tensorflow
 def test_nothing_goes_on_once_the_step_is_caught(tmp_path: Path) -> None:
     """A wrapper would take the end of the program for one of the training."""

@@ -1,5 +1,8 @@
 """The file of steps that LMS_STATS_FILE names."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,8 @@ import pytest
 from lms.errors import LMSError
 from lms.report.step_log import COLUMNS, StepLog, rank_path
 from lms.transports.base import StoreStats
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Owner:
@@ -55,6 +60,40 @@ def test_each_rank_has_its_own_file() -> None:
     assert rank_path(path, {"WORLD_SIZE": "2", "RANK": "1"}) == Path("out/steps.rank1.csv")
     assert rank_path(path, {"WORLD_SIZE": "1", "RANK": "0"}) == path
     assert rank_path(path, {}) == path
+
+
+TRAINS = """
+import sys
+from lms.report.step_log import StepLog
+class Owner:
+    pass
+owner, log = Owner(), StepLog(sys.argv[1], {}, lambda: (None, None))
+log.planned(owner)
+log.run(owner, sys.argv[2], lambda: None)
+"""
+
+
+def test_a_process_that_a_training_starts_has_its_own_file(tmp_path: Path) -> None:
+    """It wrote over the lines of the one that had started it."""
+    path, owner = tmp_path / "steps.csv", Owner()
+    log = StepLog(str(path), {}, lambda: (None, None))
+    log.planned(owner)
+    log.run(owner, "before", lambda: None)
+    command = [sys.executable, "-c", TRAINS, str(path), "child"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=300)
+    log.run(owner, "after", lambda: None)
+    assert [row[1] for row in lines_of(path)[1:]] == ["before", "after"]
+    (other,) = set(tmp_path.iterdir()) - {path}
+    assert other.suffix == ".csv" and [row[1] for row in lines_of(other)[1:]] == ["child"]
+
+
+def test_switching_off_and_on_again_goes_on_in_the_file(tmp_path: Path) -> None:
+    path, owner = tmp_path / "steps.csv", Owner()
+    for name in ("before", "after"):
+        log = StepLog(str(path), {}, lambda: (None, None))
+        log.planned(owner)
+        log.run(owner, name, lambda: None)
+    assert [row[:2] for row in lines_of(path)[1:]] == [["0", "before"], ["1", "after"]]
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
