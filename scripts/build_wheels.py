@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +27,8 @@ COMPILERS = {
 SOURCES = ("lmsrun", "launch", "lms", "docs/man", "pyproject.toml", "README.md", "LICENSE")
 PLUGIN = "lms/optimizer/_plugin.abi3.so"
 COMPILED = (PLUGIN, "lms/native/_arena.abi3.so", "lms/native/_cache.abi3.so")
+OLDEST_SETUPTOOLS = 77
+"""The first that reads ``license`` of ``pyproject.toml`` as a string."""
 OLDEST_MINOR = 17
 """manylinux_2_17 is the oldest tag that installers of all three architectures take."""
 
@@ -91,6 +95,12 @@ def build_wheel(arch: str, out: Path) -> Path | None:
 
 def main(argv: list[str]) -> int:
     """Build what can be built here into DIR, ``dist`` by itself."""
+    found = version("setuptools") if find_spec("setuptools") else "no version"
+    if not found[0].isdigit() or int(found.partition(".")[0]) < OLDEST_SETUPTOOLS:
+        sys.exit(
+            f"build_wheels: {found} of setuptools found; needed {OLDEST_SETUPTOOLS} or newer; "
+            "try: make setup, and .venv/bin/python scripts/build_wheels.py"
+        )
     out = Path(argv[0] if argv else "dist").absolute()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:

@@ -7,13 +7,18 @@ import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from cyclonedx.contrib.license.factories import LicenseFactory
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.output.json import JsonV1Dot6
-from packageurl import PackageURL
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+try:
+    from cyclonedx.contrib.license.factories import LicenseFactory
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+except ImportError as error:
+    sys.exit(
+        f"sbom: {error.name} is not installed here; try: make setup, and .venv/bin/python scripts/sbom.py"
+    )
 
 PROJECT = "lmsrun"
 
