@@ -209,7 +209,9 @@ def main(argv: list[str]) -> int:
     names, limits = given.models.split(","), {}
     for name in names:
         book.measure(name, WIDE_MB, [(batch, "off") for batch in BATCHES])
-        alone = sorted(book.cases[name, batch, "off"]["plain_bytes"] for batch in BATCHES)
+        plain = (book.cases[name, batch, "off"].get("plain_bytes") for batch in BATCHES)
+        if not (alone := sorted(filter(None, plain))):
+            sys.exit(f"no case of {name} gave a result")
         limits[name] = max(16, int(alone[len(alone) // 2] / MIB * 0.8))
     for batch in BATCHES:
         for name in names:

@@ -53,6 +53,8 @@ CACHE_VARIABLE = "LMS_CACHE"
 """Where built ops are kept, on every machine its own: no field, for no job decides it."""
 REPORT_VARIABLE = "LMS_REPORT_DIR"
 """A folder into which a process writes its report as JSON when it ends; no field: lmsrun sets it."""
+STATS_OWNER_VARIABLE = "LMS_STATS_OWNER"
+"""Tells the processes that one starts which ``stats_file`` it writes: its number, a colon and the file."""
 HOST_SHARES = {True: (0.25, 0.5, 1.0), False: (1.0,)}
 """How much of an optimizer's state (True) and then of the weights moves to the host by itself, where less is
 not enough. All weights do: a part of them, on a device that small, leaves its free memory in pieces."""
@@ -370,6 +372,7 @@ def doubtful_variables(environ: Iterable[str]) -> list[str]:
         CACHE_VARIABLE,
         PLUGIN_VARIABLE,
         REPORT_VARIABLE,
+        STATS_OWNER_VARIABLE,
     }
     return [
         f"{name} is no variable of Large Model Support{nearest(name, known) or '; it has no effect here'}"

@@ -396,7 +396,7 @@ def _told(case: Case, made: SwapPlan, first: SwapPlan) -> SwapPlan:
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 
-def is_sure(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None) -> bool:
+def fits_in_any_order(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None) -> bool:
     """Tell whether a plan that takes from the margin fits whichever ops run side by side.
 
     Args:
@@ -447,8 +447,12 @@ def _fits_by_chance(case: Case, made: SwapPlan, sizes: Sequence[int]) -> bool:
 
     On one thread without copies that is no chance.
     """
-    one_by_one = case.costs.threads == 1 and not (case.costs.overlaps and made.swaps)
-    return one_by_one or None not in peaks_by_chance(case.buffers, made, case.costs, sizes)
+    if case.costs.threads == 1 and not (case.costs.overlaps and made.swaps):
+        return True
+    key = made.order, made.swaps, made.serial_edges, made.fillers, made.batches, tuple(sizes)
+    if key not in case.fits_by_chance:
+        case.fits_by_chance[key] = None not in peaks_by_chance(case.buffers, made, case.costs, sizes)
+    return case.fits_by_chance[key]
 
 
 def rooms_of(case: Case, made: SwapPlan, limit_bytes: int | None) -> tuple[int, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
-from lms.planner.fragmentation import is_sure, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import fits_in_any_order, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.planner.recomputation import Recomputation
 from lms.simulate.cost_model import Costs
@@ -87,8 +87,8 @@ class Decision:
     plan: SwapPlan
     peak_bytes: int
     """What the device's allocator will report for the step."""
-    is_sure: bool = True
-    """Whether a plan that takes from the margin fits whichever ops run side by side."""
+    fits_in_any_order: bool = True
+    """Whether a plan that takes from the margin fits whichever ops run side by side; True of other plans."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""
@@ -156,14 +156,14 @@ def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Deci
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)
     peak_bytes = predicted_peak(found.case, plan, limit_bytes)
-    sure = is_sure(found.case, plan, peak_bytes, limit_bytes)
-    return replace(found, plan=plan, peak_bytes=peak_bytes, is_sure=sure)
+    sure = fits_in_any_order(found.case, plan, peak_bytes, limit_bytes)
+    return replace(found, plan=plan, peak_bytes=peak_bytes, fits_in_any_order=sure)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
     made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
     peak_bytes = predicted_peak(case, made, limit_bytes)
-    return Decision(case, made, peak_bytes, is_sure(case, made, peak_bytes, limit_bytes))
+    return Decision(case, made, peak_bytes, fits_in_any_order(case, made, peak_bytes, limit_bytes))
 
 
 def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:

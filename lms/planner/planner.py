@@ -1,6 +1,6 @@
 """Plan a :class:`~lms.ir.swap_plan.SwapPlan` for a graph and a config: deterministic, nearly linear."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -137,6 +137,11 @@ class Case:
     @cached_property
     def ways(self) -> dict[tuple[bool, int], "Way"]:
         """The ways found so far, by whether they keep the given order, and budget (:func:`budget_ways`)."""
+        return {}
+
+    @cached_property
+    def fits_by_chance(self) -> dict[Hashable, bool]:
+        """Whether plans fit whichever ops run side by side, as far as that was looked at."""
         return {}
 
     @cached_property

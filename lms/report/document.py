@@ -70,7 +70,7 @@ def _versions() -> dict[str, str]:
 
     found = {"python": platform.python_version()}
     if (tensorflow := sys.modules.get("tensorflow")) is not None:  # its distribution has one of many names
-        found["tensorflow"] = tensorflow.__version__
+        found["tensorflow"] = getattr(tensorflow, "__version__", "unknown")
     for name in ("keras", "horovod", "lmsrun"):
         try:
             found[name] = metadata.version(name)

@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lms.config import STATS_OWNER_VARIABLE
 from lms.transports.base import StoreStats
 from lms.user_paths import require_file
 
 COLUMNS = ("step", "name", "duration_s", "swap_outs", "swap_ins", "bytes_out", "bytes_in", "peak_bytes")
 
-OWNER = "LMS_STATS_OWNER"
-"""Tells the processes that one starts which file it writes: its number, a colon and the file."""
-
-_lines: dict[Path, int] = {}
-"""How many steps this process has written into each file: LMS may be switched off and on again."""
+_written: set[tuple[int, Path]] = set()
+"""Files that a process, by its number, has written: LMS may be switched off and on again."""
 
 Counters = Callable[[], tuple[StoreStats | None, int | None]]
 """What has been moved so far (None where nothing counts it), and the peak of device memory since the edit."""
@@ -28,7 +26,7 @@ class StepLog:
 
     Args:
         path: The file; the process's first step writes it anew. Of several ranks each has its own,
-            ``steps.rank1.csv``, and so has a process that one with this file has started, ``steps.4711.csv``.
+            ``steps.rank1.csv``, and so has a process where another one uses the file, ``steps.4711.csv``.
         environ: Where this process's rank stands.
         counters: Asked before and after each step.
 
@@ -37,10 +35,13 @@ class StepLog:
     """
 
     def __init__(self, path: str, environ: Mapping[str, str], counters: Counters) -> None:
-        self.path = _own_path(rank_path(Path(os.path.abspath(path)), environ))
+        self.path = self._wanted = rank_path(Path(os.path.abspath(path)), environ)
+        self._found = _stamp(self._wanted)
+        self._writer = self._steps = 0
+        self._is_new = True
         self._counters = counters
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
-        require_file(self.path, "stats_file (LMS_STATS_FILE)")
+        require_file(self._wanted, "stats_file (LMS_STATS_FILE)")
 
     def planned(self, owner: Any) -> None:
         """Note that ``owner``, a function or a session's graph, holds a training step."""
@@ -76,21 +77,44 @@ class StepLog:
         if after is not None:
             earlier = before or StoreStats()
             moved = [str(getattr(after, column) - getattr(earlier, column)) for column in COLUMNS[3:7]]
-        steps = _lines.get(self.path, 0)
-        row = [steps, name, f"{duration_s:.6f}", *moved, "" if peak is None else peak]
+        if self._writer != os.getpid():
+            self._choose()
+        row = [self._steps, name, f"{duration_s:.6f}", *moved, "" if peak is None else peak]
         # Made with the first line: processes that a rank starts import TensorFlow too, and train nothing.
-        with self.path.open("a" if steps else "w", newline="") as file:
-            csv.writer(file).writerows([row] if steps else [COLUMNS, row])
-        _lines[self.path] = steps + 1
+        with self.path.open("w" if self._is_new else "a", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, row] if self._is_new else [row])
+        self._steps, self._is_new = self._steps + 1, False
+
+    def _choose(self) -> None:
+        """Choose this process's file, and tell the processes that it starts.
+
+        The file is another's where a process that has started this one writes it, or any has written it since
+        this one switched LMS on. Where no other file can be made, lines are appended to it.
+        """
+        self._writer, path, self._is_new = os.getpid(), self._wanted, True
+        _, _, owned = os.environ.get(STATS_OWNER_VARIABLE, "").partition(":")
+        is_used = owned == str(path) or _stamp(path) != self._found
+        if is_used and path.is_file() and (self._writer, path) not in _written:
+            own = path.with_name(f"{path.stem}.{self._writer}{path.suffix}")
+            self._is_new = os.access(path.parent, os.W_OK)
+            path = own if self._is_new else path
+        else:
+            os.environ[STATS_OWNER_VARIABLE] = f"{self._writer}:{path}"
+        self.path, self._steps = path, 0
+        if (self._writer, path) in _written and _stamp(path)[1]:
+            self._is_new = False
+            with path.open(newline="") as file:
+                self._steps = sum(1 for _ in file) - 1
+        _written.add((self._writer, path))
 
 
-def _own_path(path: Path) -> Path:
-    """Return the file for this process, and tell the processes that it starts."""
-    owner, _, owned = os.environ.get(OWNER, "").partition(":")
-    if owned == str(path) and owner != str(os.getpid()):
-        return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
-    os.environ[OWNER] = f"{os.getpid()}:{path}"
-    return path
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return when a file was written, in ns, and its bytes: 0 where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def rank_path(path: Path, environ: Mapping[str, str]) -> Path:

@@ -122,7 +122,9 @@ def test_fit_prints_a_forecast_and_trains_nothing(tmp_path: Path) -> None:
 
 
 NEAR = """
-import numpy as np, keras
+import numpy as np, keras, tensorflow as tf
+tf.config.threading.set_inter_op_parallelism_threads(2)
+tf.config.threading.set_intra_op_parallelism_threads(2)
 net = [keras.layers.Conv2D(24, 3, activation="relu", padding="same") for _ in range(4)]
 model = keras.Sequential([keras.Input((32, 32, 3)), *net, keras.layers.Flatten(), keras.layers.Dense(10)])
 model.compile("adam", "mse", jit_compile=False)

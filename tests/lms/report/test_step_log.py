@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lms.config import STATS_OWNER_VARIABLE, doubtful_variables
 from lms.errors import LMSError
 from lms.report.step_log import COLUMNS, StepLog, rank_path
 from lms.transports.base import StoreStats
@@ -85,6 +86,61 @@ def test_a_process_that_a_training_starts_has_its_own_file(tmp_path: Path) -> No
     assert [row[1] for row in lines_of(path)[1:]] == ["before", "after"]
     (other,) = set(tmp_path.iterdir()) - {path}
     assert other.suffix == ".csv" and [row[1] for row in lines_of(other)[1:]] == ["child"]
+
+
+def test_a_process_that_trains_nothing_leaves_the_file_to_those_that_it_starts(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    StepLog(str(path), {}, lambda: (None, None))
+    command = [sys.executable, "-c", TRAINS, str(path), "child"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=300)
+    assert [*tmp_path.iterdir()] == [path] and [row[1] for row in lines_of(path)[1:]] == ["child"]
+
+
+def test_what_another_process_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    path, owner = tmp_path / "steps.csv", Owner()
+    log = StepLog(str(path), {}, lambda: (None, None))
+    log.planned(owner)
+    path.write_text("of another process")
+    log.run(owner, "a", lambda: None)
+    assert path.read_text() == "of another process" and log.path.name == f"steps.{os.getpid()}.csv"
+    assert [row[1] for row in lines_of(log.path)[1:]] == ["a"]
+
+
+def test_a_forked_process_has_its_own_file(tmp_path: Path) -> None:
+    path, owner = tmp_path / "steps.csv", Owner()
+    log = StepLog(str(path), {}, lambda: (None, None))
+    log.planned(owner)
+    log.run(owner, "before", lambda: None)
+    if not (child := os.fork()):
+        log.run(owner, "child", lambda: None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    log.run(owner, "after", lambda: None)
+    assert [row[1] for row in lines_of(path)[1:]] == ["before", "after"]
+    assert [row[1] for row in lines_of(tmp_path / f"steps.{child}.csv")[1:]] == ["child"]
+
+
+def test_a_file_that_is_gone_begins_anew(tmp_path: Path) -> None:
+    path, owner = tmp_path / "steps.csv", Owner()
+    for name in ("before", "after"):
+        log = StepLog(str(path), {}, lambda: (None, None))
+        log.planned(owner)
+        log.run(owner, name, lambda: None)
+        rows = lines_of(path)
+        path.unlink()
+    assert rows[0] == list(COLUMNS) and [row[:2] for row in rows[1:]] == [["0", "after"]]
+
+
+def test_a_device_is_written_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, log = Owner(), StepLog("/dev/null", {}, lambda: (None, None))
+    monkeypatch.setenv(STATS_OWNER_VARIABLE, "1:/dev/null")
+    log.planned(owner)
+    log.run(owner, "a", lambda: None)
+    assert log.path == Path("/dev/null")
+
+
+def test_no_warning_tells_of_the_variable_that_a_process_hands_on() -> None:
+    assert doubtful_variables([STATS_OWNER_VARIABLE]) == []
 
 
 def test_switching_off_and_on_again_goes_on_in_the_file(tmp_path: Path) -> None:
