@@ -20,7 +20,7 @@ from launch.discover.nvml import import_nvml
 from launch.discover.sysfs import read_hardware
 from launch.discover.tree import DirTree, Tree
 from launch.installed.mpi_flavour import read_mpi_flavour
-from launch.installed.versions import TENSORFLOW_DISTRIBUTIONS, read_version
+from launch.installed.versions import read_tensorflow_version, read_version
 from launch.model.busy import describe_job
 from launch.model.errors import LmsrunError, TopologyError
 from launch.model.idset import format_ids
@@ -253,7 +253,7 @@ def _check_own_name(around: Around) -> Finding:
 
 
 def _check_tensorflow(around: Around) -> Finding:
-    version, folder = _tensorflow_version(around), around.folder("tensorflow")
+    version, folder = read_tensorflow_version(around.version), around.folder("tensorflow")
     if version is None or folder is None:
         detail = f"not found in {sys.executable}; programs without it still run"
         return Finding("TensorFlow", "missing", detail, pip_install("tensorflow"))
@@ -266,10 +266,6 @@ def _check_tensorflow(around: Around) -> Finding:
         tested = f"LMS is tested with {'.'.join(map(str, low))} up to, not with, {'.'.join(map(str, high))}"
         return Finding("TensorFlow", "warn", ", ".join([*details, tested]), pip_install("tensorflow"))
     return Finding("TensorFlow", "ok", ", ".join(details))
-
-
-def _tensorflow_version(around: Around) -> str | None:
-    return next(filter(None, map(around.version, TENSORFLOW_DISTRIBUTIONS)), None)
 
 
 def _tensorflow_build(folder: Path) -> str:
@@ -291,7 +287,7 @@ def _check_horovod(around: Around) -> Finding:
     if not libraries:
         return Finding("Horovod", "missing", f"{version} was built without TensorFlow", remedy)
     content = _bytes(libraries[0])
-    built_for, here = _metadata(folder).get("tensorflow"), _tensorflow_version(around)
+    built_for, here = _metadata(folder).get("tensorflow"), read_tensorflow_version(around.version)
     parts = list(_horovod_parts(content))
     detail = (
         f"{version} with {', '.join(parts) or 'no controller'}, built for TensorFlow {built_for or 'unknown'}"

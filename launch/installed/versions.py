@@ -1,6 +1,7 @@
 """Read which versions of packages are installed for this Python, without importing them."""
 
 import importlib.metadata
+from collections.abc import Callable
 
 TENSORFLOW_DISTRIBUTIONS = (
     "tensorflow",
@@ -19,6 +20,10 @@ def read_version(distribution: str) -> str | None:
         return None
 
 
-def read_tensorflow_version() -> str | None:
-    """Return TensorFlow's version, whichever distribution it came in."""
-    return next(filter(None, map(read_version, TENSORFLOW_DISTRIBUTIONS)), None)
+def read_tensorflow_version(read: Callable[[str], str | None] = read_version) -> str | None:
+    """Return TensorFlow's version, whichever distribution it came in.
+
+    Args:
+        read: Returns the version of a distribution.
+    """
+    return next(filter(None, map(read, TENSORFLOW_DISTRIBUTIONS)), None)

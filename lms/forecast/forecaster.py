@@ -175,8 +175,6 @@ class Forecaster:
             peak, seconds, fits, _ = self._as_run("off", target, room, batch)
             if self._step.other is not None:
                 largest = self._largest_as_run("off", target, room, largest)
-        if fits:
-            largest = max(largest, batch)
         return self._told(
             mode,
             way,
@@ -205,6 +203,8 @@ class Forecaster:
         costs: Costs,
         scale: float = 1.0,
     ) -> Forecast:
+        if largest is not None and fits:
+            largest = max(largest, self._step.batch)
         batch = largest or self._step.batch
         run = way.run(batch, costs, scale)
         curve = tuple((seconds, resident + nbytes) for seconds, nbytes in way.curve(batch, run, scale))
@@ -224,8 +224,6 @@ class Forecaster:
         peak, seconds, fits, _ = self._at_traced_batch(mode, target)
         if target.device_type and room > 0 and largest is not None:
             largest = self._largest_as_run(mode, target, room, largest)
-        if largest is not None and fits:
-            largest = max(largest, self._step.batch)
         return self._told(mode, largest_way, largest, fits, resident, peak, seconds, costs)
 
     def _ways(self, mode: str) -> Sequence[Way]:

@@ -88,7 +88,7 @@ class Decision:
     peak_bytes: int
     """What the device's allocator will report for the step."""
     fits_in_any_order: bool = True
-    """Whether a plan that takes from the margin fits whichever ops run side by side; True of other plans."""
+    """Tell whether a plan that takes from the margin fits whichever ops meet; True of other plans."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""

@@ -141,7 +141,7 @@ class Case:
 
     @cached_property
     def fits_by_chance(self) -> dict[Hashable, bool]:
-        """Whether plans fit whichever ops run side by side, as far as that was looked at."""
+        """Note whether plans fit whichever ops run side by side, as far as that was looked at."""
         return {}
 
     @cached_property

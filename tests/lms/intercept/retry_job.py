@@ -26,7 +26,7 @@ import lms  # noqa: E402
 from lms.intercept import batch_replay as lms_batches  # noqa: E402
 
 KERAS_2 = not hasattr(tf.keras, "ops")
-"""Whether it is tf_keras, or the Keras of TensorFlow 2.15."""
+"""Tells tf_keras, or the Keras of TensorFlow 2.15."""
 WIDTH, LAYERS, ROWS = 64, 8, 256
 FAILURES: list[str] = []
 SEEN: list[float] = []
