@@ -82,11 +82,11 @@ LMS = {
         *("simulate", "specialiser", "transports", "variables"),
     },
     "process": {
-        *("device", "intercept", "ir", "passes", "planner", "profiling", "reader", "report", "rewriter"),
-        *("transports", "variables"),
+        *("device", "intercept", "ir", "optimizer", "passes", "planner", "profiling", "reader", "report"),
+        *("rewriter", "transports", "variables"),
     },
     "calls": {
-        *("device", "intercept", "optimizer", "passes", "planner", "process", "reader", "report"),
+        *("device", "intercept", "ir", "optimizer", "passes", "planner", "process", "reader", "report"),
         *("rewriter", "transports"),
     },
     "engine": {

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from lms.calls.compiled_functions import CompiledFunctions
 from lms.calls.planning_engine import PlanningEngine
 from lms.config import LMSConfig
 from lms.device.device import Device
@@ -17,7 +18,6 @@ from lms.optimizer.stopped import LEFT
 from lms.passes.work import Work
 from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.report.render import mib
-from lms.rewriter.compiled_functions import CompiledFunctions
 from lms.rewriter.segments import compiled_types, why_no_xla
 
 OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"

@@ -15,9 +15,8 @@ from lms.engine.pass_order import standard_passes
 from lms.optimizer.stopped import LEFT, stopped
 from lms.passes.counting import Counting
 from lms.passes.parsing import is_edited
-from lms.passes.running import Pass, run_passes
 from lms.passes.specialising import Specialising
-from lms.passes.work import Task, Work, place_of
+from lms.passes.work import Pass, Task, Work, place_of, run_passes
 from lms.reader.function_bodies import unread_arguments
 from lms.reader.survey import step_frames
 from lms.rewriter.writer import RewriteError, put_copies_first

@@ -1,7 +1,8 @@
 """The passes from a graph that TensorFlow is about to run to the edited one, in their order.
 
 Each takes a :class:`~lms.passes.work.Work` and returns what it has come to. None of them changes the graph
-but ``Holding`` and ``Streaming``, which come before the plan, and ``Writing``.
+but ``Holding`` and ``Streaming``, which come before the plan, ``Stacking``, which edits a copy and plans
+again, and ``Writing``.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from lms.passes.holding import Holding
 from lms.passes.parsing import Parsing
 from lms.passes.planning import Planning
 from lms.passes.reading import Filtering, Reading
-from lms.passes.running import Pass
 from lms.passes.shaping import Shaping
+from lms.passes.stacking import Stacking
 from lms.passes.streaming import Streaming
+from lms.passes.work import Pass
 from lms.passes.writing import Validating, Writing
 from lms.process.resources import Resources
 
@@ -39,12 +41,13 @@ def standard_passes(
     """Return the passes of an engine that uses these resources of its process."""
     host, transport = used.host, used.transport
     claims = used.pool, transport, used.profiles, used.load_fillers, used.load_assignment
+    reading, filtering, planning = Reading(), Filtering(), Planning(bandwidth_gb_s, *claims)
     return Passes(
         Parsing(),
         (Shaping(), counting, Bounding(host)),
         (
-            *(Holding(), Streaming(host, transport), Reading(), Filtering(), counting),
-            Planning(bandwidth_gb_s, *claims),
+            *(Holding(), Streaming(host, transport), reading, filtering, counting, planning),
+            Stacking((reading, filtering, planning)),
         ),
         (Writing(transport, rooms), Validating()),
     )

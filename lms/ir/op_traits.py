@@ -109,6 +109,9 @@ CHEAP = "cheaper to make than to move"
 EXIT = "exit"
 """The purpose of the nodes that run whether a condition leaves others out or not."""
 
+STACKED = "list"
+"""The purpose of the nodes that make a list a tensor and a list again (:mod:`lms.rewriter.stacking`)."""
+
 UNSWAPPABLE_TYPES = {
     **dict.fromkeys(("Fill", "OnesLike", "Range", "ZerosLike"), CHEAP),
     "IteratorGetNext": "input of the step",

@@ -7,9 +7,8 @@ from typing import Any
 
 from lms.device.device import Device
 from lms.passes.parsing import Parsing, fed_nodes, kept_nodes
-from lms.passes.running import Pass, run_passes
 from lms.passes.shaping import Shaping
-from lms.passes.work import Specialised, Task, Work, place_of
+from lms.passes.work import Pass, Specialised, Task, Work, place_of, run_passes
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import read_step
 from lms.rewriter.sum_order import has_long_sums, named_beginnings

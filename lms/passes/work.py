@@ -1,8 +1,9 @@
-"""The values that the passes of the engine hand to each other."""
+"""The values that the passes of the engine hand to each other, and how passes run."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from lms.config import LMSConfig
 from lms.device.device import Device, kernels_of
@@ -17,6 +18,7 @@ from lms.reader.shapes import ShapeHints
 from lms.reader.step_reader import Step
 from lms.reader.survey import Place
 from lms.report.guest import Guest
+from lms.rewriter.stacking import Stacked
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
 
@@ -123,6 +125,8 @@ class Work:
     residents: Residents = field(default_factory=Residents)
     streamed: Streamed = field(default_factory=Streamed)
     """The variables whose values lie in host memory between steps."""
+    stacked: Stacked = field(default_factory=Stacked)
+    """The lists of loops that are tensors while they wait for the backward pass."""
     decision: Decision | None = None
     edits: Edits | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -150,3 +154,28 @@ class Work:
         """Return the same work for the frame called ``name``."""
         assert self.table is not None  # noqa: S101 - a graph that has been read
         return replace(self, frame=[frame.name for frame in self.table.frames].index(name))
+
+
+class Pass(Protocol):
+    """One pass over a graph."""
+
+    @property
+    def name(self) -> str:
+        """The pass's name in the report of times."""
+
+    def requires(self, work: Work) -> bool:
+        """Tell whether the pass has anything to do."""
+
+    def apply(self, work: Work) -> Work:
+        """Return the work with what this pass adds to it."""
+
+
+def run_passes(passes: Iterable[Pass], work: Work) -> Work:
+    """Run and time those passes that find something to do."""
+    for one in passes:
+        if one.requires(work):
+            began = time.perf_counter()
+            work = one.apply(work)
+            spent = work.seconds.get(one.name, 0.0) + time.perf_counter() - began
+            work = replace(work, seconds={**work.seconds, one.name: spent})
+    return work

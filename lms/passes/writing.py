@@ -37,7 +37,7 @@ class Writing:
         streamed = work.streamed
         transport.require_room(work.stored_bytes)
         edits = write_decision(work.graph_def, work.step, decided, transport, work.sums)
-        edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes))
+        edits = replace(edits, nodes=(*edits.nodes, *streamed.nodes, *work.stacked.nodes))
         small, batches = rooms_of(decided.case, decided.plan, work.limit_bytes)
         self._rooms.make_small(small, work.device.name, work.residents.pending)
         self._rooms.make_for_batches(batches, work.device.name)

@@ -15,8 +15,8 @@ from lms.ir.swap_plan import SwapPlan
 from lms.passes.work import Task, Work
 from lms.planner.planner import usable_bytes
 from lms.planner.segments import WHOLE
+from lms.process.shape_names import shapes_of
 from lms.reader.node_table import ROOT
-from lms.reader.shape_names import shapes_of
 from lms.reader.step_reader import Step
 from lms.report.collector import Collector
 from lms.report.guest import Guest
@@ -125,6 +125,7 @@ class Books:
             edit_s=sum(work.seconds.values()),
             seconds=tuple(work.seconds.items()),
             loops=len(step.list_loops),
+            lists=len(work.stacked.tensors),
             asked_policy=self._config.policy,
             varies=step.varies,
             place=_place(work),

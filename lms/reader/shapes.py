@@ -23,6 +23,7 @@ from lms.device.kernels import RESERVE, RESERVING
 from lms.errors import UnreadableError
 from lms.optimizer.grappler_item import Output
 from lms.reader.called_functions import take_in_calls
+from lms.reader.cut_loops import cut_loops, turns_keep_shapes
 from lms.reader.node_table import NodeTable
 
 Dims = tuple[int | None, ...]
@@ -121,7 +122,12 @@ def complete_shapes(
     copy = graph_pb2.GraphDef()
     copy.CopyFrom(graph_def)
     inferred = outputs
-    if any([_pin(copy, hints), take_in_calls(copy)]):
+    has_changed, cut = any([_pin(copy, hints), take_in_calls(copy)]), None
+    if len(table.frames) > 1 and (cut := _cut_open(copy, table)) is not None:
+        copy, known = cut
+        inferred = _closed(table, outputs, known)
+        outputs = settle_elements(table, inferred)
+    elif has_changed:
         inferred = _closed(table, outputs, _inferred(copy, table))
         outputs = settle_elements(table, inferred)
     elif not _knows_sources(table, outputs):
@@ -133,15 +139,34 @@ def complete_shapes(
     return outputs
 
 
+def _cut_open(graph_def: Any, table: NodeTable) -> tuple[Any, dict[str, list[Output]]] | None:
+    """Return the graph with its loops cut open, and what TensorFlow infers for that.
+
+    ``None`` where a turn may change the shapes that it begins with.
+    """
+    cut = graph_pb2.GraphDef()
+    cut.CopyFrom(graph_def)
+    turns = cut_loops(cut)
+    try:
+        known = infer(cut, _ends(table))
+    except (tf.errors.OpError, ValueError, RuntimeError):
+        return None
+    return (cut, known) if turns_keep_shapes(turns, known) else None
+
+
+def _ends(table: NodeTable) -> list[str]:
+    """Return the name of a node for which TensorFlow infers the shapes of all."""
+    return [name for name, kind in zip(table.names, table.types, strict=True) if kind != ARGUMENT][-1:]
+
+
 def _inferred(graph_def: Any, table: NodeTable) -> dict[str, list[Output]]:
     """Return what TensorFlow infers once the sources are known.
 
     Raises:
         UnreadableError: If the shapes of the call contradict the graph.
     """
-    ends = [name for name, kind in zip(table.names, table.types, strict=True) if kind != ARGUMENT][-1:]
     try:
-        return infer(graph_def, ends)
+        return infer(graph_def, _ends(table))
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UnreadableError(

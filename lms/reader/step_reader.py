@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
+from lms.device.arithmetic import flops_of, is_counted
 from lms.device.kernels import OpFacts, Reader
 from lms.errors import UnreadableError
 from lms.ir.graph import Graph, GraphBuilder
@@ -16,6 +15,7 @@ from lms.ir.op_traits import (
     MERGES,
     OUTSIDE_TYPES,
     SHAPE_READERS,
+    STACKED,
     STREAM_ENTER,
     STREAM_OUT,
     STREAM_TYPES,
@@ -23,8 +23,8 @@ from lms.ir.op_traits import (
     is_collective,
 )
 from lms.optimizer.grappler_item import Output
-from lms.reader.arithmetic import flops_of, is_counted
 from lms.reader.conditions import ALWAYS, Conditions, find_conditions
+from lms.reader.loop_lists import STACK, VARIANT, list_bytes
 from lms.reader.node_table import ENTERS, EXITS, HANDED_ON, ROOT, SWITCHES, TURNS, NodeTable, Source
 from lms.reader.op_facts import facts_of, item_bytes, merged_types, size_of
 from lms.reader.shapes import TINY
@@ -37,7 +37,6 @@ LOOP = "Loop"
 RESULTS = frozenset({"_Retval", "_DeviceRetval"})
 UNREAD = ENTERS | SHAPE_READERS
 """Types of nodes that read no bytes of their inputs within the frame."""
-VARIANT = tf.variant.as_datatype_enum
 STREAMED = "a variable's, which leaves the device as such"
 """The reason why a buffer stays that a variable has on the device for an update."""
 ARRIVES = "another device makes it"
@@ -68,7 +67,7 @@ class Step:
     unknown: tuple[str, ...] = ()
     """Names of the tensors whose size is not known."""
     list_loops: tuple[str, ...] = ()
-    """Names of the loops that keep lists for their backward pass, which are in no plan."""
+    """Names of the loops that keep lists of unknown size for their backward pass, which are in no plan."""
     varies: bool = False
     """Whether only a run tells how often the step is made: it is in a loop or in a branch."""
 
@@ -118,6 +117,8 @@ class _Reader:
         """By a node's output what its kernel keeps beside it, and for which readers."""
         self._streamed: dict[int, int] = {}
         """By the node of a variable's handle the buffer that the variable has on the device for now."""
+        self._stacked: dict[int, list[int]] = {}
+        """By the node that stacks a list of a loop this list and those that were stacked before."""
         self._members: list[tuple[int, ...]] = []
         self._slots_of: list[tuple[tuple[int, int], ...]] = []
         self._starts: list[tuple[int, ...]] = []
@@ -126,6 +127,7 @@ class _Reader:
         self._unknown: list[str] = []
         self._retained: list[Source] = []
         self._names: set[str] = set()
+        self._list_bytes = list_bytes(table, outputs)
         self._lists: dict[str, list[Source]] = {}
         self._list_loops: dict[str, None] = {}
         self._folded = folded(table, outputs).nodes
@@ -202,6 +204,8 @@ class _Reader:
                 reasons.append(KEPT)
                 beside.append(extra.readers)
         held = self._streamed_by(slots) if self._streamed else []
+        if table.marks.get(unit) == STACKED and op_type == STACK:
+            held = self._lists_before(unit, inputs[0])
         counted = not away and is_counted(op_type)
         aliases = self._aliases(op_type, facts, len(sources))
         purpose = self._purpose(unit) if is_here else None
@@ -260,6 +264,15 @@ class _Reader:
         made = (table.inputs[node][slot].node for node, slot in slots if table.types[node] not in HANDED_ON)
         read = dict.fromkeys(map(table.handle, made))
         return [self._streamed[node] for node in read if node in self._streamed]
+
+    def _lists_before(self, unit: int, read: int) -> list[int]:
+        """Return the lists of the same loop that were stacked before one.
+
+        Their tensors lie between those of the others, and leave no whole piece free until all are gone.
+        """
+        before = [one for node in self._table.controls[unit] for one in self._stacked.get(node, ())]
+        self._stacked[unit] = [*before, read]
+        return before
 
     def _aliases(self, op_type: str, facts: OpFacts | None, count: int) -> Sequence[int | None] | None:
         """Return the input slot that each output shares a buffer with; ``None``: the op type decides."""
@@ -336,7 +349,7 @@ class _Reader:
         self._sources += sources
 
     def _note_lists(self, name: str, read: Sequence[Source], made: Sequence[Source]) -> None:
-        """Note the ops whose lists a later op reads; they are loops, or functions with one.
+        """Note the ops whose lists of unknown size a later op reads; they are loops, or functions with one.
 
         A forward pass hands all of its lists over in one variant.
         """
@@ -344,7 +357,11 @@ class _Reader:
             for maker, lists in self._lists.items():
                 if source in lists:
                     self._list_loops[maker] = None
-        self._lists[name] = [s for s in made if self._outputs[s.node][s.index].dtype == VARIANT]
+        self._lists[name] = [
+            one
+            for one in made
+            if self._outputs[one.node][one.index].dtype == VARIANT and one not in self._list_bytes
+        ]
 
     def _body_peak(self, frame: int) -> int:
         body = read_step(self._table, self._outputs, self._place, frame)
@@ -390,6 +407,8 @@ class _Reader:
         """Return the bytes of an op's outputs, and why each of them must not be swapped."""
         made = [self._outputs[node][index] for node, index in sources]
         sizes = [0 if op_type in TINY else size_of(output) for output in made]
+        if self._list_bytes:
+            sizes = [self._list_bytes.get(one, nbytes) for one, nbytes in zip(sources, sizes, strict=True)]
         if op_type.startswith("Lms"):
             return sizes, ["swapped already"] * len(made)
         reason = UNSWAPPABLE_TYPES.get(op_type)

@@ -112,7 +112,8 @@ def _graph_rows(graph: GraphStats, plans: int) -> Iterable[tuple[str, str]]:
     if graph.tensors or not graph.streamed.nodes:
         out, back = mib(graph.bytes_out), mib(graph.bytes_in)
         went, came = counted(graph.tensors, "tensor"), counted(graph.swap_ins, "time")
-        yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step"
+        lists = f"; {counted(graph.lists, 'list')} of loops among them" if graph.lists else ""
+        yield "  swapped", f"{went} out ({out}), {came} in ({back}) a step{lists}"
     if (streamed := graph.streamed).nodes:
         many = counted(streamed.state + streamed.weights, "variable")
         moved = f"{mib(streamed.bytes_out)} out, {mib(streamed.bytes_in)} in a step"

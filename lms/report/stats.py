@@ -98,7 +98,9 @@ class GraphStats:
     step_bytes: int | None = None
     """The most that the planned step's own tensors have at once; ``None`` while sizes are open."""
     loops: int = 0
-    """Loops that keep lists for their backward pass, which are in no plan."""
+    """Loops that keep lists of unknown size for their backward pass, which are in no plan."""
+    lists: int = 0
+    """The lists of loops among the swapped tensors, each as one tensor."""
     fusion_bytes: int = 0
     """The part of it that is the buffer that Horovod will take in the first step."""
     budget_bytes: int | None = None

@@ -81,5 +81,37 @@ def over_a_dataset() -> dict[str, Any]:
     return {"bodies": bodies, "told": report.warnings, "traces": epoch.experimental_get_tracing_count()}
 
 
+def until_the_data_say() -> dict[str, Any]:
+    """What is told of a function with a loop that the data end; and the report."""
+    weight = tf.Variable(tf.random.stateless_normal((UNITS, UNITS), (1, 1)) * 0.1)
+    rows = tf.random.stateless_normal((512, UNITS), (2, 2))
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            going = lambda i, state: tf.logical_and(i < STEPS, tf.reduce_sum(state * state) > -1.0)  # noqa: E731
+            turn = lambda i, state: (i + 1, tf.tanh(state @ weight + x))  # noqa: E731
+            _, state = tf.while_loop(going, turn, (0, x))
+            loss = tf.reduce_sum(tf.sin(state) ** 2)
+        weight.assign_sub(1e-4 * tape.gradient(loss, weight))
+
+    lms.enable(policy="all", min_tensor_bytes=1024)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        step(rows)
+        step(rows)
+    report = lms.report()
+    lms.disable()
+    told = [one for one in seen if issubclass(one.category, LMSWarning) and "loop" in str(one.message)]
+    return {
+        "told": [str(one.message) for one in told],
+        "here": [one.filename == __file__ for one in told],
+        "error": report.peak_error,
+        "report": str(report),
+    }
+
+
+unknown = until_the_data_say()  # first: the peak that is measured is that of the process
 seen = {"loop": fit(unroll=False), "unrolled": fit(unroll=True), "many lengths": fit_on_lengths()}
-print(json.dumps({**seen, "dataset": over_a_dataset()}))
+seen["keras"] = "legacy" if os.environ["TF_USE_LEGACY_KERAS"] == "1" else "keras"
+print(json.dumps({**seen, "unknown": unknown, "dataset": over_a_dataset()}))

@@ -14,17 +14,25 @@ def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
     return run_job("loops_job.py", TF_USE_LEGACY_KERAS=request.param)
 
 
-def test_a_loop_is_told_once_at_the_line_of_the_user(seen: dict[str, Any]) -> None:
-    (told,) = seen["loop"]["told"]
+def test_a_loop_of_unknown_turns_is_told_once_at_the_line_of_the_user(seen: dict[str, Any]) -> None:
+    (told,) = seen["unknown"]["told"]
     assert "keeps for the backward pass is in no plan" in told
     assert "unroll=True" in told
-    assert seen["loop"]["here"] == [True]
+    assert seen["unknown"]["here"] == [True]
 
 
 def test_the_report_does_not_blame_the_allocator(seen: dict[str, Any]) -> None:
-    assert seen["loop"]["error"] > 0.1
-    assert "what loops keep for their backward pass is in no plan" in seen["loop"]["report"]
-    assert "twice its size" not in seen["loop"]["report"]
+    assert seen["unknown"]["error"] > 0.1
+    assert "what loops keep for their backward pass is in no plan" in seen["unknown"]["report"]
+    assert "twice its size" not in seen["unknown"]["report"]
+
+
+def test_a_loop_of_known_turns_is_planned(seen: dict[str, Any]) -> None:
+    """The layers of legacy Keras run theirs within a function, into which no plan looks."""
+    if seen["keras"] == "legacy":
+        assert len(seen["loop"]["told"]) == 1
+        return
+    assert not seen["loop"]["told"] and "in no plan" not in seen["loop"]["report"]
 
 
 def test_an_unrolled_layer_is_swapped_and_nothing_is_told(seen: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf  # noqa: E402
 from tensorflow.python.eager import context  # noqa: E402
 
-from lms.rewriter.compiled_functions import CompiledFunctions  # noqa: E402
+from lms.calls.compiled_functions import CompiledFunctions  # noqa: E402
 
 weight = tf.Variable(tf.ones((4, 4)))
 

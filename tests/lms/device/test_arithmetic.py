@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from lms.device.arithmetic import flops_of  # noqa: E402
 from lms.device.kernels import OpFacts  # noqa: E402
-from lms.reader.arithmetic import flops_of  # noqa: E402
 
 IMAGE, FILTERS, MADE = (4, 8, 8, 3), (3, 3, 3, 16), (4, 8, 8, 16)
 CONVOLUTION = 2 * (4 * 8 * 8 * 16) * (3 * 3 * 3)

@@ -1,0 +1,73 @@
+"""Cut the loops of a graph open, so that TensorFlow infers the shapes within and behind them.
+
+Of a value that turns in a loop TensorFlow infers what fits all turns: it gives sizes up where it does not
+know those of the turn before, such as behind a list. Cut open, the loop is one turn with what it begins with,
+and what the backward pass takes from a list is what the forward pass has put into it. That holds for all
+turns if each value leaves a turn with the shape that it came with, which is looked at behind it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lms.ir.op_traits import MERGES
+from lms.optimizer.grappler_item import Output
+from lms.reader.loop_lists import find_lists
+from lms.reader.node_table import ENTERS, EXITS, TURNS, NodeTable, Source
+from lms.reader.op_facts import size_of
+
+BOOL = tf.bool.as_datatype_enum
+TURNED = ENTERS | EXITS | TURNS | {"LoopCond"}
+
+
+def cut_loops(graph_def: Any) -> Mapping[str, str]:
+    """Cut all loops of a graph open; it serves to infer shapes alone then.
+
+    Returns:
+        The names of the nodes with which a turn begins, each with the node that hands it the next turn's.
+    """
+    table = NodeTable.of(graph_def)
+    taken = {
+        f"{table.names[pop]}:1": _text(table, one.element) for one in find_lists(table) for pop in one.pops
+    }
+    turns: dict[str, str] = {}
+    for number, node in enumerate(table.nodes):
+        op_type, texts = table.types[number], [taken.get(text, text) for text in node.input]
+        if op_type in MERGES:
+            nexts = {source.node for source in table.inputs[number] if table.types[source.node] in TURNS}
+            if nexts:
+                others = [source for source in table.inputs[number] if source.node not in nexts]
+                texts = [*(_text(table, one) for one in others[:1]), *(t for t in texts if t[0] == "^")]
+                turns[node.name] = table.names[nexts.pop()]
+                _hand_on(node, node.attr["T"].type)
+        elif op_type in TURNED:
+            _hand_on(node, BOOL if op_type == "LoopCond" else node.attr["T"].type)
+        node.input[:] = texts
+    return turns
+
+
+def turns_keep_shapes(turns: Mapping[str, str], known: Mapping[str, Sequence[Output]]) -> bool:
+    """Tell whether each value with a known shape leaves a turn with the shape that it came with.
+
+    Args:
+        turns: What :func:`cut_loops` has returned.
+        known: Type and shape of each node's outputs in the graph that was cut open.
+    """
+    for begins, ends in turns.items():
+        came, left = known.get(begins), known.get(ends)
+        if came and size_of(came[0]) and (not left or left[0].dims != came[0].dims):
+            return False
+    return True
+
+
+def _text(table: NodeTable, source: Source) -> str:
+    """Write an output as an input of a NodeDef names it."""
+    return f"{table.names[source.node]}:{source.index}" if source.index else table.names[source.node]
+
+
+def _hand_on(node: Any, dtype: int) -> None:
+    """Turn a node into one that hands on its input."""
+    node.op = "Identity"
+    node.attr.clear()
+    node.attr["T"].type = dtype
