@@ -27,7 +27,7 @@ from launch.system.output_file import write_whole
 from lms.config import REPORT_VARIABLE
 from lmsrun.options import LaunchOptions
 from lmsrun.place import Place, read_hosts
-from lmsrun.resolve import ResolvedJob, portable_environ
+from lmsrun.resolve import ResolvedJob
 
 
 def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple[LaunchPlan, Command]:
@@ -60,7 +60,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
     if options.output_dir:
         record = os.path.abspath(options.output_dir)
         job = replace(job, env={**job.env, "LMSRUN_OUTPUT_DIR": record})
-    if record and not resolved.environ.get(REPORT_VARIABLE):
+    if record and not {**resolved.environ, **request.given}.get(REPORT_VARIABLE):
         job = replace(job, env={**job.env, REPORT_VARIABLE: record})
     job = replace(job, env={**job.env, ATTEMPT: str(attempt), **({QUIET: "1"} if options.quiet else {})})
     busy = request.busy.on(resolved.machine)
@@ -120,13 +120,13 @@ def plan_script(
         options: The user's; hosts count, their names do not.
         program: For the job's name.
         machine: What a node of the cluster is like.
-        environ: The environment.
+        environ: What the ranks will have of the user's variables.
         argv: What lmsrun is told in the job.
 
     Raises:
         UsageError: If the ranks do not fill whole nodes, or the hosts differ in slots.
     """
-    slots = plan_slots(machine, options, portable_environ(environ))
+    slots = plan_slots(machine, options, environ)
     hosts = resolve_slots(read_hosts(options, None), lambda name: slots)
     sizes = {host.slots or slots for host in hosts}
     if len(sizes) > 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from launch.backends.backend import Backend
 from launch.backends.choice import LauncherChoice, Surroundings, choose_launcher
 from launch.backends.registry import FOREIGN, find_launchers, load_backend
-from launch.cluster.allocation import Allocation, read_allocation, refuse_inside_step
+from launch.cluster.allocation import Allocation, read_allocation
 from launch.cluster.hosts import (
     Host,
     is_name_of,
@@ -59,7 +59,6 @@ def find_place(options: LaunchOptions, environ: Mapping[str, str]) -> Place:
     Raises:
         UsageError: If hosts, allocation and launcher contradict each other.
     """
-    refuse_inside_step(environ)
     allocation = read_allocation(environ)
     hosts = read_hosts(options, allocation)
     discovered = options.host_discovery_script is not None

@@ -108,7 +108,7 @@ def _build_demand(resolved: ResolvedJob, place: Place) -> Demand:
     options, allocation = resolved.options, place.allocation
     gpus = zip(allocation.hosts, allocation.gpus_per_host, strict=True) if allocation is not None else ()
     return Demand(
-        gpus_of=lambda machine: choose_gpus(machine, options.gpus, resolved.request.environ).gpus,
+        gpus_of=lambda machine: choose_gpus(machine, options.gpus, resolved.request.variables).gpus,
         # What does not fit is told host by host.
         ranks={share.host: share.ranks for share in resolved.deal(place, oversubscribe=True)},
         oversubscribe=options.oversubscribe,

@@ -71,7 +71,7 @@ class ResolvedJob:
         Raises:
             PlanError: If a GPU that the options name does not exist there.
         """
-        return plan_slots(self.machine_of(host), self.options, self.request.environ)
+        return plan_slots(self.machine_of(host), self.options, self.request.variables)
 
     def deal(self, place: "Place", oversubscribe: bool) -> "tuple[HostShare, ...]":
         """Deal the ranks to the hosts, by the slots that somebody gave them or that their machines have.
@@ -96,7 +96,9 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     """
     check_named_files(request, environ)
     place, options = _find_place(request.options, environ)
-    framework = choose_framework(options.framework, request.program, environ, options.python)
+    given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    variables = {**environ, **given}
+    framework = choose_framework(options.framework, request.program, variables, options.python)
     _refuse_elastic(framework, options)
     options = replace(options, framework=framework.name)
     only_here = place is None or place.only_here
@@ -105,9 +107,10 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         check_timeline(request)
     machine = read_machine(options.topology)
     unread = _doubt_unread(request, "local" if place is None else place.choice.name)
-    given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     is_live = not options.topology
-    lms = read_lms_config(options, {**environ, **given}, request.lms_table, request.lms_files)
+    # A plan of a saved machine is for another one; a job that starts here is for this one, saved or not.
+    is_for_here = only_here and (is_live or not is_plan)
+    lms = read_lms_config(options, variables, request.lms_table, request.lms_files)
     if only_here and not options.dry_run:
         check_lms_places(lms)
     host_request = HostRequest(
@@ -117,7 +120,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         settings=options,
         lms=lms,
         tools=choose_tools(machine, options) if is_live else assume_tools(machine),
-        environ=environ if is_live and only_here else portable_environ(environ),
+        environ=environ if is_for_here else portable_environ(environ, asked),
         given=given,
     )
     may_ask = not (options.dry_run and "mpirun" in request.from_files)
@@ -127,7 +130,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         *unread,
         *unset,
         *doubt_behind(request.behind, request.program),
-        *doubtful_variables({*environ, *given}),
+        *doubtful_variables(variables),
         *framework.warnings,
         *untold,
         *doubted,
@@ -179,9 +182,18 @@ def _said_of_mpirun(request: Request) -> str:
     )
 
 
-def portable_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep what holds for another machine of the environment: not what is hidden from CUDA here."""
-    return {name: value for name, value in environ.items() if not name.endswith("_VISIBLE_DEVICES")}
+def portable_environ(environ: Mapping[str, str], asked: Sequence[str] = ()) -> dict[str, str]:
+    """Keep what holds for another machine of the environment: not what is hidden from CUDA here.
+
+    Args:
+        environ: The user's.
+        asked: Names that are handed on, whatever they are.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in asked or not name.endswith("_VISIBLE_DEVICES")
+    }
 
 
 def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Place | None, LaunchOptions]":

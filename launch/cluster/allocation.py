@@ -57,25 +57,6 @@ def read_allocation(environ: Mapping[str, str], root: Path = Path("/")) -> Alloc
     return None
 
 
-def refuse_inside_step(environ: Mapping[str, str]) -> None:
-    """Refuse to start a job from one task of a parallel step.
-
-    Raises:
-        UsageError: If Slurm or Flux started several copies of this launcher.
-    """
-    if "FLUX_TASK_RANK" in environ and environ.get("FLUX_JOB_SIZE", "1") != "1":
-        raise UsageError(
-            f"this is task {environ['FLUX_TASK_RANK']} of {environ['FLUX_JOB_SIZE']} that flux run started; "
-            "try 'flux run lmsrun worker -- PROGRAM', or lmsrun without flux run"
-        )
-    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS") or 1
-    if "SLURM_PROCID" in environ and tasks > 1:
-        raise UsageError(
-            f"this is task {environ['SLURM_PROCID']} of {tasks} that srun started; "
-            "try 'srun lmsrun worker -- PROGRAM', or lmsrun without srun"
-        )
-
-
 def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
     """From the variables that salloc and sbatch set. See ``read_allocation``."""
     del root

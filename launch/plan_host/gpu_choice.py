@@ -43,7 +43,7 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
     Args:
         machine: Whose GPUs.
         wanted: ``auto``, ``none`` or a list, as ``--gpus`` takes it.
-        environ: The caller's, for the devices that it hides already; empty for another machine.
+        environ: The variables of the ranks as the user has them, for the devices that they hide already.
 
     Raises:
         PlanError: If a wanted GPU does not exist, is hidden, or is named twice.

@@ -43,7 +43,7 @@ class HostRequest:
     """The part of a job that one host runs: ranks ``first_rank .. first_rank + local_world_size - 1``.
 
     ``environ`` is the user's environment, which the plan respects: threads, hidden devices, a memory limit.
-    ``given`` are the values of ``-x NAME=VALUE``; they win over what lmsrun would set.
+    ``given`` are the values of ``-x NAME=VALUE``; they count as if the user had exported them.
     """
 
     program: tuple[str, ...]
@@ -59,6 +59,11 @@ class HostRequest:
     busy: Busy = Busy()
     """What runs on the host already."""
     shim: tuple[str, ...] = (sys.executable, str(SHIM), "worker", "--")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the user's variables as the ranks have them, which is how every plan reads them."""
+        return {**self.environ, **self.given}
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
     settings, limit_said = _effective_settings(request)
     said = [*limit_said, *say_narrowed(machine, settings)]
     machine = narrow_machine(machine, settings)
-    choice = choose_gpus(machine, settings.gpus, request.environ)
+    choice = choose_gpus(machine, settings.gpus, request.variables)
     _check_slots(machine, choice, request, settings)
     choice, place_said = pick_gpus(choice, request.local_world_size, settings.place, request.busy.has_gpu)
     ladder = choose_ladder(settings, request.tools)
@@ -174,8 +179,9 @@ def _effective_settings(request: HostRequest) -> tuple[PlanSettings, tuple[str, 
         return request.settings, ()
     if request.lms.host_mem_limit_mb is not None:
         return replace(request.settings, host_mem_limit_mb=request.lms.host_mem_limit_mb), ()
+    variables = request.variables
     for name in HOST_LIMIT_VARIABLES:
-        text = request.given.get(name, request.environ.get(name, ""))
+        text = variables.get(name, "")
         if text.isascii() and text.isdigit() and 0 < int(text[:12]):
             said = f"the host memory limit of {text} MiB comes from {name}"
             return replace(request.settings, host_mem_limit_mb=int(text[:12])), (said,)
@@ -215,8 +221,9 @@ def _build_rank(
 ) -> RankPlan:
     placement, memory, binding = decided
     rank = request.first_rank + placement.local_rank
-    users = {**request.environ, **request.given}
+    users = request.variables
     env = {
+        **request.given,
         **build_rank_env(rank, placement.local_rank, request.world_size, request.local_world_size),
         **build_shared_env(settings, choice),
         **build_device_env(placement),
@@ -226,7 +233,6 @@ def _build_rank(
         **build_adapter_env(machine, placement, settings, users),
         **build_omp_env(placement, settings.omp_places, bool(binding.cpus), users),
         "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),
-        **request.given,
     }
     return RankPlan(
         rank=rank,

@@ -46,7 +46,8 @@ class RankReceipt:
     reasons: tuple[str, ...]
     stages: tuple[str, ...]
     pid: int | None = None
-    visible_gpus: tuple[str, ...] = ()
+    visible_gpus: tuple[str, ...] | None = None
+    """What TensorFlow lists, by names that do not tell which GPU each is; None: nothing was reported."""
     met_by: str | None = None
     """What brought the ranks together: ``horovod`` or ``tensorflow``; None: nothing yet."""
 
@@ -158,7 +159,7 @@ def judge_rank(plan: RankPlan, stages: Stages, numa: str, world_size: int | None
         reasons=tuple(reasons),
         stages=tuple(stage for stage in STAGES if stage in stages),
         pid=to_number(start.get("pid")),
-        visible_gpus=to_texts(framework.get("visible_gpus")),
+        visible_gpus=_listed_gpus(framework),
         met_by=None if "init" not in stages else "tensorflow" if "tf_size" in init else "horovod",
     )
 
@@ -197,13 +198,14 @@ def _to_object(receipt: RankReceipt) -> dict[str, Any]:
         **vars(receipt),
         "reasons": list(receipt.reasons),
         "stages": list(receipt.stages),
-        "visible_gpus": list(receipt.visible_gpus),
+        "visible_gpus": None if receipt.visible_gpus is None else list(receipt.visible_gpus),
     }
 
 
 def _from_object(entry: Mapping[str, Any]) -> RankReceipt:
-    tuples = {key: tuple(entry[key]) for key in ("reasons", "stages", "visible_gpus")}
-    return RankReceipt(**{**entry, **tuples})
+    tuples = {key: tuple(entry[key]) for key in ("reasons", "stages")}
+    seen = entry["visible_gpus"]
+    return RankReceipt(**{**entry, **tuples, "visible_gpus": None if seen is None else tuple(seen)})
 
 
 def _verdict(plan: RankPlan, stages: Stages, numa: str) -> tuple[bool | None, list[str]]:
@@ -249,6 +251,11 @@ def _lms_text(framework: Mapping[str, Any]) -> str:
     why = short_text(lms.get("why"))
     asked = lms.get("requested") not in (None, "off")
     return f"not active: {why}" if asked and why else "off"
+
+
+def _listed_gpus(framework: Mapping[str, Any]) -> tuple[str, ...] | None:
+    found = framework.get("visible_gpus")
+    return to_texts(found) if isinstance(found, list) else None
 
 
 def _gpu_text(plan: RankPlan) -> str | None:

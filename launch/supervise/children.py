@@ -192,7 +192,7 @@ def choose_children(plan: LaunchPlan, options: JobOptions) -> Children:
 def _rank_environ(
     plan: RankPlan, meeting: Mapping[str, str], options: JobOptions, files: JobFiles
 ) -> dict[str, str]:
-    """Build one rank's whole environment: inherited, then the launcher's, then the plan's (``-x`` wins).
+    """Build one rank's whole environment: inherited, then the launcher's, then the plan's with ``-x``.
 
     Python's output is not to wait in its buffer because it goes through a pipe, unless the user decided that.
     """

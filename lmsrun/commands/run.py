@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.cluster.step import refuse_inside_step
 from launch.model.errors import PlanError, UsageError
 from launch.model.rank_variables import ATTEMPT
 from lmsrun.command_steps import answer_wish, describe_origin, read_sources, say
@@ -104,6 +105,8 @@ def _run(request: Request, parsed: Parsed, environ: Mapping[str, str], is_plan: 
             raise UsageError(f"{request.origins[drawn]} draws a plan; use `lmsrun plan --{drawn} FILE`")
     if options.print_script:
         return _print_script(request, parsed, environ)
+    if not options.dry_run and options.launcher != "local":
+        refuse_inside_step(environ)
     job = _with_run_folder(resolve_job(request, environ, is_plan))
     framework = job.framework
     is_worth_a_line = framework.name == "tensorflow" or options.verbose
@@ -143,7 +146,7 @@ def _run_here(job: ResolvedJob) -> int:
             request = replace(job.request, busy=look_around(job, board, in_use))
             ranks, said = job.options.num_proc, no_words
             if ranks is None:
-                ranks, said = plan_free_slots(job.machine, job.options, job.request.environ, request.busy)
+                ranks, said = plan_free_slots(job.machine, job.options, job.request.variables, request.busy)
             if ranks == 0:
                 raise PlanError(
                     "this machine has no CPU that the job may use; check the cpuset and the affinity"
@@ -197,6 +200,7 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     from launch.discover import read_machine
     from launch.plan_host.rank_env import parse_forward
     from lmsrun.cluster_run import plan_script
+    from lmsrun.resolve import portable_environ
     from lmsrun.sources.command_line import render_argv
 
     check_program(request.program, True, environ)
@@ -208,7 +212,8 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
     typed = replace(parsed, values={**parsed.values, "forward": named} if named else parsed.values)
     argv = render_argv(typed, frozenset(here))
-    job = plan_script(options, request.program, read_machine(options.topology), environ, argv)
+    there = {**portable_environ(environ), **given}
+    job = plan_script(options, request.program, read_machine(options.topology), there, argv)
     job = replace(job, exports=given)
     script = os.fsencode(render_script(str(request.options.print_script), job))
     sys.stdout.flush()
@@ -263,7 +268,7 @@ def _take_free_slots(busy: "Busy", job: ResolvedJob, place: "Place") -> Resolved
     from launch.plan_host.planner import plan_free_slots
 
     machine = job.machine_of(place.hosts[0].name)
-    ranks, said = plan_free_slots(machine, job.options, job.request.environ, busy)
+    ranks, said = plan_free_slots(machine, job.options, job.request.variables, busy)
     # Without any slot the job is refused where ranks are dealt.
     options = replace(job.options, num_proc=ranks or None)
     return replace(job, options=options, warnings=(*said, *job.warnings))

@@ -25,7 +25,7 @@ def _row(receipt: RankReceipt) -> tuple[str, ...]:
     return (
         str(receipt.rank),
         receipt.host,
-        receipt.gpu or "-",
+        _gpu(receipt),
         "?" if receipt.numa_node is None else str(receipt.numa_node),
         receipt.cpus or "?",
         " ".join(filter(None, [receipt.mem_policy, receipt.mem_nodes])) or "?",
@@ -33,6 +33,13 @@ def _row(receipt: RankReceipt) -> tuple[str, ...]:
         receipt.lms,
         _verdict(receipt),
     )
+
+
+def _gpu(receipt: RankReceipt) -> str:
+    """Name the planned GPU; which one TensorFlow lists is not known by name, but that it lists none is."""
+    if receipt.gpu and "framework" in receipt.stages and receipt.visible_gpus == ():
+        return f"{receipt.gpu}, but TensorFlow reports none"
+    return receipt.gpu or "-"
 
 
 def _verdict(receipt: RankReceipt) -> str:

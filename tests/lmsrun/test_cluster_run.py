@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import SPECS, build_root
@@ -20,7 +21,7 @@ def dgx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(build_root(SPECS["dgx"], tmp_path / "dgx"))
 
 
-def plan(capsys: Capture, *argv: str, **environ: str) -> dict[str, object]:
+def plan(capsys: Capture, *argv: str, **environ: str) -> dict[str, Any]:
     assert main(["plan", "--json", *argv, "train.py"], {"PATH": "/nowhere", **environ}) == 0
     return dict(json.loads(capsys.readouterr().out))
 
@@ -78,6 +79,19 @@ def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> Non
     assert found["world_size"] == 6
     by_machine = plan(capsys, "--topology", dgx, "--launcher", "srun", "-H", "n1,n2")
     assert by_machine["world_size"] == 16, "slots that are not given are the machine's GPUs"
+
+
+def test_gpus_that_a_given_variable_shows_are_the_slots(
+    dgx: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lmsrun.toml").write_text('forward = ["CUDA_VISIBLE_DEVICES=2,3"]\n')
+    words = ("--topology", dgx, "--launcher", "srun", "-H", "a,b")
+    assert [rank["gpu"]["index"] for rank in plan(capsys, *words)["ranks"]] == [2, 3, 2, 3]
+    alone = plan(capsys, "--topology", dgx, "--launcher", "local", "-np", "auto")
+    assert [rank["gpu"]["index"] for rank in alone["ranks"]] == [2, 3]
+    assert main(["--print-script", "slurm", "--topology", dgx, "-H", "a,b", "--", "t.py"], {}) == 0
+    assert "#SBATCH --ntasks-per-node=2\n#SBATCH --gpus-per-node=2\n" in capsys.readouterr().out
 
 
 def test_a_hostfile_and_a_choice_from_it(dgx: str, tmp_path: Path, capsys: Capture) -> None:

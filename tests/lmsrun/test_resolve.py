@@ -51,8 +51,28 @@ def test_what_is_hidden_here_says_nothing_about_another_machine(tmp_path: Path) 
     live = resolve_job(request("true"), environ, is_plan=False)
     assert live.place is None and live.request.environ == environ
     saved = build_root(SPECS["dgx"], tmp_path)
-    other = resolve_job(request("true", topology=str(saved)), environ, is_plan=False)
+    other = resolve_job(request("true", topology=str(saved)), environ, is_plan=True)
     assert "CUDA_VISIBLE_DEVICES" not in other.request.environ and other.environ == environ
+    handed_on = request("true", topology=str(saved), forward=("CUDA_VISIBLE_DEVICES",))
+    assert resolve_job(handed_on, environ, is_plan=True).request.environ == environ
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_is_hidden_here_counts_for_a_job_that_runs_here(tmp_path: Path, dry_run: bool) -> None:
+    """A saved topology then describes this machine; only a plan may be of another one."""
+    environ = {"PATH": "/bin:/usr/bin", "CUDA_VISIBLE_DEVICES": "2,3"}
+    asked = request("true", topology=str(build_root(SPECS["dgx"], tmp_path)), dry_run=dry_run)
+    job = resolve_job(asked, environ, is_plan=False)
+    assert (job.request.environ, job.slots_of("localhost")) == (environ, 2)
+
+
+def test_what_is_given_counts_as_exported_wherever_the_job_runs(tmp_path: Path) -> None:
+    environ = {"PATH": "/bin:/usr/bin", "CUDA_VISIBLE_DEVICES": "0"}
+    saved = str(build_root(SPECS["dgx"], tmp_path))
+    given = request("true", topology=saved, forward=("CUDA_VISIBLE_DEVICES=2,3", "TF_CONFIG={}"))
+    job = resolve_job(given, environ, is_plan=True)
+    assert job.slots_of("anywhere") == 2
+    assert job.framework.why == "TF_CONFIG is set here, and stays as it is"
 
 
 def test_a_named_host_that_is_this_one_is_no_cluster() -> None:
@@ -72,6 +92,8 @@ def test_another_launchers_ranks_know_where_reports_go_without_kept_output(tmp_p
     with recorded(LaunchPlan(0, "mpirun", (), ()), job):
         assert Path(job.record_dir).stat().st_mode & 0o777 == 0o700
     assert not Path(job.record_dir).exists(), "no output is kept"
+    elsewhere = replace(job, request=replace(job.request, given={"LMS_REPORT_DIR": "/mine"}))
+    assert plan_cluster(elsewhere, PLACE)[1].env["LMS_REPORT_DIR"] == "/mine"
 
 
 @pytest.mark.parametrize("keeps_output", [True, False])

@@ -100,6 +100,28 @@ def test_a_path_for_the_ranks_is_not_where_the_launcher_looks(tmp_path: Path) ->
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("way", ["exported", "given"])
+def test_a_rank_has_the_gpu_that_the_environment_shows_also_by_a_saved_topology(
+    tmp_path: Path, way: str
+) -> None:
+    machine = tmp_path / "here.json"
+    lmsrun(tmp_path, "topo", "--save", str(machine))
+    gpu = {"name": None, "uuid": None, "numa_node": None, "cpus": "", "memory_bytes": None}
+    gpus = [{**gpu, "index": place, "pci_bus_id": f"0000:0{place}:00.0"} for place in range(4)]
+    machine.write_text(json.dumps({**json.loads(machine.read_text()), "gpus": gpus}))
+    show = 'echo "$CUDA_VISIBLE_DEVICES $LMSRUN_GPUS"; echo "$LMSRUN_EXPECT"'
+    variable = "CUDA_VISIBLE_DEVICES=2,3"
+    before, words = (("env", variable), ()) if way == "exported" else ((), ("-x", variable))
+    argv = [*before, sys.executable, str(SHIM), *words, "--topology", str(machine), "-np", "1"]
+    done = subprocess.run(
+        [*argv, "/bin/sh", "-c", show], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    shown, expected = done.stdout.splitlines()
+    assert (shown, json.loads(expected)["gpu"]) == ("2,3 2,3", "0000:02:00.0")
+
+
+@pytest.mark.ranks
 def test_a_job_in_a_rank_of_a_job_knows_nothing_of_the_outer_ones_ways(tmp_path: Path) -> None:
     """Else its ranks would speak for ranks of the outer job, and wait for its channel."""
     outer = {"LMSRUN_JOB_ID": "00", "LMSRUN_CONTROL": str(tmp_path / "socket"), "LMSRUN_STDIN": "3"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.allocation import read_allocation, refuse_inside_step
+from launch.cluster.allocation import read_allocation
 from launch.cluster.hosts import Host
 from launch.model.errors import UsageError
 
@@ -71,14 +71,6 @@ def test_slurm_contradicts_itself(more: dict[str, str]) -> None:
     with pytest.raises(UsageError) as caught:
         read_allocation({**SLURM, **more})
     assert "SLURM_" in str(caught.value) and len(str(caught.value)) < 300
-
-
-def test_started_by_srun_several_times() -> None:
-    refuse_inside_step({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
-    with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS is 'foo'; needed a whole number"):
-        refuse_inside_step({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "foo"})
-    with pytest.raises(UsageError, match="task 1 of 4 .*lmsrun worker"):
-        refuse_inside_step({**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})
 
 
 def test_lsf() -> None:

@@ -1,6 +1,8 @@
 """The plan of one host as a value: ranks of a larger job, environments, what a user decided."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import machines
 import pytest
@@ -80,6 +82,42 @@ def test_the_jobs_gpus_are_named_as_they_are_made_visible() -> None:
     assert env["LMSRUN_GPUS"] == env["CUDA_VISIBLE_DEVICES"]
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert plan(2, settings=PlanSettings(gpus="none")).ranks[0].env["LMSRUN_GPUS"] == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "settings"),
+    [
+        ("CUDA_VISIBLE_DEVICES=2,3", {}),
+        ("CUDA_VISIBLE_DEVICES=3,2", {"gpus": "3"}),
+        ("CUDA_VISIBLE_DEVICES=2", {"gpus": "none"}),
+        ("CUDA_VISIBLE_DEVICES=", {}),
+        ("CUDA_DEVICE_ORDER=FASTEST_FIRST", {}),
+        ("TF_GPU_HOST_MEM_LIMIT_IN_MB=200", {}),
+        ("TF_GPU_HOST_MEM_LIMIT_IN_MB=200", {"host_mem_limit_mb": 100}),
+        ("TF_CUDA_HOST_MEM_LIMIT_IN_MB=none", {}),
+        ("OMP_NUM_THREADS=1", {"omp_places": "cores"}),
+        ("LMS_ENABLED=1", {}),
+    ],
+)
+def test_a_given_variable_counts_as_an_exported_one(variable: str, settings: dict[str, Any]) -> None:
+    name, _, value = variable.partition("=")
+    asked = PlanSettings(**settings)
+    exported = plan(1, settings=asked, environ={name: value, "HOME": "/root"})
+    given = plan(1, settings=asked, environ={name: "of the shell", "HOME": "/root"}, given={name: value})
+    assert given.warnings == exported.warnings
+    for there, here in zip(exported.ranks, given.ranks, strict=True):
+        assert replace(here, env={}) == replace(there, env={})
+        assert {name: "of the shell", **here.env} == {name: value, **there.env}
+
+
+def test_ranks_are_planned_for_the_gpus_that_a_given_variable_shows() -> None:
+    ranks = plan(2, given={"CUDA_VISIBLE_DEVICES": "2,3"}).ranks
+    assert [rank.gpu for rank in ranks] == list(AC922.gpus[2:])
+    assert {rank.env["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {ranks[0].env["LMSRUN_GPUS"]}
+    assert ranks[0].env["LMSRUN_GPUS"] == ",".join(gpu.uuid or "?" for gpu in AC922.gpus[2:])
+    hidden = {"settings": PlanSettings(gpus="0"), "given": {"CUDA_VISIBLE_DEVICES": "2,3"}}
+    with pytest.raises(PlanError, match="--gpus names '0', which CUDA_VISIBLE_DEVICES hides"):
+        plan(1, **hidden)
 
 
 def test_commands_of_the_local_launcher() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_text_of_a_receipt_cannot_drive_the_terminal() -> None:
 def test_lms_that_was_asked_for_and_is_not_active_says_why() -> None:
     framework = {"lms": {"requested": "auto", "active": False, "mode": "off", "why": "no engine"}}
     assert judge_rank(PLAN, {"start": START, "framework": framework}, "auto").lms == "not active: no engine"
+
+
+def test_a_gpu_that_no_tensorflow_reports_is_told_beside_the_planned_one() -> None:
+    seen = {**LMS_ON, "visible_gpus": ["/physical_device:GPU:0"]}
+    for framework, is_told in (({**LMS_ON, "visible_gpus": []}, True), (seen, False), (None, False)):
+        stages = {"start": START, **({"framework": framework} if framework else {})}
+        table = render_receipts([judge_rank(PLAN, stages, "auto")])
+        assert ("0004:05:00.0 Tesla V100, but TensorFlow reports none  " in table) is is_told
+        assert table.endswith("yes")
+    without = judge_rank(replace(PLAN, gpu=None), {"start": START, "framework": LMS_ON}, "auto")
+    assert "TensorFlow" not in render_receipts([without])
 
 
 def test_json_round_trip() -> None:
