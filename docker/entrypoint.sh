@@ -2,7 +2,7 @@
 # What a container of lmsrun starts with: arguments and LMSRUN_* variables become a run, as a user without privileges.
 #
 #   (nothing)             the self check, `lmsrun check`
-#   run|plan|topo|check|worker|ddlrun ..., -OPTION ..., PROGRAM.py ...
+#   a command of lmsrun (run, plan, fit, top ...), -OPTION ..., PROGRAM.py ...
 #                         lmsrun with these arguments; options may also come as LMSRUN_* variables, whatever their
 #                         values hold, and one that lmsrun does not know ends the container with one line
 #   sshd                  a host of a job that somebody else launches: sshd on port 2222, for the keys in the file
@@ -51,7 +51,9 @@ start_sshd() {
 
 case "${1-}" in
     '') exec lmsrun check ;;
-    run | plan | topo | check | worker | ddlrun | -* | *.py) exec lmsrun "$@" ;;
+    # All commands of lmsrun, as a test compares; the system's `top` gives way.
+    run | plan | topo | report | check | fit | top | worker | ddlrun) exec lmsrun "$@" ;;
+    build-horovod | completion | version | help | -* | *.py) exec lmsrun "$@" ;;
     sshd) start_sshd ;;
     *) exec "$@" ;;
 esac

@@ -50,17 +50,25 @@ def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:
     Raises:
         UsageError: If they cannot be met, or there is no folder.
     """
-    try:
-        folder = Path.cwd()
-    except OSError as error:
-        raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
-    request = read_request(parsed, environ, folder)
+    request = read_request(parsed, environ, find_folder())
     for warning in () if request.options.quiet else request.warnings:
         say(f"warning: {warning}")
     if request.options.verbose:
         for name in request.origins:
             say(describe_origin(request, name))
     return request
+
+
+def find_folder() -> Path:
+    """Find the current folder, where options may stand in a file.
+
+    Raises:
+        UsageError: If there is none any more.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be found ({error.strerror}); try to cd again") from None
 
 
 def describe_origin(request: Request, field: str) -> str:

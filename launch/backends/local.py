@@ -1,6 +1,7 @@
 """The launcher of one host: every rank is a process that lmsrun itself starts."""
 
 from launch.model.plan import LaunchPlan
+from launch.model.tf_cluster import name_workers
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostRequest, plan_host
 
@@ -12,7 +13,10 @@ def plan_local_job(machine: Machine, request: HostRequest) -> LaunchPlan:
 
     Raises:
         PlanError: If the request cannot be placed on the machine.
+        UsageError: If it has more ranks than there are ports from the one that it names.
     """
+    if request.settings.framework == "tensorflow" and request.settings.tf_port:
+        name_workers([(request.host, request.local_world_size)], request.settings.tf_port)
     host = plan_host(machine, request)
     commands = tuple(rank.argv for rank in host.ranks)
     return LaunchPlan(

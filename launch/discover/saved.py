@@ -177,7 +177,7 @@ def _gpu(table: "_Table") -> Gpu:
         name=table.maybe_text("name"),
         uuid=table.maybe_text("uuid"),
         numa_node=table.maybe_number("numa_node"),
-        cpus=table.ids("cpus"),
+        cpus=table.maybe_ids("cpus"),
         memory_bytes=table.maybe_number("memory_bytes"),
         vendor=table.word("vendor", "nvidia", "amd", None),
         partition=table.maybe_number("partition"),
@@ -242,6 +242,9 @@ class _Table:
             return self._parser.ids(self.text(key))
         except ValueError as error:
             raise TopologyError(f"{key}: {error}") from error
+
+    def maybe_ids(self, key: str) -> IdSet:
+        return frozenset() if self._table.get(key) is None else self.ids(key)
 
     def array(self, key: str, *, optional: bool = False) -> list[Any]:
         value = self._table.get(key)

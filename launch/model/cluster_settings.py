@@ -35,7 +35,13 @@ class ClusterSettings(PlanSettings):
         LAUNCHERS,
     )
     hosts: str | None = option(
-        None, "hosts", "hosts and their slots", CLUSTER, metavar="A:4,B:4", flags=("-H",)
+        None,
+        "hosts",
+        "hosts and their slots",
+        CLUSTER,
+        metavar="A:4,B:4",
+        flags=("-H",),
+        join=",".join,
     )
     hostfile: str | None = option(
         None,
@@ -51,6 +57,7 @@ class ClusterSettings(PlanSettings):
         "further words for mpirun, srun, flux run, jsrun or horovodrun",
         CLUSTER,
         parse=parse_words,
+        join=shlex.join,
         metavar="WORDS",
     )
     allow_run_as_root: bool = switch(

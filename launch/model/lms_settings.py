@@ -1,7 +1,7 @@
 """The one LMS configuration of a job, from all of its sources."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,17 @@ def read_lms_config(
         config = LMSConfig.from_env(environ, config)
     except ConfigError as error:
         raise UsageError(f"LMS: {error}") from None
+    _refuse_nul(config)
     return config if settings.lms is None else replace(config, enabled=settings.lms)
+
+
+def _refuse_nul(config: LMSConfig) -> None:
+    """Refuse what TOML can write and no variable can hold, by which ranks are told of the config."""
+    for declared in fields(config):
+        value = getattr(config, declared.name)
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and "\0" in text for text in texts):
+            raise UsageError(f"LMS: {declared.name} holds a NUL character; needed a text without one")
 
 
 def _read_table(table: Mapping[str, Any], files: Sequence[str]) -> LMSConfig:

@@ -5,7 +5,7 @@ and reads the same options from its environment.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +40,8 @@ class Option:
     words: tuple[str, ...] = ()
     is_switch: bool = False
     repeats: bool = False
+    join: Callable[[Sequence[str]], str] | None = None
+    """Makes one text of a list in a file; None: the option takes a single value, or repeats."""
     in_file: bool = True
     commands: tuple[str, ...] = ("run",)
 
@@ -224,6 +226,7 @@ class PlanSettings:
         "which GPUs: all, none, or a list of indexes in PCI order, PCI addresses or UUIDs",
         PLACEMENT,
         parse=parse_gpus,
+        join=",".join,
         metavar="auto|none|LIST",
     )
     numa: NumaMode = choice(

@@ -52,4 +52,7 @@ def _from_toml(declared: Option, value: Any, where: str) -> Any:
         return tuple(texts)
     if declared.is_switch and not isinstance(value, bool):
         raise UsageError(f"{where} is {value!r}; needed true or false")
-    return parse_option(declared, ",".join(texts), where)
+    if isinstance(value, list) and declared.join is None:
+        raise UsageError(f"{where} is a list; needed one value, {declared.metavar}")
+    text = declared.join(texts) if declared.join and isinstance(value, list) else texts[0]
+    return parse_option(declared, text, where)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lmsrun.options import COMMANDS, FOR_LMSRUN
+
 ENTRYPOINT = Path(__file__).resolve().parents[2] / "docker" / "entrypoint.sh"
 
 
@@ -46,6 +48,12 @@ def entrypoint(
 def test_arguments_become_a_run(tmp_path: Path, argv: tuple[str, ...], said: str) -> None:
     done = entrypoint(tmp_path, *argv)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - set(FOR_LMSRUN)))
+def test_every_command_of_lmsrun_is_one_of_the_container(tmp_path: Path, command: str) -> None:
+    done = entrypoint(tmp_path, command, "x")
+    assert (done.returncode, done.stdout) == (0, f"<lmsrun><{command}><x>"), done.stderr
 
 
 def as_nobody(tmp_path: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:

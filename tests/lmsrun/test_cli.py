@@ -16,6 +16,7 @@ from lms import __version__
 from lmsrun.cli import main
 
 Capture = pytest.CaptureFixture[str]
+PORTS = "2 ranks on localhost need ports up to 65536; needed a --tf-port of at most 65534"
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("-np 1 --lms-config nowhere.toml train.py", "LMS: cannot read nowhere.toml"),
         ("-np 1 -x RANK=3 train.py", "-x RANK: lmsrun sets RANK for each rank itself"),
         ("-np 1 -x =3 train.py", "-x is '=***'; needed NAME or NAME=VALUE"),
+        ("-np 2 --framework tensorflow --tf-port 65535 --gpus none --oversubscribe train.py", PORTS),
         ("topo train.py", "lmsrun topo takes no program"),
         ("topo --gpus 0", "unknown option --gpus"),
         ("topo --save /nonexistent/x", "cannot write /nonexistent/x: No such file"),
@@ -94,6 +96,16 @@ def test_mistakes_cost_one_line_and_start_nothing(
     assert err.count("\n") == 1
     assert said in err
     assert not (here / "started").exists()
+
+
+def test_a_launchers_tasks_start_no_jobs_of_their_own(here: Path, capsys: Capture) -> None:
+    task = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert main(["-np", "1", "--gpus", "none", "train.py"], task) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lmsrun: this is task 1 of 2 that mpirun started") and err.count("\n") == 1
+    assert "try 'mpirun -np N lmsrun worker -- PROGRAM'" in err
+    assert not (here / "started").exists()
+    assert main(["plan", "-np", "1", "--gpus", "none", "train.py"], task) == 0
 
 
 def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(

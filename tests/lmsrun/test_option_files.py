@@ -1,9 +1,13 @@
 """Options of the site, of the user and of the folder: which wins, who is told, what may start a program."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from jobs import LMSRUN
 
 from launch.model.errors import UsageError
 from lmsrun.cli import main
@@ -160,3 +164,70 @@ def test_a_file_is_judged_as_it_was_when_it_was_read(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(UsageError, match="can be written by others"):
         read.refuse_others_texts(["mpirun"])
+
+
+SHOWN = ("MESSAGE", "LMS_ENABLED", "LMS_MARGIN", "LMSRUN_NUMA", "LMSRUN_RANK_OUTPUT", "OTHER")
+
+
+def show_rank(folder: Path, **environ: str) -> tuple[dict[str, str], str]:
+    """Start the only rank of another launcher; returns some of its variables, and what lmsrun said."""
+    show = f"import json, os; print(json.dumps({{n: os.environ[n] for n in {SHOWN} if n in os.environ}}))"
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [*LMSRUN, "worker", "--", sys.executable, "-c", show],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), **rank, **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else {}, done.stderr
+
+
+def test_a_rank_of_another_launcher_reads_the_files(tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text(
+        'numa = "off"\noutput-dir = "out"\nforward = ["MESSAGE=a b", "OTHER"]\n[lms]\nmargin = 0.25\n'
+    )
+    shown, said = show_rank(tmp_path, LMS_ENABLED="1")
+    assert shown == {"MESSAGE": "a b", "LMS_ENABLED": "1", "LMS_MARGIN": "0.25", "LMSRUN_NUMA": "off"}
+    assert "lmsrun.toml: forward OTHER: OTHER is not set here" in said
+    # The environment is stronger, and what lmsrun itself has started has been told all of it already.
+    shown, _ = show_rank(tmp_path, LMSRUN_NUMA="auto", LMS_MARGIN="0.5", LMSRUN_FORWARD="MESSAGE=c")
+    assert (shown["LMSRUN_NUMA"], shown["LMS_MARGIN"], shown["MESSAGE"]) == ("auto", "0.5", "c")
+    shown, _ = show_rank(tmp_path, LMSRUN_JOB_ID="job")
+    assert shown == {"LMS_ENABLED": "1"}
+
+
+def test_a_rank_of_another_launcher_reads_the_file_that_a_variable_names(tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text('numa = "off"\n')
+    (tmp_path / "other.toml").write_text("lms = false\n")
+    assert show_rank(tmp_path, LMSRUN_CONFIG="other.toml")[0] == {"LMS_ENABLED": "0"}
+    _, said = show_rank(tmp_path, LMSRUN_CONFIG="gone.toml")
+    assert said.startswith("lmsrun: cannot read gone.toml") and said.count("\n") == 1
+
+
+def test_a_list_keeps_its_words_where_an_option_takes_several() -> None:
+    table = {"mpi-args": ["--mca", "btl", "self,tcp", "a b"], "gpus": [0, 2], "hosts": ["a:4", "b:4"]}
+    assert parse_table(table, "x.toml") == {
+        "mpi_args": "--mca btl self,tcp 'a b'",
+        "gpus": "0,2",
+        "hosts": "a:4,b:4",
+    }
+
+
+@pytest.mark.parametrize("name", ["output-dir", "python", "num-proc", "numa"])
+def test_a_list_is_no_single_value(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^x.toml: {name} is a list; needed one value, "):
+        parse_table({name: ["a", "b"]}, "x.toml")
+
+
+@pytest.mark.parametrize("value", [r'store_dir = "a\u0000b"', r'excl_types = ["Relu", "a\u0000"]'])
+def test_a_nul_character_for_lms_is_one_line(
+    places: Places, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.own.write_text(f"[lms]\n{value}\n")
+    monkeypatch.chdir(places.folder)
+    assert main(["plan", "-np", "1", "--gpus", "none", "true"], {"PATH": os.environ["PATH"]}) == 2
+    err = capsys.readouterr().err
+    assert f"{value.split(maxsplit=1)[0]} holds a NUL character" in err and err.count("\n") == 1

@@ -98,6 +98,12 @@ def test_every_synthetic_machine_makes_the_round_trip(name: str) -> None:
     assert from_json(to_json(machine)) == machine
 
 
+def test_null_is_unknown_for_the_cpus_of_a_gpu_too() -> None:
+    table = to_json(machines.machine("ac922"))
+    table["gpus"][0]["cpus"] = None
+    assert from_json(table).gpus[0].cpus == frozenset()
+
+
 def test_tree_for_people() -> None:
     machine = machines.with_gpu_memory(machines.machine("cpuset"), 40 << 30)
     assert render_tree(machine).splitlines() == [
