@@ -24,6 +24,7 @@ from lms.reader.node_table import ROOT, NodeTable
 from lms.reader.shapes import ShapeHints, complete_shapes
 from lms.reader.step_reader import read_step
 from lms.reader.survey import Place, constant_bytes, step_frames
+from lms.rewriter.stacking import find_stackable, find_zeros, stack_lists
 from lms.rewriter.streamable import find_variables
 from lms.rewriter.streaming import stream_variables
 from lms.rewriter.validation import require_same_pairs
@@ -74,6 +75,29 @@ class _Graph:
             [streamed.outputs.get(name) or one.get(name, ()) for name in edited.names] for one in before
         )
         return replace(self, graph_def=graph_def, table=edited, shapes=shapes), streamed.nbytes
+
+    def with_lists_stacked(self, place: Place, least: int) -> "_Graph | None":
+        """Return the graph in which the lists of its loops can be swapped; ``None`` where there is none.
+
+        Args:
+            place: The device that is planned.
+            least: Smaller lists stay.
+        """
+        shapes: list[Sequence[Sequence[Output]]] = []
+        graph_def, table = self.graph_def, self.table
+        for known in self.shapes:
+            graph_def = graph_pb2.GraphDef()
+            graph_def.CopyFrom(self.graph_def)
+            before = NodeTable.of(graph_def)
+            found = find_stackable(before, known, self.frame, place, least) if self.frame == ROOT else []
+            if not found:
+                return None
+            zeros = [*find_zeros(before, known, self.frame, place)]
+            made = stack_lists(graph_def, before, found, zeros)
+            table = NodeTable.of(graph_def)
+            outputs = {**dict(zip(before.names, known, strict=True)), **made.outputs}
+            shapes.append([outputs[name] for name in table.names])
+        return replace(self, graph_def=graph_def, table=table, shapes=tuple(shapes))
 
 
 class Drawn:
@@ -135,6 +159,10 @@ def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here 
         step = TracedStep(steps[0].graph, batch or 1, other, weights, state, constants, is_fixed)
         return replace(step, moved_bytes=moved_bytes, with_variables_moved=None if moved_bytes else moved)
 
+    def with_lists(place: Place) -> TracedStep:
+        step, edited = read(place), graph.with_lists_stacked(place, least)
+        return step if edited is None else replace(step, stacked=read(place, edited))
+
     def with_variables_moved(place: Place, of_state: float, of_weights: float) -> TracedStep | None:
         try:
             streamed, nbytes = graph.with_streams({True: of_state, False: of_weights}, device.holds, least)
@@ -144,7 +172,7 @@ def trace(task: Task, graph_def: Any, device: Device) -> tuple[TracedStep, Here 
             logger.info("%s is forecast with its variables on the device: %s", task.name, error)
             return None
 
-    step, *others = map(read, places)
+    step, *others = map(with_lists, places)
     in_use, _ = device.memory() or (0, 0)
     here = Here(others[0], device, max(in_use, weights + state)) if others else None
     return step, here

@@ -143,9 +143,9 @@ class Forecaster:
     def forecasts(self, target: Target) -> Iterator[Forecast]:
         """Yield the forecast of each mode on a device."""
         yield self._off(target, self._resident(target))
-        yield self._planned("swap", target)
+        yield self._better("swap", target)
         yield self._planned("recompute", target)
-        hybrid = self._planned("hybrid", target)
+        hybrid = self._better("hybrid", target)
         moved = self._with_moved(1.0, 1.0)
         host = replace(hybrid, mode="host state", note=NONE_STREAMS)
         if moved is not None:
@@ -215,6 +215,31 @@ class Forecaster:
         )
 
     # --- with plans ----------------------------------------------------------------------------------------
+
+    def _better(self, mode: str, target: Target) -> Forecast:
+        """Return the forecast of the better plan: for the step as it is, or with lists of loops swapped.
+
+        The first is enough where the traced batch fits, as in a run; the second may take larger batches.
+        """
+        plain = self._planned(mode, target)
+        if self._stacked is None:
+            return plain
+        stacked = self._stacked._planned(mode, target)
+        most = max(plain, stacked, key=lambda one: one.largest_batch or 0)
+        found = plain if plain.fits or not stacked.fits else stacked
+        return replace(
+            found,
+            largest_batch=most.largest_batch,
+            largest_step_s=most.largest_step_s,
+            is_more=most.is_more,
+            curve=most.curve,
+        )
+
+    @cached_property
+    def _stacked(self) -> "Forecaster | None":
+        """The forecaster of the step in which the lists of its loops can be swapped."""
+        step = self._step.stacked
+        return None if step is None else Forecaster(step, self._targets)
 
     def _planned(self, mode: str, target: Target) -> Forecast:
         usable, costs, resident = self._usable(target), target.costs, self._resident(target)

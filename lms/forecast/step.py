@@ -29,6 +29,8 @@ class TracedStep:
     )
     """Reads the step in which these shares of an optimizer's state and of the weights stream; ``None`` where
     none can."""
+    stacked: "TracedStep | None" = field(default=None, repr=False, compare=False)
+    """The step in which the lists of its loops are tensors, which can be swapped; ``None`` without such."""
 
     @property
     def resident_bytes(self) -> int:

@@ -139,8 +139,8 @@ def both(run: Callable[[], str], **options: Any) -> dict[str, Any]:
     }
 
 
-def recurrent() -> str:
-    """Train bidirectional layers, whose loops Keras writes."""
+def recurrent_model() -> Any:
+    """Return bidirectional layers, whose loops Keras writes."""
     keras = tf.keras
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((24, UNITS))])
@@ -148,9 +148,22 @@ def recurrent() -> str:
         model.add(keras.layers.Bidirectional(keras.layers.GRU(UNITS // 2, return_sequences=True)))
     model.add(keras.layers.GlobalAveragePooling1D())
     model.compile("adam", "mse")
+    return model
+
+
+def recurrent() -> str:
+    """Train them."""
+    model = recurrent_model()
     rows = np.random.default_rng(0).normal(size=(512, 24, UNITS)).astype("f")
     model.fit(rows, np.zeros((512, UNITS), "f"), batch_size=256, epochs=2, shuffle=False, verbose=0)
     return hashlib.sha256(b"".join(one.tobytes() for one in model.get_weights())).hexdigest()
+
+
+def forecast() -> dict[str, int]:
+    """Return the largest batch of each way to run them on this device."""
+    rows, labels = np.zeros((256, 24, UNITS), "f"), np.zeros((256, UNITS), "f")
+    found = lms.estimate(recurrent_model(), rows, labels, batch_size=256, gpus=["here"]).to_json()
+    return {one["mode"]: one["largest_batch"] for one in found["gpus"][0]["modes"]}
 
 
 seen = {
@@ -160,4 +173,4 @@ seen = {
 seen["repeated"] = both(lambda: train(layers, 2), policy="all")
 seen["keras"] = both(recurrent, policy="all")
 seen["budget"] = both(recurrent, policy="auto", budget_bytes=int(0.6 * seen["keras"]["off mib"] * MIB))
-print(json.dumps(seen))
+print(json.dumps({**seen, "forecast": forecast()}))

@@ -41,3 +41,8 @@ def test_recurrent_layers_need_a_part_of_the_memory(seen: dict[str, Any]) -> Non
 @pytest.mark.parametrize("way", ["keras", "budget"])
 def test_the_peak_is_as_planned(way: str, seen: dict[str, Any]) -> None:
     assert abs(seen[way]["error"]) < 0.12
+
+
+def test_a_forecast_knows_that_lists_are_swapped(seen: dict[str, Any]) -> None:
+    batches = seen["forecast"]
+    assert batches["hybrid"] >= batches["swap"] > 1.2 * batches["off"]
