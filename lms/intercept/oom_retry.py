@@ -132,6 +132,7 @@ LATER_STEP = (
 )
 
 
+TRIED_ALL = "The step is not tried again: this process has tried the other kinds of plan already."
 NO_ROOM = (
     "The step is not tried again: the device has no room to give its variables their values back. "
     "Start again with a smaller batch, or from the last checkpoint."
@@ -267,7 +268,8 @@ class Rescue:
     def _prepare(self, call: Call, *, is_alone: bool) -> bool:
         attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
-        self.refusal = _why_not(attempt, call) if attempt else LATER_STEP if self._worked else ""
+        refused = "" if not self._worked else LATER_STEP if self._left else TRIED_ALL
+        self.refusal = _why_not(attempt, call) if attempt else refused
         if attempt is not None and not is_alone:
             self.refusal = self.refusal or BESIDE
         if attempt is None or self.refusal:

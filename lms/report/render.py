@@ -203,6 +203,10 @@ SMALLER = "Take a smaller model, or a device with more memory."
 MUCH_BEFORE = 1 / 3
 """The share of a device that is in use before the step, from which on :data:`MAY_STREAM` is worth a line."""
 MAY_SWAP = "Nothing is swapped with recompute 'only': try 'auto' (LMS_RECOMPUTE=auto), or a smaller batch."
+ALL_ALONE = (
+    "Policy 'all' swaps all that it can already: try 'auto' (LMS_POLICY=auto), whose plans look for room "
+    "where free memory lies in pieces, or take a smaller batch."
+)
 BOTH = "Policies 'all' and 'auto' were both tried: take a smaller batch, or a device with more memory."
 ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
@@ -235,8 +239,8 @@ def explain_out_of_memory(
     plan = planned.plan
     more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
     advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
-    if policy == "all" != plan.policy:
-        advice = BOTH
+    if policy == "all":
+        advice = ALL_ALONE if plan.policy == "all" else BOTH
     step = planned.name, planned.function
     same = [graph for graph in report.graphs if (graph.name, graph.function) == step]
     peak = max((graph.planned_peak_bytes or 0 for graph in same), default=0)

@@ -269,6 +269,16 @@ def test_who_runs_out_of_memory_is_told_what_was_not_tried(policy: str, advice: 
     assert ("LMS_POLICY=all" in last) == (policy != "all")
 
 
+@pytest.mark.parametrize(
+    ("made_by", "advice"), [("all", "try 'auto' (LMS_POLICY=auto)"), ("budget", "were both tried")]
+)
+def test_who_asks_for_the_least_memory_is_told_whether_auto_was_tried(made_by: str, advice: str) -> None:
+    step = planned()
+    step = replace(step, plan=replace(step.plan, policy=made_by))
+    *_, last = explain_out_of_memory(step, report_of(), policy="all").splitlines()
+    assert advice in last and "smaller batch" in last
+
+
 def test_who_runs_out_of_memory_where_no_plan_fits_is_told_so() -> None:
     step = planned()
     small = replace(step.plan, policy="budget", budget_bytes=step.plan.peak_bytes - 1)
