@@ -3,7 +3,8 @@
 Of a value that turns in a loop TensorFlow infers what fits all turns: it gives sizes up where it does not
 know those of the turn before, such as behind a list. Cut open, the loop is one turn with what it begins with,
 and what the backward pass takes from a list is what the forward pass has put into it. That holds for all
-turns if each value leaves a turn with the shape that it came with, which is looked at behind it.
+turns if each value leaves a turn with the shape that it came with, which is looked at behind it, and if no
+shape hangs on what a value is, such as a counter's: so the values with which a turn begins are hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import Output
 from lms.reader.loop_lists import find_lists
 from lms.reader.node_table import ENTERS, EXITS, TURNS, NodeTable, Source
-from lms.reader.op_facts import size_of
+from lms.reader.op_facts import item_bytes, size_of
 
 BOOL = tf.bool.as_datatype_enum
 TURNED = ENTERS | EXITS | TURNS | {"LoopCond"}
@@ -41,6 +42,7 @@ def cut_loops(graph_def: Any) -> Mapping[str, str]:
                 texts = [*(_text(table, one) for one in others[:1]), *(t for t in texts if t[0] == "^")]
                 turns[node.name] = table.names[nexts.pop()]
                 _hand_on(node, node.attr["T"].type)
+                _hide_value(node)
         elif op_type in TURNED:
             _hand_on(node, BOOL if op_type == "LoopCond" else node.attr["T"].type)
         node.input[:] = texts
@@ -56,7 +58,9 @@ def turns_keep_shapes(turns: Mapping[str, str], known: Mapping[str, Sequence[Out
     """
     for begins, ends in turns.items():
         came, left = known.get(begins), known.get(ends)
-        if came and size_of(came[0]) and (not left or left[0].dims != came[0].dims):
+        if not came or not item_bytes(came[0].dtype) or size_of(came[0]) is None:
+            continue
+        if not left or left[0].dims != came[0].dims:
             return False
     return True
 
@@ -71,3 +75,10 @@ def _hand_on(node: Any, dtype: int) -> None:
     node.op = "Identity"
     node.attr.clear()
     node.attr["T"].type = dtype
+
+
+def _hide_value(node: Any) -> None:
+    """Turn a node that hands on a plain tensor into one that TensorFlow does not compute in advance."""
+    if item_bytes(node.attr["T"].type):
+        node.op = "Print"
+        node.attr["U"].list.SetInParent()

@@ -10,7 +10,7 @@ up to 32 turns early what does not wait for the turn before, and all of that wou
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
@@ -118,10 +118,20 @@ def _has_kernel(op_type: str, device_type: str, dtype: int, attr: str = "element
     return False
 
 
+class Zeros(NamedTuple):
+    """A node that makes a list of zeros for a loop."""
+
+    node: int
+    like: Source
+    """A tensor with the shape of all zeros together."""
+    whole: Output
+    loop: int
+
+
 def find_zeros(
     table: NodeTable, outputs: Sequence[Sequence[Output]], frame: int, place: Place
-) -> Iterator[tuple[int, Output]]:
-    """Yield the nodes that make lists of zeros for a later loop, with the shape of all zeros together.
+) -> Iterator[Zeros]:
+    """Yield the nodes that make lists of zeros for a later loop.
 
     They begin the gradient of a list, with a turn's input each, and would run as soon as the forward pass is
     done with that.
@@ -130,18 +140,20 @@ def find_zeros(
         if op_type != ZEROS or table.frame[node] != frame or outputs[node][0].dtype != VARIANT:
             continue
         begins = read_only_list(table, table.inputs[node][0])
-        only_loops = all(table.types[reader] in ENTERS for reader, _ in table.readers[node])
-        if begins is None or table.types[begins] != FROM_TENSOR or not only_loops:
+        loops = {table.frame[one] if table.types[one] in ENTERS else frame for one, _ in table.readers[node]}
+        if begins is None or table.types[begins] != FROM_TENSOR or len(loops) != 1 or frame in loops:
             continue
         read = table.inputs[begins][0]
+        if table.frame[read.node] != frame:
+            continue
         whole = outputs[read.node][read.index]
         can = _has_kernel(EMPTY_TENSOR, place.device_type, whole.dtype, "dtype")
         if whole.dtype in FLOATS and size_of(whole) and can and place.holds(table.devices[node]):
-            yield node, whole
+            yield Zeros(node, read, whole, *loops)
 
 
 def stack_lists(
-    graph_def: Any, table: NodeTable, lists: Collection[Stackable], zeros: Iterable[tuple[int, Output]] = ()
+    graph_def: Any, table: NodeTable, lists: Collection[Stackable], zeros: Iterable[Zeros] = ()
 ) -> Stacked:
     """Edit ``graph_def`` so that these lists are stacked; its nodes are sorted anew.
 
@@ -154,8 +166,8 @@ def stack_lists(
     edit = _Edit(graph_def, table)
     for one in lists:
         edit.stack(one)
-    for node, whole in zeros:
-        edit.zero_late(node, whole)
+    for made in zeros:
+        edit.zero_late(made)
     for node, op_type in zip(graph_def.node, table.types, strict=True):
         if op_type in ENTERS:
             node.attr["parallel_iterations"].i = 1
@@ -182,14 +194,11 @@ class _Edit:
 
     def stack(self, one: Stackable) -> None:
         """Stack one list behind its loop, and make it a list again before each loop that reads it."""
-        table, dims = self._table, one.element.dims or ()
+        table = self._table
         end, filled = table.names[one.exit], table.frame[one.lists[0].fills]
         base, device = f"{end}/{MARK}", table.devices[one.exit]
-        shape = self._add(f"{base}/shape", "Const", device, [Output(INT32, (len(dims),))])
-        shape.attr["dtype"].type = INT32
-        shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(dims, tf.int32, (len(dims),)))
-        shape.input.append(f"^{end}")
-        whole = Output(one.element.dtype, (one.length, *dims))
+        shape = self._any_shape(f"{base}/shape", device, end)
+        whole = Output(one.element.dtype, (one.length, *(one.element.dims or ())))
         stack = self._add(f"{base}/stack", STACK, device, [whole])
         stack.attr["element_dtype"].type = one.element.dtype
         stack.attr["num_elements"].i = -1
@@ -209,31 +218,41 @@ class _Edit:
             for node in (node for node in enters if table.frame[node] == loop):
                 table.nodes[node].input[0] = unstack.name
 
-    def zero_late(self, node: int, whole: Output) -> None:
-        """Make a list of zeros where a loop needs it."""
-        table, dims = self._table, whole.dims or ()
-        loop = table.frame[table.readers[node][0][0]]
-        name, device = table.names[node], table.devices[node]
-        shape = self._add(f"{name}/{MARK}/shape", "Const", device, [Output(INT32, (len(dims),))])
-        element = self._add(f"{name}/{MARK}/element", "Const", device, [Output(INT32, (len(dims) - 1,))])
-        for made, sizes in ((shape, dims), (element, dims[1:])):
-            made.attr["dtype"].type = INT32
-            made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sizes, tf.int32, (len(sizes),)))
-            made.input.append(f"^{table.names[table.inputs[node][0].node]}")
+    def zero_late(self, zeros: Zeros) -> None:
+        """Make a list of zeros where its loop needs it, with the sizes of the call."""
+        table, (node, like, whole, loop) = self._table, zeros
+        name, device, source = table.names[node], table.devices[node], table.names[like.node]
+        sizes = self._add(f"{name}/{MARK}/sizes", "Shape", device, [Output(INT32, (len(whole.dims or ()),))])
+        sizes.attr["T"].type = whole.dtype
+        sizes.attr["out_type"].type = INT32
+        sizes.input.append(f"{source}:{like.index}" if like.index else source)
+        shape = self._any_shape(f"{name}/{MARK}/shape", device, source)
+        self._behind.setdefault(like.node, []).extend([sizes, shape])
         empty = self._add(f"{name}/{MARK}/zeros", EMPTY_TENSOR, device, [whole])
         empty.attr["dtype"].type = whole.dtype
         empty.attr["init"].b = True
-        empty.input.append(shape.name)
+        empty.input.append(sizes.name)
         self._wait(empty, ("unstack", loop))
-        self._before.setdefault(min(self._frames_of[loop]), []).extend([shape, element, empty])
+        self._before.setdefault(min(self._frames_of[loop]), []).append(empty)
         changed = table.nodes[node]
         changed.op = FROM_TENSOR
-        changed.input[:] = [empty.name, element.name, *(text for text in changed.input if text[0] == "^")]
+        changed.input[:] = [empty.name, shape.name, *(text for text in changed.input if text[0] == "^")]
         changed.attr.clear()
         changed.attr[MARK_ATTR].s = STACKED.encode()
         changed.attr["element_dtype"].type = whole.dtype
         changed.attr["shape_type"].type = INT32
         self._latest["unstack", loop] = name
+
+    def _any_shape(self, name: str, device: str, behind: str) -> Any:
+        """Add a constant that stands for any shape: a call may have smaller ones than its plan is for.
+
+        It waits for a node of the frame that is planned, and so is in that frame.
+        """
+        node = self._add(name, "Const", device, [Output(INT32, ())])
+        node.attr["dtype"].type = INT32
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(-1, tf.int32))
+        node.input.append(f"^{behind}")
+        return node
 
     def _wait(self, node: Any, place: tuple[str, int]) -> None:
         """Have a node wait for the one before it at the same loop, or for what else that needs."""

@@ -79,6 +79,27 @@ def growing(x: Any, weights: Sequence[Any]) -> Any:
     return x
 
 
+def empty(x: Any, weights: Sequence[Any]) -> Any:
+    """A value that begins without rows."""
+    for weight in weights:
+        turn = lambda i, rows: (i + 1, tf.concat([rows, tf.sin(x[i : i + 1] @ weight)], 0))  # noqa: B023, E731
+        shapes = tf.TensorShape(()), tf.TensorShape((None, UNITS))
+        _, rows = tf.while_loop(lambda i, _: i < 6, turn, (0, x[:0]), shapes, maximum_iterations=6)
+        x = tf.tanh(x + tf.reduce_sum(rows, 0))
+    return x
+
+
+def sliced(x: Any, weights: Sequence[Any]) -> Any:
+    """The number of the turn decides a size."""
+    for weight in weights:
+        state = x
+        for i in tf.range(TURNS):
+            before = tf.tanh(x[: 8 * (i + 1)] @ weight)
+            state = tf.tanh(state @ weight + tf.reduce_mean(tf.sin(before), 0))
+        x = state
+    return x
+
+
 def nested(x: Any, weights: Sequence[Any]) -> Any:
     for weight in weights:
         for _ in tf.range(4):
@@ -114,6 +135,35 @@ def train(body: Body, repeats: int = 1) -> str:
 
     for _ in range(3):
         step(rows)
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in weights)).hexdigest()
+
+
+def first_turns(x: Any, weights: Sequence[Any]) -> Any:
+    """Loops that read the first of the rows that are given; their number is the same in each call."""
+    rows = tf.transpose(x, (1, 0, 2))
+    inputs = tf.TensorArray(tf.float32, tf.shape(rows)[0]).unstack(rows @ weights[0])
+    state = tf.zeros((ROWS, UNITS))
+    for weight in weights:
+        for i in tf.range(6):
+            state = tf.tanh(tf.sin(state @ weight) + inputs.read(i))
+    return state
+
+
+def train_on(body: Body, shapes: Sequence[tuple[int, ...]], spec: tuple[int | None, ...]) -> str:
+    """Return a digest of the weights after steps on tensors of these shapes, which the trace leaves open."""
+    weights = [tf.Variable(tf.random.stateless_normal((UNITS, UNITS), (seed, 1)) * 0.1) for seed in range(3)]
+    converted = tf.autograph.to_graph(body)
+
+    @tf.function(input_signature=[tf.TensorSpec(spec)])
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            made = converted(x, weights)
+            loss = tf.reduce_sum(made * made)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(1e-3 * gradient)
+
+    for seed, shape in enumerate(shapes):
+        step(tf.random.stateless_normal(shape, (seed, 9)))
     return hashlib.sha256(b"".join(one.numpy().tobytes() for one in weights)).hexdigest()
 
 
@@ -168,8 +218,12 @@ def forecast() -> dict[str, int]:
 
 seen = {
     body.__name__: both(lambda body=body: train(body), policy="all")  # type: ignore[misc]
-    for body in (layers, ranged, halves, early, growing, nested, conditional)
+    for body in (layers, ranged, halves, early, growing, empty, sliced, nested, conditional)
 }
+fewer = [(ROWS, UNITS), (ROWS, UNITS), (ROWS // 3, UNITS)]
+seen["fewer rows"] = both(lambda: train_on(layers, fewer, (None, UNITS)), policy="all")
+shorter = [(ROWS, 24, UNITS), (ROWS, 24, UNITS), (ROWS, 16, UNITS)]
+seen["shorter"] = both(lambda: train_on(first_turns, shorter, (ROWS, None, UNITS)), policy="all")
 seen["repeated"] = both(lambda: train(layers, 2), policy="all")
 seen["keras"] = both(recurrent, policy="all")
 seen["budget"] = both(recurrent, policy="auto", budget_bytes=int(0.6 * seen["keras"]["off mib"] * MIB))

@@ -7,7 +7,7 @@ from child_job import run_job
 
 pytestmark = pytest.mark.tensorflow
 
-LOOPS = ("layers", "ranged", "halves", "early", "growing", "nested", "conditional")
+LOOPS = ("layers", "ranged", "halves", "early", "growing", "empty", "sliced", "nested", "conditional")
 
 
 @pytest.fixture(scope="module")
@@ -16,15 +16,15 @@ def seen() -> dict[str, Any]:
     return run_job("loop_lists_job.py")
 
 
-@pytest.mark.parametrize("way", [*LOOPS, "repeated", "keras", "budget"])
+@pytest.mark.parametrize("way", [*LOOPS, "fewer rows", "shorter", "repeated", "keras", "budget"])
 def test_the_results_are_the_same(way: str, seen: dict[str, Any]) -> None:
     assert seen[way]["on"] == seen[way]["off"]
 
 
-@pytest.mark.parametrize("way", ["layers", "halves", "repeated", "keras", "budget"])
+@pytest.mark.parametrize("way", ["layers", "halves", "fewer rows", "shorter", "repeated", "keras", "budget"])
 def test_lists_are_stacked_and_swapped(way: str, seen: dict[str, Any]) -> None:
     assert seen[way]["stacked"] > 3
-    assert not seen[way]["told"]
+    assert not any("in no plan" in one for one in seen[way]["told"])
 
 
 @pytest.mark.parametrize("way", ["early", "growing"])
@@ -40,7 +40,7 @@ def test_recurrent_layers_need_a_part_of_the_memory(seen: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("way", ["keras", "budget"])
 def test_the_peak_is_as_planned(way: str, seen: dict[str, Any]) -> None:
-    assert abs(seen[way]["error"]) < 0.12
+    assert abs(seen[way]["error"]) < 0.2
 
 
 def test_a_forecast_knows_that_lists_are_swapped(seen: dict[str, Any]) -> None:
