@@ -2,7 +2,8 @@
 
 Of a value that turns in a loop TensorFlow infers what fits all turns: it gives sizes up where it does not
 know those of the turn before, such as behind a list. Cut open, the loop is one turn with what it begins with,
-and what the backward pass takes from a list is what the forward pass has put into it. That holds for all
+what the backward pass takes from a list is what the forward pass has put into it, and a tensor that becomes a
+list, or comes from one, has the shape of its parts. That holds for all
 turns if each value leaves a turn with the shape that it came with, which is looked at behind it, and if no
 shape hangs on what a value is, such as a counter's: so the values with which a turn begins are hidden.
 """
@@ -14,11 +15,11 @@ import tensorflow as tf
 
 from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import Output
-from lms.reader.loop_lists import find_lists
+from lms.reader.loop_lists import EMPTY, GET, STACK, find_lists, list_length, tensor_of_list
 from lms.reader.node_table import ENTERS, EXITS, TURNS, NodeTable, Source
 from lms.reader.op_facts import item_bytes, size_of
 
-BOOL = tf.bool.as_datatype_enum
+BOOL, INT32 = tf.bool.as_datatype_enum, tf.int32.as_datatype_enum
 TURNED = ENTERS | EXITS | TURNS | {"LoopCond"}
 
 
@@ -32,6 +33,7 @@ def cut_loops(graph_def: Any) -> Mapping[str, str]:
     taken = {
         f"{table.names[pop]}:1": _text(table, one.element) for one in find_lists(table) for pop in one.pops
     }
+    stacked = {end: one for one in find_lists(table) for end in one.exits}
     turns: dict[str, str] = {}
     for number, node in enumerate(table.nodes):
         op_type, texts = table.types[number], [taken.get(text, text) for text in node.input]
@@ -43,6 +45,18 @@ def cut_loops(graph_def: Any) -> Mapping[str, str]:
                 turns[node.name] = table.names[nexts.pop()]
                 _hand_on(node, node.attr["T"].type)
                 _hide_value(node)
+        elif op_type == GET and (read := tensor_of_list(table, table.inputs[number][0])) is not None:
+            dtype = node.attr["element_dtype"].type
+            texts = [_text(table, read), *texts[1:2], *(text for text in texts if text[0] == "^")]
+            _make(node, "Gather", {"Tparams": dtype, "Tindices": INT32})
+        elif op_type == STACK and (one := stacked.get(table.inputs[number][0].node)) is not None:
+            length = list_length(table, (), one) if table.types[one.begins] in EMPTY else None
+            if length:
+                dtype = node.attr["element_dtype"].type
+                controls = [text for text in texts if text[0] == "^"]
+                texts = [*([_text(table, one.element)] * length), *controls]
+                _make(node, "Pack", {"T": dtype})
+                node.attr["N"].i = length
         elif op_type in TURNED:
             _hand_on(node, BOOL if op_type == "LoopCond" else node.attr["T"].type)
         node.input[:] = texts
@@ -72,9 +86,15 @@ def _text(table: NodeTable, source: Source) -> str:
 
 def _hand_on(node: Any, dtype: int) -> None:
     """Turn a node into one that hands on its input."""
-    node.op = "Identity"
+    _make(node, "Identity", {"T": dtype})
+
+
+def _make(node: Any, op_type: str, types: Mapping[str, int]) -> None:
+    """Turn a node into one of another op, with these types as attributes."""
+    node.op = op_type
     node.attr.clear()
-    node.attr["T"].type = dtype
+    for name, dtype in types.items():
+        node.attr[name].type = dtype
 
 
 def _hide_value(node: Any) -> None:

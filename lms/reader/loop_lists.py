@@ -19,6 +19,7 @@ from lms.reader.op_facts import item_bytes, size_of
 
 VARIANT = tf.variant.as_datatype_enum
 PUSH, SET, POP = "TensorListPushBack", "TensorListSetItem", "TensorListPopBack"
+GET = "TensorListGetItem"
 STACK, FROM_TENSOR = "TensorListStack", "TensorListFromTensor"
 ZEROS = "ZerosLike"
 """Makes a list with as many tensors of zeros."""
@@ -79,6 +80,19 @@ def read_only_list(table: NodeTable, source: Source) -> int | None:
             return None
         source = Source(begins, 0)
     return source.node
+
+
+def tensor_of_list(table: NodeTable, source: Source) -> Source | None:
+    """Return the tensor whose parts are in a list that a loop reads and does not change, or ``None``."""
+    source = handed_on(table, source)
+    begins: int | None = source.node
+    if table.types[source.node] in SWITCHES:
+        begins = _begins(table, source.node, Source(source.node, 1))
+    elif table.types[source.node] in ENTERS:
+        begins = handed_on(table, table.inputs[source.node][0]).node
+    if begins is None or table.types[begins] != FROM_TENSOR:
+        return None
+    return table.inputs[begins][0]
 
 
 def _begins(table: NodeTable, split: int, left: Source) -> int | None:
