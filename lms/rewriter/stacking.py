@@ -180,9 +180,10 @@ class _Edit:
         self._graph_def, self._table = graph_def, table
         self._place = {node: number for number, node in enumerate(table.order)}
         self._made = type(graph_def)()
-        self._behind: dict[int, list[Any]] = {}
-        """The new nodes that stand behind a node of the graph."""
+        self._first: list[Any] = []
+        """The new nodes that run as soon as they can."""
         self._before: dict[int, list[Any]] = {}
+        """By a node of the graph the new nodes that stand before it."""
         self._latest: dict[tuple[str, int], str] = {}
         """The new node that ran last, of those that stack what a loop hands on or give a loop its lists."""
         self._frames_of: dict[int, list[int]] = {}
@@ -204,7 +205,7 @@ class _Edit:
         stack.attr["num_elements"].i = -1
         stack.input.extend([end, shape.name])
         self._wait(stack, ("stack", filled))
-        self._behind.setdefault(one.exit, []).extend([shape, stack])
+        self._first += [shape, stack]
         self.tensors[stack.name] = one
         enters = [node for each in one.lists for node in each.enters]
         for loop in dict.fromkeys(table.frame[node] for node in enters):
@@ -227,7 +228,7 @@ class _Edit:
         sizes.attr["out_type"].type = INT32
         sizes.input.append(f"{source}:{like.index}" if like.index else source)
         shape = self._any_shape(f"{name}/{MARK}/shape", device, source)
-        self._behind.setdefault(like.node, []).extend([sizes, shape])
+        self._first += [sizes, shape]
         empty = self._add(f"{name}/{MARK}/zeros", EMPTY_TENSOR, device, [whole])
         empty.attr["dtype"].type = whole.dtype
         empty.attr["init"].b = True
@@ -276,9 +277,10 @@ class _Edit:
         return node
 
     def sort(self) -> None:
-        """Put each new node where it is to run: a plan takes the nodes in their order."""
+        """Put each new node where it is to run: of those that may come next a plan takes the first one."""
         copies = type(self._graph_def)()
+        copies.node.extend(self._first)
         for number, node in enumerate(self._graph_def.node):
-            copies.node.extend([*self._before.get(number, ()), node, *self._behind.get(number, ())])
+            copies.node.extend([*self._before.get(number, ()), node])
         del self._graph_def.node[:]
         self._graph_def.node.extend(copies.node)
