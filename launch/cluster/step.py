@@ -1,4 +1,4 @@
-"""Whether this process is one of several that another launcher has started, where no job may begin."""
+"""Refuse to start a job from one of several processes of another launcher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

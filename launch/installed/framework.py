@@ -119,7 +119,7 @@ def find_other_python(program: Sequence[str], environ: Mapping[str, str]) -> Oth
 
 
 def _place(python: str) -> tuple[str, str]:
-    """Where an interpreter is, and where it looks for packages: a virtual environment's is a link."""
+    """Return where an interpreter is and what file it is: that of a virtual environment is a link."""
     return os.path.realpath(os.path.dirname(python)), os.path.realpath(python)
 
 
