@@ -35,12 +35,12 @@ def test_a_list_of_unknown_size_stays_and_is_told(way: str, seen: dict[str, Any]
 
 def test_recurrent_layers_need_a_part_of_the_memory(seen: dict[str, Any]) -> None:
     assert seen["keras"]["on mib"] < 0.55 * seen["keras"]["off mib"]
-    assert seen["budget"]["on mib"] < 0.75 * seen["budget"]["off mib"]
+    assert seen["budget"]["on mib"] < 0.85 * seen["budget"]["off mib"]
 
 
 @pytest.mark.parametrize("way", ["keras", "budget"])
 def test_the_peak_is_as_planned(way: str, seen: dict[str, Any]) -> None:
-    assert abs(seen[way]["error"]) < 0.2
+    assert abs(seen[way]["error"]) < 0.3
 
 
 def test_a_forecast_knows_that_lists_are_swapped(seen: dict[str, Any]) -> None:
