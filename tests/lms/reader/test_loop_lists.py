@@ -106,8 +106,15 @@ def test_a_loop_cut_open_has_the_shapes_of_each_turn() -> None:
 
 
 def test_a_size_that_hangs_on_the_turn_is_not_taken_for_that_of_the_first() -> None:
-    dims, keeps = cut(pushed(lambda i: i < 7, what=lambda i, state, rows: rows[: i + 1]), "end")
-    assert keeps and (dims is None or dims[0] < 0)
+    """Neither where TensorFlow infers shapes of a graph, nor where it builds one."""
+    graph_def = pushed(lambda i: i < 7, what=lambda i, state, rows: tf.fill((i + 1, 4), 1.0))
+    table, found = only_list(graph_def)
+    dims, _ = cut(graph_def, "end")
+    assert dims is None or dims[0] < 0
+    with tf.Graph().as_default() as built:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    fill = built.get_operation_by_name(table.names[found.element.node])
+    assert fill.outputs[found.element.index].shape.as_list() == [None, 4]
 
 
 @pytest.mark.parametrize("begin", [0, 2])
