@@ -113,5 +113,5 @@ def until_the_data_say() -> dict[str, Any]:
 
 unknown = until_the_data_say()  # first: the peak that is measured is that of the process
 seen = {"loop": fit(unroll=False), "unrolled": fit(unroll=True), "many lengths": fit_on_lengths()}
-seen["keras"] = "legacy" if os.environ["TF_USE_LEGACY_KERAS"] == "1" else "keras"
+seen["keras"] = "keras" if hasattr(tf.keras, "ops") else "legacy"  # TensorFlow 2.15 has Keras 2
 print(json.dumps({**seen, "unknown": unknown, "dataset": over_a_dataset()}))

@@ -227,4 +227,4 @@ seen["shorter"] = both(lambda: train_on(first_turns, shorter, (ROWS, None, UNITS
 seen["repeated"] = both(lambda: train(layers, 2), policy="all")
 seen["keras"] = both(recurrent, policy="all")
 seen["budget"] = both(recurrent, policy="auto", budget_bytes=int(0.6 * seen["keras"]["off mib"] * MIB))
-print(json.dumps({**seen, "forecast": forecast()}))
+print(json.dumps({**seen, "forecast": forecast(), "is_legacy": not hasattr(tf.keras, "ops")}))
