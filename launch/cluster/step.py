@@ -16,7 +16,7 @@ class StepRow:
     remedy: str
     """The command that has each process become a rank of one job."""
     may_nest: bool = True
-    """Whether a rank of lmsrun's own may start a job beneath it; a batch system would count it twice."""
+    """Tells whether a rank of lmsrun's own may start a job beneath it: a batch system counts it twice."""
 
 
 ROWS = (
@@ -32,7 +32,7 @@ ROWS = (
 )
 """srun comes before MPI's rows, for it may set PMI's variables too."""
 _OF_RANKS = ("LMSRUN_JOB_ID", "LMSRUN_EXPECT")
-"""What the programs of lmsrun's own ranks have: a job that one of them starts is meant as one of its own."""
+"""Mark the programs of lmsrun's own ranks: a job that one of them starts is meant as one of its own."""
 
 
 def refuse_inside_step(environ: Mapping[str, str]) -> None:

@@ -47,7 +47,7 @@ class RankReceipt:
     stages: tuple[str, ...]
     pid: int | None = None
     visible_gpus: tuple[str, ...] | None = None
-    """What TensorFlow lists, by names that do not tell which GPU each is; None: nothing was reported."""
+    """Names what TensorFlow lists, which does not tell which GPU each is; None: nothing was reported."""
     met_by: str | None = None
     """What brought the ranks together: ``horovod`` or ``tensorflow``; None: nothing yet."""
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import Output
 from lms.reader.loop_lists import EMPTY, GET, STACK, find_lists, list_length, tensor_of_list
-from lms.reader.node_table import ENTERS, EXITS, TURNS, NodeTable, Source
+from lms.reader.node_table import ENTERS, EXITS, TURNS, NodeTable
 from lms.reader.op_facts import item_bytes, size_of
 
 BOOL, INT32 = tf.bool.as_datatype_enum, tf.int32.as_datatype_enum
@@ -30,10 +30,9 @@ def cut_loops(graph_def: Any) -> Mapping[str, str]:
         The names of the nodes with which a turn begins, each with the node that hands it the next turn's.
     """
     table = NodeTable.of(graph_def)
-    taken = {
-        f"{table.names[pop]}:1": _text(table, one.element) for one in find_lists(table) for pop in one.pops
-    }
-    stacked = {end: one for one in find_lists(table) for end in one.exits}
+    lists = [*find_lists(table)]
+    taken = {f"{table.names[pop]}:1": table.text(one.element) for one in lists for pop in one.pops}
+    stacked = {end: one for one in lists for end in one.exits}
     turns: dict[str, str] = {}
     for number, node in enumerate(table.nodes):
         op_type, texts = table.types[number], [taken.get(text, text) for text in node.input]
@@ -41,20 +40,20 @@ def cut_loops(graph_def: Any) -> Mapping[str, str]:
             nexts = {source.node for source in table.inputs[number] if table.types[source.node] in TURNS}
             if nexts:
                 others = [source for source in table.inputs[number] if source.node not in nexts]
-                texts = [*(_text(table, one) for one in others[:1]), *(t for t in texts if t[0] == "^")]
+                texts = [*(table.text(one) for one in others[:1]), *(t for t in texts if t[0] == "^")]
                 turns[node.name] = table.names[nexts.pop()]
                 _hand_on(node, node.attr["T"].type)
                 _hide_value(node)
         elif op_type == GET and (read := tensor_of_list(table, table.inputs[number][0])) is not None:
             dtype = node.attr["element_dtype"].type
-            texts = [_text(table, read), *texts[1:2], *(text for text in texts if text[0] == "^")]
+            texts = [table.text(read), *texts[1:2], *(text for text in texts if text[0] == "^")]
             _make(node, "Gather", {"Tparams": dtype, "Tindices": INT32})
         elif op_type == STACK and (one := stacked.get(table.inputs[number][0].node)) is not None:
             length = list_length(table, (), one) if table.types[one.begins] in EMPTY else None
             if length:
                 dtype = node.attr["element_dtype"].type
                 controls = [text for text in texts if text[0] == "^"]
-                texts = [*([_text(table, one.element)] * length), *controls]
+                texts = [*([table.text(one.element)] * length), *controls]
                 _make(node, "Pack", {"T": dtype})
                 node.attr["N"].i = length
         elif op_type in TURNED:
@@ -77,11 +76,6 @@ def turns_keep_shapes(turns: Mapping[str, str], known: Mapping[str, Sequence[Out
         if not left or left[0].dims != came[0].dims:
             return False
     return True
-
-
-def _text(table: NodeTable, source: Source) -> str:
-    """Write an output as an input of a NodeDef names it."""
-    return f"{table.names[source.node]}:{source.index}" if source.index else table.names[source.node]
 
 
 def _hand_on(node: Any, dtype: int) -> None:

@@ -38,7 +38,7 @@ class LoopList:
     fills: int
     """The node that puts a tensor into it in each turn."""
     element: Source
-    """What it puts there."""
+    """The tensor that it puts there."""
     begins: int
     """The node that makes the list."""
     exits: tuple[int, ...]
@@ -262,10 +262,8 @@ def _step(table: NodeTable, merge: int, left: Source) -> float | None:
     if table.types[node] not in ADDS:
         return None
     for value, added in (table.inputs[node], table.inputs[node][::-1]):
-        split = handed_on(table, value)
-        is_own = table.types[split.node] in SWITCHES and table.inputs[split.node][0].node == merge
         step = constant(table, added)
-        if is_own and split.index == 1 and step is not None and step > 0:
+        if _is_value_of(table, value, merge) and step is not None and step > 0:
             return step
     return None
 
@@ -290,18 +288,22 @@ def _kept(table: NodeTable, merge: int) -> Source | None:
     if not any(table.types[source.node] in TURNS for source in table.inputs[merge]):
         return None  # it joins the branches of a condition
     for source in table.inputs[merge]:
-        if table.types[source.node] in TURNS:
-            split = handed_on(table, table.inputs[source.node][0])
-            is_own = table.types[split.node] in SWITCHES and table.inputs[split.node][0].node == merge
-            if not is_own or split.index != 1:
-                return None
-        else:
+        if table.types[source.node] not in TURNS:
             begins = source
+        elif not _is_value_of(table, table.inputs[source.node][0], merge):
+            return None
     return begins
 
 
+def _is_value_of(table: NodeTable, source: Source, merge: int) -> bool:
+    """Tell whether an output within a turn is the value of ``merge`` with which the turn began."""
+    split = handed_on(table, source)
+    is_own = table.types[split.node] in SWITCHES and table.inputs[split.node][0].node == merge
+    return is_own and split.index == 1
+
+
 def handed_on(table: NodeTable, source: Source) -> Source:
-    """Return the output that is handed on to one."""
+    """Return the output that an op hands on with nothing done to it, or the output itself."""
     while table.types[source.node] == "Identity":
         source = table.inputs[source.node][0]
     return source

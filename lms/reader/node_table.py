@@ -119,6 +119,11 @@ class NodeTable:
                 readers[source.node].append((node, slot))
         return readers
 
+    def text(self, source: Source) -> str:
+        """Write an output as the input of a NodeDef names it."""
+        name = self.names[source.node]
+        return f"{name}:{source.index}" if source.index else name
+
     def users(self, handle: int) -> set[int]:
         """Return the nodes that use a variable through the node of its handle, also under a condition."""
         found, open_nodes = set[int](), [handle]

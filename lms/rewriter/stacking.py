@@ -185,11 +185,12 @@ class _Edit:
         self._before: dict[int, list[Any]] = {}
         """By a node of the graph the new nodes that stand before it."""
         self._latest: dict[tuple[str, int], str] = {}
-        """The new node that ran last, of those that stack what a loop hands on or give a loop its lists."""
-        self._frames_of: dict[int, list[int]] = {}
+        """The new node that runs last, of those that stack the lists of a loop, or that give it its lists."""
+        self._enters: dict[int, list[int]] = {}
+        """By the frame of a loop the nodes with which values come into it."""
         for node, op_type in enumerate(table.types):
             if op_type in ENTERS:
-                self._frames_of.setdefault(table.frame[node], []).append(node)
+                self._enters.setdefault(table.frame[node], []).append(node)
         self.tensors: dict[str, Stackable] = {}
         self.outputs: dict[str, Sequence[Output]] = {}
 
@@ -214,7 +215,7 @@ class _Edit:
             unstack.attr["shape_type"].type = INT32
             unstack.input.extend([stack.name, shape.name])
             self._wait(unstack, ("unstack", loop))
-            first = min(self._frames_of[loop])
+            first = min(self._enters[loop])
             self._before.setdefault(first, []).append(unstack)
             for node in (node for node in enters if table.frame[node] == loop):
                 table.nodes[node].input[0] = unstack.name
@@ -226,7 +227,7 @@ class _Edit:
         sizes = self._add(f"{name}/{MARK}/sizes", "Shape", device, [Output(INT32, (len(whole.dims or ()),))])
         sizes.attr["T"].type = whole.dtype
         sizes.attr["out_type"].type = INT32
-        sizes.input.append(f"{source}:{like.index}" if like.index else source)
+        sizes.input.append(table.text(like))
         shape = self._any_shape(f"{name}/{MARK}/shape", device, source)
         self._first += [sizes, shape]
         empty = self._add(f"{name}/{MARK}/zeros", EMPTY_TENSOR, device, [whole])
@@ -234,7 +235,7 @@ class _Edit:
         empty.attr["init"].b = True
         empty.input.append(sizes.name)
         self._wait(empty, ("unstack", loop))
-        self._before.setdefault(min(self._frames_of[loop]), []).append(empty)
+        self._before.setdefault(min(self._enters[loop]), []).append(empty)
         changed = table.nodes[node]
         changed.op = FROM_TENSOR
         changed.input[:] = [empty.name, shape.name, *(text for text in changed.input if text[0] == "^")]
@@ -266,7 +267,7 @@ class _Edit:
 
     def _latest_needed(self, loop: int) -> int | None:
         """Return the node that a loop waits for the longest, but for zeros: what its gradient begins with."""
-        read = (self._table.inputs[node][0].node for node in self._frames_of[loop])
+        read = (self._table.inputs[node][0].node for node in self._enters[loop])
         others = [node for node in read if self._table.types[node] != ZEROS]
         return max(others, key=self._place.__getitem__, default=None)
 

@@ -120,7 +120,7 @@ class _Branches:
         which = {Source(node, 1) for node in self.left}
         readers = (reader for node in self.left for reader, _ in table.readers[node])
         is_asked = any(not which.isdisjoint(table.inputs[reader]) for reader in readers)
-        is_fetched = any(_text(table, source) in fetches for source in which)
+        is_fetched = any(table.text(source) in fetches for source in which)
         return all(table.names[node] not in kept for node in self.dead) and not is_asked and not is_fetched
 
     def written(self, kept: Collection[str]) -> list[Any]:
@@ -212,7 +212,7 @@ class _Branches:
         waits = self._waits(frozenset(table.controls[node]).union(*(self.also.get(one, ()) for one in read)))
         if (*now,) != table.inputs[node] or waits != {*table.controls[node]}:
             del own.input[:]
-            own.input.extend(_text(table, source) for source in now)
+            own.input.extend(table.text(source) for source in now)
             beside = waits.difference(one for one, _ in now)
             own.input.extend(f"^{table.names[one]}" for one in sorted(beside))
         if node in self.left:
@@ -224,7 +224,7 @@ class _Branches:
 
         It reads a shape in place of a tensor, which is not kept for that.
         """
-        dtype, like = own.attr["output_types"].list.type[0], _text(self.table, self.zeros[own.name])
+        dtype, like = own.attr["output_types"].list.type[0], self.table.text(self.zeros[own.name])
         shape = shape_of(f"{own.name}/lms_shape", like, dtype, own.device)
         zero = constant(f"{own.name}/lms_zero", tf.make_tensor_proto(0, tf.as_dtype(dtype)), own.device)
         waits = [text[1:] for text in own.input if text[0] == "^"]
@@ -232,9 +232,3 @@ class _Branches:
         self.outputs |= {shape.name: [Output(INT32, (-1,))], zero.name: [Output(dtype, ())]}
         self.like[own.name] = like
         yield from (shape, zero)
-
-
-def _text(table: NodeTable, source: Source) -> str:
-    """Return the text with which a NodeDef names an output."""
-    name = table.names[source.node]
-    return f"{name}:{source.index}" if source.index else name

@@ -17,16 +17,8 @@ from lms.enable import LMSWarning  # noqa: E402
 STEPS, UNITS = 30, 64
 
 
-def fit(*, unroll: bool) -> dict[str, Any]:
-    """The warnings of one training, the lines they name, and the report."""
-    keras = tf.keras
-    lstm = keras.layers.LSTM(UNITS, unroll=unroll)
-    model = keras.Sequential([keras.Input((STEPS, UNITS)), lstm, keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    lms.enable(policy="all", min_tensor_bytes=1024)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        model.fit(np.ones((64, STEPS, UNITS), "f"), np.ones((64, 1), "f"), batch_size=32, verbose=0)
+def told_of(seen: list[warnings.WarningMessage]) -> dict[str, Any]:
+    """Switch off, and return what was told of loops, the lines that it names, and the report."""
     report = lms.report()
     lms.disable()
     told = [one for one in seen if issubclass(one.category, LMSWarning) and "loop" in str(one.message)]
@@ -37,6 +29,19 @@ def fit(*, unroll: bool) -> dict[str, Any]:
         "error": report.peak_error,
         "report": str(report),
     }
+
+
+def fit(*, unroll: bool) -> dict[str, Any]:
+    """The warnings of one training, the lines they name, and the report."""
+    keras = tf.keras
+    lstm = keras.layers.LSTM(UNITS, unroll=unroll)
+    model = keras.Sequential([keras.Input((STEPS, UNITS)), lstm, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    lms.enable(policy="all", min_tensor_bytes=1024)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(np.ones((64, STEPS, UNITS), "f"), np.ones((64, 1), "f"), batch_size=32, verbose=0)
+    return told_of(seen)
 
 
 def fit_on_lengths() -> list[str]:
@@ -100,15 +105,7 @@ def until_the_data_say() -> dict[str, Any]:
         warnings.simplefilter("always")
         step(rows)
         step(rows)
-    report = lms.report()
-    lms.disable()
-    told = [one for one in seen if issubclass(one.category, LMSWarning) and "loop" in str(one.message)]
-    return {
-        "told": [str(one.message) for one in told],
-        "here": [one.filename == __file__ for one in told],
-        "error": report.peak_error,
-        "report": str(report),
-    }
+    return told_of(seen)
 
 
 unknown = until_the_data_say()  # first: the peak that is measured is that of the process
