@@ -53,11 +53,11 @@ class SessionSteps:
         if self.watch.leaves(run.graph):
             return None
         charge = self.watch.charge_of(run.graph)
-        config, size = self._rescue_of(run).config, self._session_batch_size(run)
+        size, step = self._session_batch_size(run), run.call.function
+        config = self._rescue_of(run).config_for(step)
         assumed = charge.assumed_batch if charge else None
         hints = ShapeHints(batch_size=size or assumed, feeds=_largest_feeds(run))
         guest, limit = (charge.guest, charge.limit_bytes) if charge else (None, None)
-        step = run.call.function
         task = Task(request, step._name, config, hints, shared=run.shared, guest=guest, limit_bytes=limit)
         plan, beside = self._growth.generation(step), self._growth.beside(step)
         return replace(task, plan=plan, beside=beside, predicates=step.predicates)
@@ -116,7 +116,8 @@ class SessionSteps:
         return self._rescue if charge is None else charge.rescue
 
     def _session_batch_size(self, run: SessionRun) -> int | None:
-        return self._rescue_of(run).config.batch_size or self._batch_sizes.of_graph(run.graph)
+        given = self._rescue_of(run).config_for(run.call.function).batch_size
+        return given or self._batch_sizes.of_graph(run.graph)
 
 
 def _largest_feeds(run: SessionRun) -> dict[str, tuple[int, ...]]:

@@ -78,12 +78,12 @@ class Steps:
         """Describe a graph that TensorFlow has optimized; ``None`` where it is no step of a call."""
         if self.sessions.watch.is_aside:
             return None
-        config = self.rescue.config
         run = self.sessions.watch.run
         if run is not None:
             return self.sessions.task(request, run)
         runtime = self.watch.runtime
         if runtime is None:
+            config = self._engine.config
             return Task(request, "a function", config, ShapeHints(batch_size=config.batch_size))
         if runtime.taped or "__backward_" in runtime.name:
             why = "a gradient tape around the function is recording"
@@ -92,6 +92,7 @@ class Steps:
         if runtime.whole:
             return None
         call = self.watch.call
+        config = self.rescue.config_for(call.function)
         shapes, values = {}, {}
         if self.watch.is_here:
             values = _constants_of(call.function, runtime)
@@ -212,7 +213,7 @@ class Steps:
         call.feed = self.feeder.feed(
             function,
             call.arguments,
-            may_retry=self.rescue.is_ready,
+            may_retry=self.rescue.is_ready(function),
             settles=self.rescue.settles(function),
             watched=self.growth.watches_shapes(function),
             told=partial(self._batch_size, call),

@@ -132,7 +132,7 @@ LATER_STEP = (
 )
 
 
-TRIED_ALL = "The step is not tried again: this process has tried the other kinds of plan already."
+TRIED_ALL = "The step is not tried again: the other kinds of plan were tried for it already."
 NO_ROOM = (
     "The step is not tried again: the device has no room to give its variables their values back. "
     "Start again with a smaller batch, or from the last checkpoint."
@@ -140,29 +140,42 @@ NO_ROOM = (
 
 
 class Rescue:
-    """Keeps what is needed to retry first steps; each kind of plan is tried at most once in a process."""
+    """Keeps what is needed to retry first steps; each kind of plan is tried at most once for a function.
+
+    What one function takes says nothing of the next: who looks for the largest batch that fits catches the
+    error, and goes on with a smaller one.
+    """
 
     def __init__(self, config: LMSConfig, host: HostVariables) -> None:
-        self._host, self.config = host, config
-        """The configuration to plan with; another one when the step is tried again."""
+        self._host, self._config = host, config
         self.message = self.refusal = ""
-        self._left = list(_further_tries(config))
+        self._tries: weakref.WeakKeyDictionary[Any, list[LMSConfig]] = weakref.WeakKeyDictionary()
+        """By function that was tried again the configuration that it is planned with, and those behind it."""
         self._kept_calls: Counter[str] = Counter()
         """By function of the runtime the calls for which what it may change was kept."""
         self._over_budget: set[str] = set()
         """The functions of the runtime that go through a dataset, and whose last plan is above its budget."""
-        self._worked, self._lock = False, threading.Lock()
+        self._worked: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The functions of which a planned step has run to its end."""
+        self._lock = threading.Lock()
         self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
         """By function what is known of its step, and how many more of its calls may be tried again."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a step that is planned now may be tried again."""
-        return bool(self._left)
+    def config_for(self, function: Any) -> LMSConfig:
+        """Return the configuration to plan a function with; another one when its step is tried again."""
+        return self._tries_of(function)[0]
+
+    def is_ready(self, function: Any) -> bool:
+        """Tell whether a step of a function that is planned now may be tried again."""
+        return len(self._tries_of(function)) > 1
+
+    def _tries_of(self, function: Any) -> list[LMSConfig]:
+        known = None if function is None else self._tries.get(function)
+        return known or [self._config, *_further_tries(self._config)]
 
     def settles(self, function: Any) -> bool:
         """Tell whether the next call of a function may be tried again although it was planned before."""
-        return self.is_ready and function in self._settling
+        return function in self._settling and self.is_ready(function)
 
     def begins(self, call: Call, runtime: RuntimeCall) -> None:
         """Keep what a function may change that settles, or that goes through a dataset, before it runs.
@@ -170,7 +183,7 @@ class Rescue:
         What it trains is a function of the dataset's, which is planned when it has changed something already,
         and anew in each call.
         """
-        if not self._left or call.function is None:
+        if call.function is None or not self.is_ready(call.function):
             return
         if (settling := self._settling.get(call.function)) is not None:
             known, _ = settling
@@ -208,7 +221,7 @@ class Rescue:
             is_new: Whether the run may be planned.
         """
         settling = self._settling.get(call.function)
-        if not self._left or call.begun is not None or not (is_new or settling):
+        if call.begun is not None or not (is_new or settling) or not self.is_ready(call.function):
             return
         if (values := read()) is not None:
             known = _Attempt(lasting=UNPLANNED) if settling is None else settling[0]
@@ -232,7 +245,7 @@ class Rescue:
         to its budget, ``covered`` whether it holds all tensors, ``edited`` whether it changes the graph,
         ``draws`` whether kernels within the functions that it calls count what they draw.
         """
-        if not self._left or call.function is None:
+        if call.function is None or not self.is_ready(call.function):
             if call.begun is not None and call.begun.lasting == UNPLANNED:
                 call.begun = replace(call.begun, lasting="")
             return
@@ -268,13 +281,15 @@ class Rescue:
     def _prepare(self, call: Call, *, is_alone: bool) -> bool:
         attempt: _Attempt | None = call.attempt or call.begun
         call.attempt = None
-        refused = "" if not self._worked else LATER_STEP if self._left else TRIED_ALL
+        before, *left = self._tries_of(call.function)
+        worked = call.function in self._worked
+        refused = "" if not worked else LATER_STEP if left else TRIED_ALL
         self.refusal = _why_not(attempt, call) if attempt else refused
         if attempt is not None and not is_alone:
             self.refusal = self.refusal or BESIDE
         if attempt is None or self.refusal:
             return False
-        tries = self._left if attempt.fits else [one for one in self._left if one.policy == "all"]
+        tries = left if attempt.fits else [one for one in left if one.policy == "all"]
         if not tries:
             return False
         try:
@@ -285,14 +300,14 @@ class Rescue:
         again = "; its numpy_function or py_function runs once more" if attempt.python else ""
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
-        before, (self.config, *self._left) = self.config, tries
-        which, why = "a step" if self._worked else "the first step", ""
+        self._tries[call.function] = tries
+        which, why = "a step" if worked else "the first step", ""
         if not attempt.covered:
             which += ", some of whose tensors are in no plan,"
         elif attempt.fits:
             why = " although the plan fitted"
         self.message = (
-            f"{which} ran out of memory{why}; planned again with {_difference(before, self.config)}{again}"
+            f"{which} ran out of memory{why}; planned again with {_difference(before, tries[0])}{again}"
         )
         return True
 
@@ -311,8 +326,8 @@ class Rescue:
     def succeeded(self, call: Call) -> None:
         """Note that a call has run to its end; if it was planned, its next steps settle."""
         attempt: _Attempt | None = call.attempt
-        self._worked = self._worked or attempt is not None
         if attempt is not None:
+            self._worked.add(call.function)
             self._settling.pop(call.function, None)
             if attempt.may_settle:
                 self._settling[call.function] = replace(attempt, values={}, session=None), LATER_STEPS

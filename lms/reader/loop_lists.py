@@ -27,6 +27,9 @@ ELEMENT_SLOTS = {PUSH: 1, SET: 2}
 """Ops that put a tensor into a list, with the input that it is."""
 ADDS = frozenset({"Add", "AddV2"})
 """Ops that a counter may be counted on by."""
+SUBTRACTS = "Sub"
+COMPARISONS = {"Less": (1, False), "LessEqual": (1, True), "Greater": (-1, False), "GreaterEqual": (-1, True)}
+"""Ops that may end a loop: whether the first input counts up or down, and whether it may reach the second."""
 EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
 """Ops that make a list without tensors; the second input says for how many."""
 
@@ -218,7 +221,7 @@ def _root(table: NodeTable, source: Source) -> Source:
 
 
 def count_turns(table: NodeTable, frame: int) -> int | None:
-    """Return the turns of a loop that goes on while one counter, or each of some, is less than a constant.
+    """Return the turns of a loop that goes on until a counter, or the first of some, is at a constant.
 
     ``None`` where its condition is another one: what depends on data may end a loop at any time.
     """
@@ -233,14 +236,21 @@ def _turns(table: NodeTable, condition: Source) -> int | None:
     if table.types[node] == "LogicalAnd":
         known = [_turns(table, source) for source in table.inputs[node]]
         return None if None in known else min(one or 0 for one in known)
-    if table.types[node] != "Less":
+    if table.types[node] not in COMPARISONS:
         return None
-    counter, end = table.inputs[node]
-    limit, counted = constant(table, end), _counted(table, handed_on(table, counter).node)
-    if limit is None or counted is None:
-        return None
-    begin, step = counted
-    return max(0, math.ceil((limit - begin) / step))
+    upwards, reaches = COMPARISONS[table.types[node]]
+    one, other = table.inputs[node]
+    for counter, end, direction in ((one, other, upwards), (other, one, -upwards)):
+        limit, counted = constant(table, end), _counted(table, handed_on(table, counter).node)
+        if limit is not None and counted is not None:
+            begin, step = counted
+            turns = (limit - begin) / step
+            return (
+                max(0, math.floor(turns) + 1 if reaches else math.ceil(turns))
+                if step * direction > 0
+                else None
+            )
+    return None
 
 
 def _counted(table: NodeTable, merge: int) -> tuple[float, float] | None:
@@ -259,11 +269,15 @@ def _counted(table: NodeTable, merge: int) -> tuple[float, float] | None:
 def _step(table: NodeTable, merge: int, left: Source) -> float | None:
     """Return the constant that a turn adds to the value of ``merge``; ``None`` where it does more."""
     node = handed_on(table, left).node
+    if table.types[node] == SUBTRACTS:
+        value, taken = table.inputs[node]
+        step = constant(table, taken)
+        return -step if _is_value_of(table, value, merge) and step else None
     if table.types[node] not in ADDS:
         return None
     for value, added in (table.inputs[node], table.inputs[node][::-1]):
         step = constant(table, added)
-        if _is_value_of(table, value, merge) and step is not None and step > 0:
+        if _is_value_of(table, value, merge) and step:
             return step
     return None
 

@@ -32,6 +32,28 @@ print("trained")
 
 
 @pytest.mark.tensorflow
+def test_the_table_says_where_little_memory_is_left() -> None:
+    pytest.importorskip("tensorflow")
+    from lms.estimates.estimating import IS_LARGEST, IS_TIGHT, render_estimate
+
+    def rows(*peaks: float, batch: int | None = 8) -> tuple[list[str], str]:
+        mode = {"mode": "swap", "largest_batch": batch, "is_more": False, "bound": "", "note": ""}
+        times = {"step_s": 0.1, "largest_step_s": 0.2}
+        modes = [mode | times | {"peak_bytes": peak, "fits": peak <= 100} for peak in peaks]
+        found = {"step": "step", "ops": 9, "batch": 4, "weights_bytes": 0, "state_bytes": 0, "unknown": []}
+        gpu = {"gpu": "A100-40", "memory_bytes": 100, "modes": modes}
+        text = render_estimate(found | {"gpus": [gpu]})
+        return [line.split()[4] for line in text.splitlines() if "A100" in line], text
+
+    fits, text = rows(90, 91, 100, 101)
+    assert fits == ["yes", "tight", "tight", "no"]
+    assert IS_TIGHT in text and IS_LARGEST in text
+    fits, text = rows(90, 101, batch=None)
+    assert fits == ["yes", "no"]
+    assert IS_TIGHT not in text and IS_LARGEST not in text
+
+
+@pytest.mark.tensorflow
 def test_an_estimate_runs_no_step_and_leaves_the_model_as_it_was() -> None:
     pytest.importorskip("tensorflow")
     found = run_job(

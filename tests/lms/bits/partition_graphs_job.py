@@ -44,12 +44,13 @@ def main() -> None:
     tensors = edges = repeated = 0
     if options.policy != "plain":
         import lms
-        from lms.engine import installation
+        from lms.intercept import oom_retry
+
+        # The stand-in for the batches of a first step has functions of its own, which are collected, too.
+        oom_retry._further_tries = lambda config: iter(())
 
         recompute = "only" if options.policy == "recompute" else "off"
         lms.enable(enabled=True, policy="all", recompute=recompute, min_tensor_bytes=options.least)
-        # The stand-in for the batches of a first step has functions of its own, which are collected, too.
-        installation.engine().steps.rescue._left.clear()
     edited = functions_of(case)
     if options.policy != "plain":
         graphs = lms.report().graphs

@@ -458,6 +458,21 @@ def a_step_that_fails_each_time_is_an_error() -> None:
         assert lms.report().retries == 2, lms.report()
 
 
+def the_next_function_is_planned_as_the_first_one_was() -> None:
+    """Who looks for the batch that fits catches the error; what comes next has all its tries again."""
+    start()
+    with tried(3):
+        try:
+            tf.function(lambda dataset: train(next(iter(dataset))[0]))(batches(3))
+        except tf.errors.ResourceExhaustedError:
+            assert not FAILURES, FAILURES
+        else:
+            raise AssertionError("the error is lost")
+        FAILURES[:] = ["OOM when allocating tensor"]
+        tf.function(lambda dataset: train(next(iter(dataset))[0]))(batches(2))
+        assert not FAILURES and lms.report().retries == 3, lms.report()
+
+
 def generators_and_seeds_are_put_back() -> None:
     """A generator is a variable; an op without a seed counts in a kernel, which is new in a new trace."""
     made = tf.random.Generator.from_seed(5)
@@ -695,6 +710,7 @@ LOOP_CASES = (
     an_iterator_that_lasts_is_an_error,
     an_iterator_that_the_step_makes,
     a_step_that_fails_each_time_is_an_error,
+    the_next_function_is_planned_as_the_first_one_was,
     a_loop_that_may_end_early,
     what_has_no_plan_gets_the_advice_of_no_step,
     a_later_call_above_its_budget_is_planned_with_all_at_once,

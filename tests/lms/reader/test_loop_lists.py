@@ -27,9 +27,15 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pushed(
-    goes_on: Callable[[Any], Any], step: float = 1, begin: float = 0, what: Callable[..., Any] | None = None
+    goes_on: Callable[[Any], Any],
+    step: float | Callable[[Any], Any] = 1,
+    begin: float = 0,
+    what: Callable[..., Any] | None = None,
 ) -> Any:
-    """Return the GraphDef of a loop that pushes a tensor in each turn."""
+    """Return the GraphDef of a loop that pushes a tensor in each turn.
+
+    A turn adds ``step`` to the counter, or calls it for the next one.
+    """
     with tf.Graph().as_default() as graph:
         rows = tf.random.uniform((ROWS, 4))
         made = tf.raw_ops.EmptyTensorList(
@@ -39,7 +45,8 @@ def pushed(
         def turn(i: Any, state: Any, held: Any) -> Any:
             state = tf.sin(state)
             one = state if what is None else what(i, state, rows)
-            return i + step, state, tf.raw_ops.TensorListPushBack(input_handle=held, tensor=one)
+            counted = step(i) if callable(step) else i + step
+            return counted, state, tf.raw_ops.TensorListPushBack(input_handle=held, tensor=one)
 
         _, _, whole = tf.compat.v1.while_loop(lambda i, *_: goes_on(i), turn, (begin, rows, made))
         tf.identity(whole, "end")
@@ -65,13 +72,23 @@ def shapes(graph_def: Any, table: NodeTable) -> list[list[Output]]:
         (lambda i: i < 7.5, 1.0, 0.0, 8),
         (lambda i: tf.logical_and(i < 7, i < 5), 1, 0, 5),
         (lambda i: i < 0, 1, 3, 0),
+        (lambda i: i <= 7, 1, 0, 8),
+        (lambda i: i <= 7, 3, 2, 2),
+        (lambda i: i <= 0, 1, 3, 0),
+        (lambda i: i > 0, -1, 7, 7),
+        (lambda i: i >= 0, -2, 7, 4),
+        (lambda i: tf.constant(7) > i, 1, 0, 7),
+        (lambda i: tf.constant(0) <= i, lambda i: i - 1, 7, 8),
         (lambda i: i < 7, -1, 0, None),
+        (lambda i: i > 0, 1, 7, None),
+        (lambda i: i > 0, lambda i: 1 - i, 7, None),
+        (lambda i: tf.not_equal(i, 7), 1, 0, None),
         (lambda i: tf.logical_and(i < 7, tf.random.uniform(()) < 0.5), 1, 0, None),
         (lambda i: tf.random.uniform(()) < 0.5, 1, 0, None),
     ],
 )
 def test_turns_are_counted_where_counters_alone_decide(
-    goes_on: Callable[[Any], Any], step: float, begin: float, turns: int | None
+    goes_on: Callable[[Any], Any], step: Any, begin: float, turns: int | None
 ) -> None:
     table, found = only_list(pushed(goes_on, step, begin))
     assert count_turns(table, table.frame[found.fills]) == turns
