@@ -127,7 +127,7 @@ def plan_script(
         UsageError: If the ranks do not fill whole nodes, or the hosts differ in slots.
     """
     slots = plan_slots(machine, options, environ)
-    hosts = resolve_slots(read_hosts(options, None), lambda name: slots)
+    hosts = resolve_slots(read_hosts(options, None), lambda host: slots)
     sizes = {host.slots or slots for host in hosts}
     if len(sizes) > 1:
         raise UsageError(

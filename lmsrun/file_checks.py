@@ -10,7 +10,7 @@ from pathlib import Path
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.system.program_path import find_program
-from lms.config import LMSConfig, nearest
+from lms.config import LMSConfig, find_near
 from lms.errors import PlaceError
 from lms.user_paths import require_folder
 from lmsrun.options import COMMANDS, LaunchOptions
@@ -138,7 +138,7 @@ def check_program(
         return
     if name in COMMANDS and not os.path.isfile(name):
         raise UsageError(f"{name!r} is a command of lmsrun and goes first: lmsrun {name} [options] PROGRAM")
-    raise UsageError(f"program {name!r} {_why_not(name)}")
+    raise UsageError(f"program {name!r} {_why_not(name, program[1:])}")
 
 
 def doubt_job(program: Sequence[str], lms: LMSConfig, environ: Mapping[str, str]) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _check_script(path: str, origin: str, environ: Mapping[str, str]) -> None:
     raise UsageError(f"{origin} {path} is not in PATH; try ./{path}")
 
 
-def _why_not(program: str) -> str:
+def _why_not(program: str, arguments: Sequence[str]) -> str:
     """Say what is wrong with a program that cannot be started, and what to do."""
     if os.path.isdir(program):
         return "is a folder; needed a program, or a script whose name ends in .py"
@@ -242,6 +242,16 @@ def _why_not(program: str) -> str:
         return f"is not in PATH; try ./{program}"
     if os.path.isfile(program):
         return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
-    is_python = program.endswith(".py")
-    here = [entry.name for entry in Path.cwd().glob("*.py") if entry.is_file()] if is_python else COMMANDS
-    return f"is not there, or cannot be executed{nearest(program, frozenset(here)) or '; check its path'}"
+    folder, name = os.path.split(program)
+    is_there = os.path.isdir(folder or ".")
+    known = {entry.name for entry in Path(folder).glob("*.py") if entry.is_file()} if is_there else set()
+    known |= set() if folder or name.endswith(".py") else COMMANDS.keys()
+    near = [os.path.join(folder, one) for one in find_near(name, known)]
+    script = next((word for word in arguments if word.endswith(".py") and os.path.isfile(word)), None)
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif script:
+        hint = f"if {script} is the program, leave out what stands in front of it"
+    else:
+        hint = "check its path" if is_there else f"there is no folder {folder}"
+    return f"is not there, or cannot be executed; {hint}"

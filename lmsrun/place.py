@@ -101,7 +101,7 @@ def _named_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple
     known: tuple[Host, ...] = ()
     where = ""
     if options.hostfile:
-        known, where = parse_hostfile(_read_text(options.hostfile), options.hostfile), options.hostfile
+        known, where = read_hostfile(options.hostfile), options.hostfile
     elif allocation is not None:
         known, where = allocation.hosts, allocation.title
     if options.hosts:
@@ -110,12 +110,18 @@ def _named_hosts(options: LaunchOptions, allocation: Allocation | None) -> tuple
     return known, where
 
 
-def _read_text(path: str) -> str:
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """Read the hosts of a file.
+
+    Raises:
+        UsageError: If it cannot be read, or is no hostfile.
+    """
     try:
-        return read_text_file(Path(path))
+        text = read_text_file(Path(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
+    return parse_hostfile(text, path)
 
 
 def is_here(name: str) -> bool:

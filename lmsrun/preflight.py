@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import filterfalse
 
 from launch.backends.backend import Order
-from launch.cluster.hosts import HostShare
+from launch.cluster.hosts import HostShare, depends_on_machine
 from launch.cluster.job import ClusterJob, forwarded_names, withheld_names
 from launch.model.errors import PlanError
 from launch.model.text import count_of
@@ -90,7 +90,7 @@ def refuse_troubles(probed: Probed, hosts: int) -> None:
 
 def _hosts_to_ask(resolved: ResolvedJob, place: Place) -> tuple[str, ...]:
     """Choose the hosts that get ranks; all of them while the slots of some are for the machines to tell."""
-    if any(host.slots is None for host in place.hosts):
+    if any(map(depends_on_machine, place.hosts)):
         return tuple(host.name for host in place.hosts)
     return tuple(share.host for share in resolved.deal(place, resolved.options.oversubscribe))
 

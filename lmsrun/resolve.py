@@ -65,13 +65,13 @@ class ResolvedJob:
         """Give a host's machine; one that has not answered is taken to be like this one."""
         return self.machines.get(host, self.machine)
 
-    def slots_of(self, host: str) -> int:
-        """Count the ranks that a host's machine takes.
+    def slots_of(self, host: str, counted: int | None = None) -> int:
+        """Count the ranks that a host's machine takes, of those that a batch system ``counted`` there.
 
         Raises:
             PlanError: If a GPU that the options name does not exist there.
         """
-        return plan_slots(self.machine_of(host), self.options, self.request.variables)
+        return plan_slots(self.machine_of(host), self.options, self.request.variables, counted)
 
     def deal(self, place: "Place", oversubscribe: bool) -> "tuple[HostShare, ...]":
         """Deal the ranks to the hosts, by the slots that somebody gave them or that their machines have.
@@ -81,7 +81,8 @@ class ResolvedJob:
         """
         from launch.cluster.hosts import resolve_slots, share_ranks
 
-        return share_ranks(resolve_slots(place.hosts, self.slots_of), self.options.num_proc, oversubscribe)
+        hosts = resolve_slots(place.hosts, lambda host: self.slots_of(host.name, host.slots))
+        return share_ranks(hosts, self.options.num_proc, oversubscribe)
 
     def answered(self, machines: Mapping[str, Machine], warnings: tuple[str, ...]) -> "ResolvedJob":
         """Return the same job, now that its hosts are known."""
@@ -95,7 +96,8 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         LmsrunError: If the request cannot be met.
     """
     check_named_files(request, environ)
-    place, options = _find_place(request.options, environ)
+    options = request.options
+    place = _find_place(options, environ)
     given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     variables = {**environ, **given}
     framework = choose_framework(options.framework, request.program, variables, options.python)
@@ -135,7 +137,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         *untold,
         *doubted,
     )
-    return ResolvedJob(
+    job = ResolvedJob(
         options,
         environ,
         place,
@@ -147,6 +149,10 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
         may_ask,
         framework=framework,
     )
+    if place is None or not place.is_local:
+        return job
+    ranks = sum(share.ranks for share in job.deal(place, options.oversubscribe))
+    return replace(job, place=None, options=replace(options, num_proc=ranks))
 
 
 def doubt_behind(behind: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
@@ -196,24 +202,18 @@ def portable_environ(environ: Mapping[str, str], asked: Sequence[str] = ()) -> d
     }
 
 
-def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "tuple[Place | None, LaunchOptions]":
-    """Find where the job runs; None: on this host, started by lmsrun itself, one rank per slot."""
+def _find_place(options: LaunchOptions, environ: Mapping[str, str]) -> "Place | None":
+    """Find where the job runs; None: on this host, started by lmsrun itself, by the machine's own slots."""
     asked = (
         options.hosts or options.hostfile or options.host_discovery_script or options.min_np or options.max_np
     )
     allocated = options.launcher == "auto" and has_allocation(environ)
     if options.launcher in ("auto", "local") and not asked and not allocated:
-        return None, options
-    from launch.cluster.hosts import share_ranks
+        return None
     from lmsrun.place import find_place
 
     place = find_place(options, environ)
-    if not place.is_local:
-        return place, options
-    if any(host.slots is None for host in place.hosts):  # The machine's own slots count.
-        return None, options
-    ranks = sum(share.ranks for share in share_ranks(place.hosts, options.num_proc, options.oversubscribe))
-    return None, replace(options, num_proc=ranks)
+    return None if place.is_local and any(host.slots is None for host in place.hosts) else place
 
 
 def _refuse_elastic(framework: FrameworkChoice, options: LaunchOptions) -> None:

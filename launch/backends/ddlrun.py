@@ -5,12 +5,13 @@ The options are those of "Using the ddlrun tool" in the documentation of IBM Wat
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from launch.backends.backend import Backend, Order
 from launch.backends.mpirun import render_rankfile
+from launch.cluster.hosts import Host
 from launch.cluster.job import ClusterJob, Command
 from launch.model.errors import UsageError
 from launch.model.plan import RankPlan
@@ -74,8 +75,12 @@ class DdlRequest:
     """What was typed and has no meaning today, one line each."""
 
 
-def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
+def parse_ddlrun(argv: Sequence[str], read_hostfile: Callable[[str], Iterable[Host]]) -> DdlRequest:
     """Read what follows ``ddlrun`` on a command line.
+
+    Args:
+        argv: The words.
+        read_hostfile: Gives the hosts of a file; ``--accelerators`` counts for each of them.
 
     Raises:
         UsageError: If an option is unknown or lacks its value, or there is no program.
@@ -101,7 +106,9 @@ def parse_ddlrun(argv: Sequence[str]) -> DdlRequest:
         position += len(typed)
     if position == len(argv):
         raise UsageError("ddlrun names no program; needed something like 'ddlrun -H h1,h2 python train.py'")
-    return DdlRequest(_options(given), tuple(argv[position:]), tuple(notes))
+    if "rankfile" in given and not given.keys() & {"hosts", "hostfile"}:
+        raise UsageError("ddlrun's rank file is not read; give its hosts with -H H1,H2, or leave it out")
+    return DdlRequest(_options(given, read_hostfile), tuple(argv[position:]), tuple(notes))
 
 
 def build_ddlrun(job: ClusterJob, extra: tuple[str, ...] = (), ddlrun: str = "ddlrun") -> Command:
@@ -124,16 +131,19 @@ def build_ddlrun(job: ClusterJob, extra: tuple[str, ...] = (), ddlrun: str = "dd
     return Command(argv, job.env, job.withhold)
 
 
-def _options(given: dict[Meaning, list[str]]) -> tuple[str, ...]:
+def _options(
+    given: dict[Meaning, list[str]], read_hostfile: Callable[[str], Iterable[Host]]
+) -> tuple[str, ...]:
     words: list[str] = []
     slots = given.get("accelerators", [""])[-1]
     if "accelerators" in given and not (slots.isascii() and slots.isdigit() and int(slots)):
         raise UsageError(f"ddlrun's --accelerators is {slots!r}; needed a whole number of GPUs a host")
-    if "hosts" in given:
-        names = [name.strip() for name in given["hosts"][-1].split(",")]
+    names = [name.strip() for text in given.get("hosts", ())[-1:] for name in text.split(",")]
+    if slots and not names:
+        listed = read_hostfile(given["hostfile"][-1]) if "hostfile" in given else (Host("localhost"),)
+        names = [f"[{host.name}]" if ":" in host.name else host.name for host in listed]
+    if names:
         words += ["--hosts", ",".join(f"{name}:{slots}" if slots else name for name in names)]
-    elif slots:
-        words += ["--hosts", f"localhost:{slots}"] if "hostfile" not in given else []
     if "hostfile" in given:
         words += ["--hostfile", given["hostfile"][-1]]
     for text in (*given.get("env", ()),):

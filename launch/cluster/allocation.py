@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ _GPU_COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_.-]+:)?(\d{1,4})(?:\(.*\))?")
 
 @dataclass(frozen=True)
 class Allocation:
-    """The hosts of a batch job; slots are GPUs where it says how many, else the tasks that were asked for."""
+    """The hosts of a batch job; slots are GPUs where it says how many, else tasks or cores."""
 
     system: BatchSystem
     job_id: str
@@ -72,16 +72,15 @@ def parse_slurm(environ: Mapping[str, str], root: Path = Path("/")) -> Allocatio
 def parse_lsf(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
     """From the variables that bsub sets. See ``read_allocation``.
 
-    Under CSM the first host is the launch node: it has one slot and runs no rank, and the slots of the others
-    count cores, which says nothing about ranks.
+    Slots may be ranks, as ``bsub -n`` asked for them, or cores. Under CSM the first host is the launch node:
+    it has one slot and runs no rank, and the slots of the others count cores, which says nothing about ranks.
     """
     del root
     hosts = _lsf_hosts(environ)
     csm = bool(environ.get("CSM_ALLOCATION_ID"))
     if csm and len(hosts) > 1 and hosts[0].slots == 1:
         hosts = hosts[1:]
-    if csm:
-        hosts = tuple(replace(host, slots=None) for host in hosts)
+    hosts = tuple(Host(host.name, None if csm else host.slots, may_count_cores=not csm) for host in hosts)
     return Allocation("lsf", environ.get("LSB_JOBID", ""), hosts, (None,) * len(hosts), csm)
 
 
@@ -94,7 +93,10 @@ def parse_pbs(environ: Mapping[str, str], root: Path = Path("/")) -> Allocation:
         name = re.sub(r"-gpu\d+$", "", line)
         gpus[name] = gpus.get(name, 0) + 1
     counts = tuple(gpus.get(host.name) for host in hosts)
-    hosts = tuple(Host(host.name, count or host.slots) for host, count in zip(hosts, counts, strict=True))
+    hosts = tuple(
+        Host(host.name, count or host.slots, may_count_cores=not count)
+        for host, count in zip(hosts, counts, strict=True)
+    )
     return Allocation("pbs", environ.get("PBS_JOBID", ""), hosts, counts)
 
 

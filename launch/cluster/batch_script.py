@@ -30,6 +30,8 @@ class BatchJob:
     """A folder for the front of PATH in the job: where lmsrun and its Python are."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Variables for the ranks. They stand in the script, which has an owner, and on no command line."""
+    inherited: Sequence[str] = ()
+    """Names of variables that the ranks get from the shell that hands the script in."""
 
 
 def render_script(system: str, job: BatchJob) -> str:
@@ -47,6 +49,7 @@ def render_script(system: str, job: BatchJob) -> str:
     lines = [
         *_DIRECTIVES[system](job),
         *_names(system, job),
+        *_inherited(system, job),
         "",
         "set -eu",
         *path,
@@ -62,6 +65,14 @@ def _names(system: str, job: BatchJob) -> list[str]:
     head, account, partition = _NAMES[system]
     given = ((account, job.account), (partition, job.partition))
     return [f"{head} {flag}{value}" for flag, value in given if value]
+
+
+def _inherited(system: str, job: BatchJob) -> list[str]:
+    """Name what the job inherits; only PBS has to be told, the others take a shell's whole environment."""
+    if not job.inherited:
+        return []
+    directives = [f"#PBS -v {','.join(job.inherited)}"] if system == "pbs" else []
+    return [f"# From the shell that hands this in: {', '.join(job.inherited)}", *directives]
 
 
 def job_name(program: Sequence[str]) -> str:

@@ -27,6 +27,8 @@ class Host:
 
     name: str
     slots: int | None = None
+    may_count_cores: bool = False
+    """Marks slots as a batch system's own count: of a host with GPUs they are no more than those."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,24 @@ def restrict_hosts(wanted: Sequence[Host], known: Sequence[Host], where: str) ->
     for host in wanted:
         match = by_name.get(_key(host.name))
         if match is None:
-            raise UsageError(f"host {host.name!r} is not in {where}; it has {_some_names(known)}")
+            raise UsageError(f"--hosts: host {host.name!r} is not in {where}; it has {_some_names(known)}")
         if host.slots and match.slots and host.slots > match.slots:
             raise UsageError(
-                f"host {host.name!r} was given {count_of(host.slots, 'slot')}; "
+                f"--hosts: host {host.name!r} was given {count_of(host.slots, 'slot')}; "
                 f"{where} has {match.slots} there"
             )
-        chosen.append(Host(match.name, host.slots or match.slots))
+        chosen.append(Host(match.name, host.slots) if host.slots else match)
     return tuple(chosen)
 
 
-def resolve_slots(hosts: Iterable[Host], slots: Callable[[str], int]) -> tuple[Host, ...]:
-    """Give every host without slots those that ``slots(name)`` counts on its machine."""
-    return tuple(host if host.slots is not None else replace(host, slots=slots(host.name)) for host in hosts)
+def resolve_slots(hosts: Iterable[Host], slots: Callable[[Host], int]) -> tuple[Host, ...]:
+    """Give every host whose slots depend on its machine those that ``slots(host)`` counts there."""
+    return tuple(replace(host, slots=slots(host)) if depends_on_machine(host) else host for host in hosts)
+
+
+def depends_on_machine(host: Host) -> bool:
+    """Tell whether a host's slots are known only when its machine is."""
+    return host.slots is None or host.may_count_cores
 
 
 def count_slots(hosts: Iterable[Host]) -> int:

@@ -12,6 +12,17 @@ class LmsrunError(Exception):
 
     exit_code = 2
 
+    def named_by(self, origins: Mapping[str, str]) -> "LmsrunError":
+        """Return the same error, beginning with how its option was really written.
+
+        Args:
+            origins: Such as ``{"gpus": "lmsrun.toml: gpus"}``, for what was not left at its default.
+        """
+        text = str(self)
+        option = re.match(r"--([a-z-]+)", text)
+        origin = origins.get(option[1].replace("-", "_")) if option else None
+        return type(self)(origin + text[option.end() :]) if option and origin else self
+
 
 class UsageError(LmsrunError):
     """The request itself is wrong: an option, a file, a value. Nothing was started."""
@@ -27,17 +38,6 @@ class TopologyLimitError(TopologyError):
 
 class PlanError(LmsrunError):
     """The request cannot be placed on this machine."""
-
-    def named_by(self, origins: Mapping[str, str]) -> "PlanError":
-        """Return the same error, beginning with how its option was really written.
-
-        Args:
-            origins: Such as ``{"gpus": "lmsrun.toml: gpus"}``, for what was not left at its default.
-        """
-        text = str(self)
-        option = re.match(r"--([a-z-]+)", text)
-        origin = origins.get(option[1].replace("-", "_")) if option else None
-        return PlanError(origin + text[option.end() :]) if option and origin else self
 
 
 class JobError(LmsrunError):

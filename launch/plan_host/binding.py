@@ -20,6 +20,7 @@ BindMethod = Literal["numactl", "libnuma", "none"]
 
 LADDER: tuple[MemPolicy, ...] = ("bind", "preferred-many", "preferred")
 SYS_NICE_HINT = "in a container try --cap-add SYS_NICE"
+_WIDER = " (a wider cpuset may have it)"
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,14 @@ def bind_ranks(
         The bindings in order of local rank, and warnings.
 
     Raises:
-        PlanError: If ``--numa strict`` is set and a rank would be less than bound.
+        PlanError: If ``--numa strict`` is set and a rank would be less than bound, or bound to another node.
     """
     bindings, said = [], []
     for placement, memory in zip(placements, memories, strict=True):
         binding, why = _bind_rank(ladder, settings, placement, memory)
         bindings.append(binding)
-        if why and settings.numa == "strict":
-            raise PlanError(f"--numa strict: rank {placement.local_rank}: {why}; try --numa auto")
+        if settings.numa == "strict" and (reason := why or _doubt_node(placement, binding)):
+            raise PlanError(f"--numa strict: rank {placement.local_rank}: {reason}; try --numa auto")
         # Why a rank has no CPUs at all has been said where it was placed.
         said.append((placement.local_rank, why if binding.cpus else None))
     return tuple(bindings), (*ladder.warnings, *say_by_rank(said))
@@ -131,6 +132,17 @@ def _bind_rank(
     if ladder.policies[0] == "bind":
         return Binding(ladder.method, placement.cpus, "bind", memory.mem_nodes), None
     return _prefer(ladder, placement, memory), None
+
+
+def _doubt_node(placement: Placement, binding: Binding) -> str | None:
+    """Say what of a rank is on another node than its own; CPUs that the kernel sees beside a GPU count."""
+    gpu, own = placement.gpu, format_ids(placement.numa_nodes)
+    if gpu and gpu.numa_node is not None and gpu.numa_node not in placement.numa_nodes:
+        if not gpu.cpus & placement.cpus:
+            return f"found CPUs of node {own}, needed some of node {gpu.numa_node} of its GPU{_WIDER}"
+    if not binding.mem_nodes <= placement.numa_nodes:
+        return f"found memory of node {format_ids(binding.mem_nodes)}, needed that of node {own}{_WIDER}"
+    return None
 
 
 def _prefer(ladder: Ladder, placement: Placement, memory: RankMemory) -> Binding:

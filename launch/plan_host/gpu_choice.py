@@ -142,15 +142,17 @@ def _visible(machine: Machine, text: str | None, variable: str) -> tuple[tuple[G
     if text is None or not machine.gpus:
         return machine.gpus, ()
     found: list[Gpu] = []
-    for token in text.split(","):
-        gpu = find_gpu(machine, token.strip())
+    tokens = [token.strip() for token in text.split(",")]
+    for token in tokens:
+        gpu = find_gpu(machine, token)
         if gpu is None or gpu in found:
             break
         found.append(gpu)
-    mixed = len({gpu.name for gpu in machine.gpus}) > 1 and any(
-        token.strip().isdigit() for token in text.split(",")
-    )
+    left = tokens[len(found) :]
+    mixed = len({gpu.name for gpu in machine.gpus}) > 1 and any(map(str.isdigit, tokens))
     warnings = [f"{variable}={text!r} hides every GPU; unset it or use --gpus"] if not found else []
+    if found and any(left):
+        warnings.append(f"{variable}={text!r}: {left[0]!r} names no further GPU, and ends the list there")
     if mixed and found:
         warnings.append(
             f"{variable}={text!r} is read in PCI order, because these GPUs differ; UUIDs would be certain"

@@ -52,8 +52,9 @@ def plan_host_memory(machine: Machine, placements: Sequence[Placement], settings
     """
     wishes = [_wish_mb(placement, settings) for placement in placements]
     near = [_memory_nodes(machine, placement) for placement in placements]
-    wide = _widen(machine, placements, near, wishes, settings)
-    pools = [_Pool(machine, nodes, wide, len(placements), settings.host_mem_reserve) for nodes in wide]
+    # Strict ranks keep to their own node, with a limit that fits there.
+    wide = near if settings.numa == "strict" else _widen(machine, placements, near, wishes, settings)
+    pools = _build_pools(machine, wide, settings)
     ranks = [_limit(*each, settings) for each in zip(placements, wishes, wide, pools, strict=True)]
     return HostMemory(
         tuple(memory for memory, _ in ranks),
@@ -126,8 +127,8 @@ def _widen(
     All ranks of the package move together, so that every pool is shared by whole groups and sums stay true.
     """
     tight: set[int | None] = set()
-    for placement, nodes, wish in zip(placements, near, wishes, strict=True):
-        pool = _Pool(machine, nodes, near, len(placements), settings.host_mem_reserve)
+    pools = _build_pools(machine, near, settings)
+    for placement, pool, wish in zip(placements, pools, wishes, strict=True):
         home = _home(machine, placement)
         if home and wish and pool.node_share_mb is not None and wish > pool.node_share_mb:
             tight.add(home.package)
@@ -184,6 +185,13 @@ class _Pool:
             f"(1 - {self._reserve:g}) x {pool_bytes // MIB} MiB {where} / {count_of(ranks, 'rank')} "
             f"= {self.share_mb} MiB"
         )
+
+
+def _build_pools(machine: Machine, groups: Sequence[IdSet], settings: PlanSettings) -> list[_Pool]:
+    """Build every rank's pool; ranks with the same nodes have one, for each looks at all ranks."""
+    reserve = settings.host_mem_reserve
+    pools = {nodes: _Pool(machine, nodes, groups, len(groups), reserve) for nodes in set(groups)}
+    return [pools[nodes] for nodes in groups]
 
 
 def _limit(

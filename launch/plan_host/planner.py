@@ -34,8 +34,12 @@ from launch.plan_host.rank_env import (
     build_rank_env,
     build_shared_env,
     build_thread_env,
+    list_thread_cpus,
 )
 from lms.config import LMSConfig
+
+MOST_RANKS = 1 << 13
+"""More on one host is a typing error; the environment of each lists a CPU of all of them."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,24 @@ class HostPlan:
     warnings: tuple[str, ...] = ()
 
 
-def plan_slots(machine: Machine, settings: PlanSettings, environ: Mapping[str, str]) -> int:
+def plan_slots(
+    machine: Machine, settings: PlanSettings, environ: Mapping[str, str], counted: int | None = None
+) -> int:
     """How many ranks the machine takes without oversubscription.
+
+    Args:
+        machine: Of the host.
+        settings: The user's.
+        environ: The variables of the ranks as the user has them.
+        counted: The slots that a batch system counts there, be they cores; they are no more than the GPUs.
 
     Raises:
         PlanError: If a GPU that the settings name does not exist.
     """
-    narrowed = narrow_machine(machine, settings)
-    return count_slots(narrowed, choose_gpus(machine, settings.gpus, environ).gpus)
+    gpus = choose_gpus(machine, settings.gpus, environ).gpus
+    if counted is not None:
+        return min(counted, len(gpus) or counted)
+    return count_slots(narrow_machine(machine, settings), gpus)
 
 
 def plan_free_slots(
@@ -133,8 +147,9 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
     seats = placed.ranks if ladder.method != "none" else tuple(map(_unbound, placed.ranks))
     memory = plan_host_memory(machine, seats, settings)
     bindings, steps_down = bind_ranks(ladder, settings, seats, memory.ranks)
+    thread_cpus = list_thread_cpus(seats)
     ranks = tuple(
-        _build_rank(machine, request, settings, choice, seats, each)
+        _build_rank(machine, request, settings, choice, thread_cpus, each)
         for each in zip(placed.ranks, memory.ranks, bindings, strict=True)
     )
     shared = say_shared(request.busy, ranks)
@@ -145,14 +160,14 @@ def plan_host(machine: Machine, request: HostRequest) -> HostPlan:
     return HostPlan(ranks, (*warnings, *memory.warnings, *steps_down, *shared))
 
 
-def _threads_with_time(machine: Machine, ranks: Sequence[Placement]) -> int | None:
+def _threads_with_time(machine: Machine, ranks: int) -> int | None:
     """Return how many threads each rank of a host has time for; None where nothing limits it."""
     cpus = machine.cpus_of_time
-    return None if cpus is None else max(1, cpus // max(1, len(ranks)))
+    return None if cpus is None else max(1, cpus // max(1, ranks))
 
 
 def _say_little_time(machine: Machine, ranks: Sequence[Placement]) -> list[str]:
-    most, cores = _threads_with_time(machine, ranks), max((rank.cores for rank in ranks), default=0)
+    most, cores = _threads_with_time(machine, len(ranks)), max((rank.cores for rank in ranks), default=0)
     if most is None or most >= cores:
         return []
     time, each = count_of(machine.cpus_of_time or 1, "CPU"), count_of(most, "thread")
@@ -197,9 +212,15 @@ def _check_slots(machine: Machine, choice: GpuChoice, request: HostRequest, sett
     if slots == 0:
         raise PlanError(f"{request.host} has no CPU that this job may use; check its cpuset and affinity")
     if ranks > slots and not settings.oversubscribe:
+        why = f" ({choice.warnings[0]})" if choice.warnings else ""
         raise PlanError(
-            f"{ranks} ranks do not fit on {request.host} with {count_of(slots, what)}; "
+            f"{ranks} ranks do not fit on {request.host} with {count_of(slots, what)}{why}; "
             f"try -np {slots}, or --oversubscribe"
+        )
+    if ranks > MOST_RANKS:
+        raise PlanError(
+            f"{ranks} ranks are to run on {request.host}, needed at most {MOST_RANKS} a host; "
+            "try more hosts (-H)"
         )
 
 
@@ -216,7 +237,7 @@ def _build_rank(
     request: HostRequest,
     settings: PlanSettings,
     choice: GpuChoice,
-    seats: tuple[Placement, ...],
+    thread_cpus: str,
     decided: tuple[Placement, RankMemory, Binding],
 ) -> RankPlan:
     placement, memory, binding = decided
@@ -229,7 +250,12 @@ def _build_rank(
         **build_device_env(placement),
         **build_lms_env(request.lms),
         **build_memory_env(memory),
-        **build_thread_env(placement, seats, bool(binding.cpus), users, _threads_with_time(machine, seats)),
+        **build_thread_env(
+            placement,
+            thread_cpus if binding.cpus else "",
+            users,
+            _threads_with_time(machine, request.local_world_size),
+        ),
         **build_adapter_env(machine, placement, settings, users),
         **build_omp_env(placement, settings.omp_places, bool(binding.cpus), users),
         "LMSRUN_EXPECT": build_expectation(rank, request.host, placement, binding, settings.numa),

@@ -82,19 +82,22 @@ def build_memory_env(memory: RankMemory) -> dict[str, str]:
     return dict.fromkeys(LIMIT_VARIABLES, str(memory.limit_mb))
 
 
+def list_thread_cpus(placements: Sequence[Placement]) -> str:
+    """List one CPU a local rank, for Horovod's background threads; empty where not every rank has one."""
+    if not all(placement.cpus for placement in placements):
+        return ""
+    # The last core of each run: libraries put their main thread on the first.
+    return ",".join(str(max(placement.cpus)) for placement in placements)
+
+
 def build_thread_env(
-    placement: Placement,
-    placements: Sequence[Placement],
-    bound: bool,
-    environ: Mapping[str, str],
-    most: int | None = None,
+    placement: Placement, thread_cpus: str, environ: Mapping[str, str], most: int | None = None
 ) -> dict[str, str]:
     """Thread counts that follow the rank's cores; what the user has set stays.
 
     Args:
         placement: The rank's.
-        placements: Of all ranks of the host, for Horovod's list of one CPU a local rank.
-        bound: Whether the ranks are bound; Horovod's background threads are pinned only then.
+        thread_cpus: From ``list_thread_cpus``; empty: Horovod's background threads are not pinned.
         environ: The user's variables.
         most: The threads of a rank for which there is time.
     """
@@ -105,9 +108,8 @@ def build_thread_env(
         # Two at least: a waiting collective or a copy must not keep the compute ops from starting.
         "TF_NUM_INTEROP_THREADS": str(max(2, cores)),
     }
-    if bound and all(other.cpus for other in placements):
-        # The last core of each run: libraries put their main thread on the first.
-        env["HOROVOD_THREAD_AFFINITY"] = ",".join(str(max(other.cpus)) for other in placements)
+    if thread_cpus:
+        env["HOROVOD_THREAD_AFFINITY"] = thread_cpus
     return {name: value for name, value in env.items() if name not in environ}
 
 

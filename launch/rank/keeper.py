@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from launch.channel.client import Supervisor
 from launch.channel.messages import to_count
+from launch.supervise.oom_kills import explain_memory, read_memory_counters
 from launch.system.process_tree import group_lives, reap_children, signal_group, sweep
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Keeper:
     """Stays until the program has ended and nobody needs to hear of it any more. Use once.
 
     Attributes:
-        why: What more than the program's status makes it a failure, as the end of a sentence.
+        why: What more than the program's status makes it a failure, or explains it, as the end of a sentence.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Keeper:
         self._kill_at: float | None = None
         self._senders: dict[int, str] = {}
         self._may_go = False
+        self._memory = read_memory_counters()
+        self._has_killed = False
         self._next_load = time.monotonic() + _LOAD_S
         self.why = ""
 
@@ -154,6 +157,8 @@ class Keeper:
         if lost is not None and lost.error is not None:
             self.why = f"; could not write {lost.name} ({lost.error.strerror})"
         self._status = status or (1 << 8 if self.why else 0)
+        if status == signal.SIGKILL and not self._has_killed:
+            self.why += explain_memory(self._memory, read_memory_counters())
         if self._supervisor is not None:
             self._supervisor.tell({"ended": self._status, "why": self.why})
 
@@ -214,6 +219,7 @@ class Keeper:
     def _kill(self) -> None:
         self._kill_at = None
         if self._status is None:
+            self._has_killed = True
             signal_group(self._program, signal.SIGKILL)
 
 

@@ -43,20 +43,26 @@ def read_memory_counters(tree: Tree | None = None) -> MemoryCounters:
     return MemoryCounters(kills)
 
 
-def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan) -> str:
-    """Explain what the kernel did about memory between two readings, as the end of a sentence, or empty."""
+def explain_memory(before: MemoryCounters, after: MemoryCounters, plan: RankPlan | None = None) -> str:
+    """Explain why SIGKILL came between two readings, as the end of a sentence, or empty.
+
+    Args:
+        before: When the rank started.
+        after: When it was killed.
+        plan: The rank's; None: not known here.
+    """
     struck = [name for name, count in after.kills.items() if count > before.kills.get(name, count)]
     if struck:
         # A cgroup kill counts for the machine too; the narrower reason is the better one.
         reason = f"; the kernel's out-of-memory killer struck ({struck[-1]})"
-        if plan.mem_policy == "bind" and struck[-1] == _MACHINE:
+        if plan and plan.mem_policy == "bind" and struck[-1] == _MACHINE:
             # A bound rank is struck while other nodes have memory left: the policy never spills.
             nodes = ",".join(map(str, sorted(plan.mem_nodes)))
             reason += f"; its memory was bound to node {nodes}, try --mem-policy preferred"
         return reason
     if before.limit_hits is not None and (after.limit_hits or 0) > before.limit_hits:
         return "; the cgroup ran into its memory limit meanwhile"
-    return ""
+    return "" if after.kills else "; often that is the kernel's out-of-memory killer"
 
 
 def _read_pairs(tree: Tree, path: str) -> dict[str, int]:

@@ -6,6 +6,7 @@ from launch.backends.ddlrun import describe_flags, parse_ddlrun
 from lmsrun.command_steps import say
 from lmsrun.commands.run import obey
 from lmsrun.manual.pages import Flag, Value
+from lmsrun.place import read_hostfile
 from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun [options] ddlrun [ddlrun's options] PROGRAM [ARGS]\n       lmsrun plan [options] ddlrun ..."
@@ -27,7 +28,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def translate(argv: Sequence[str]) -> list[str]:
     """Say IBM's command line in our words; what has no meaning today is said."""
-    request = parse_ddlrun(argv)
+    request = parse_ddlrun(argv, read_hostfile)
     for note in request.notes:
         say(note)
     return [*request.options, "--", *request.program]

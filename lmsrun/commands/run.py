@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.cluster.step import refuse_inside_step
-from launch.model.errors import PlanError, UsageError
+from launch.model.errors import LmsrunError, PlanError, UsageError
 from launch.model.rank_variables import ATTEMPT
 from lmsrun.command_steps import answer_wish, describe_origin, read_sources, say
 from lmsrun.file_checks import check_program, check_python
@@ -86,8 +86,8 @@ def obey(command: str, parsed: Parsed, environ: Mapping[str, str]) -> int:
         request = replace(request, options=replace(request.options, dry_run=True))
     try:
         code = _run(request, parsed, environ, is_plan)
-    except PlanError as error:
-        raise error.named_by(request.origins) from None
+    except LmsrunError as error:
+        raise error.named_by(request.origins) from error.__cause__
     if is_plan and not request.options.verbose:
         for field in sorted(request.from_files):
             say(describe_origin(request, field))
@@ -197,24 +197,31 @@ def _start_noted(
 
 def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) -> int:
     from launch.cluster.batch_script import render_script
+    from launch.cluster.job import forwarded_names
     from launch.discover import read_machine
     from launch.plan_host.rank_env import parse_forward
     from lmsrun.cluster_run import plan_script
+    from lmsrun.options import OPTIONS
     from lmsrun.resolve import portable_environ
     from lmsrun.sources.command_line import render_argv
 
     check_program(request.program, True, environ)
     here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
     options = request.options
-    given, _, _ = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
+    for warning in unset:
+        say(f"warning: {warning}")
     if given:
         say(f"warning: the script holds the values of {', '.join(given)}; keep it from others")
-    named = tuple(item.partition("=")[0] for item in parsed.values.get("forward", ()))
-    typed = replace(parsed, values={**parsed.values, "forward": named} if named else parsed.values)
+    named = {"forward": tuple(item.partition("=")[0] for item in options.forward)}
+    typed = replace(parsed, values={**parsed.values, **(named if options.forward else {})})
     argv = render_argv(typed, frozenset(here))
     there = {**portable_environ(environ), **given}
     job = plan_script(options, request.program, read_machine(options.topology), there, argv)
-    job = replace(job, exports=given)
+    # These are said otherwise, or hold for this command alone.
+    without = {*given, *(OPTIONS[field].env_name for field in (*here, "forward"))}
+    inherited = tuple(name for name in forwarded_names(environ, asked) if name not in without)
+    job = replace(job, exports=given, inherited=inherited)
     script = os.fsencode(render_script(str(request.options.print_script), job))
     sys.stdout.flush()
     sys.stdout.buffer.write(script)

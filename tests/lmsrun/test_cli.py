@@ -24,6 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a program that leaves a trace, and a saved machine."""
     (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
     (tmp_path / "folder.py").mkdir()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").touch()
     (tmp_path / "tool").write_text("")
     (tmp_path / "tool").chmod(0o755)
     (tmp_path / "fit").write_text("")
@@ -57,6 +59,17 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
             "-np 1 no-such-program",
             "program 'no-such-program' is not there, or cannot be executed; check its path",
         ),
+        ("-np 1 sub/tarin.py", "did you mean sub/train.py?"),
+        (
+            "-np 1 gone/train.py",
+            "program 'gone/train.py' is not there, or cannot be executed; there is no folder gone",
+        ),
+        ("-np 1 train", "did you mean train.py?"),
+        (
+            "-np 1 --lms on train.py",
+            "'on' is not there, or cannot be executed; if train.py is the program, leave out",
+        ),
+        ("-np 1 " + "x" * 5000 + "/t.py", "is not there"),
         ("-np 1 folder.py", "program 'folder.py' is a folder; needed a program, or a script"),
         ("-np 1 ./dgx.json", "program './dgx.json' cannot be executed; try chmod +x"),
         ("-np 1 tool", "program 'tool' is not in PATH; try ./tool"),

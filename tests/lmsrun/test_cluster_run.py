@@ -81,6 +81,42 @@ def test_auto_takes_all_slots_of_an_allocation(dgx: str, capsys: Capture) -> Non
     assert by_machine["world_size"] == 16, "slots that are not given are the machine's GPUs"
 
 
+LSF = {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "a 12 b 12"}
+
+
+@pytest.mark.parametrize("words", [("--launcher", "mpirun"), ("-H", "a,b", "--launcher", "mpirun")])
+def test_slots_that_are_cores_give_a_rank_per_gpu(
+    dgx: str, tmp_path: Path, capsys: Capture, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "nodes").write_text("a\n" * 12 + "b\n" * 12)
+    for environ in (LSF, {"PBS_JOBID": "5", "PBS_NODEFILE": str(tmp_path / "nodes")}):
+        ranks = plan(capsys, "--topology", dgx, *words, **environ)["ranks"]
+        assert [rank["host"] for rank in ranks] == ["a"] * 8 + ["b"] * 8
+        alike = plan(capsys, "--topology", dgx, *words, "-np", "12", **environ)["ranks"]
+        assert [rank["host"] for rank in alike] == ["a"] * 8 + ["b"] * 4
+        assert main(["plan", "--topology", dgx, *words, "-np", "17", "t.py"], environ) == 2
+        assert "17 ranks do not fit on 2 hosts with 16 slots" in capsys.readouterr().err
+
+
+def test_slots_that_are_ranks_or_of_the_user_stay(dgx: str, capsys: Capture) -> None:
+    words = ("--topology", dgx, "--launcher", "mpirun")
+    few = {**LSF, "LSB_MCPU_HOSTS": "a 2 b 2"}
+    assert plan(capsys, *words, **few)["world_size"] == 4
+    assert plan(capsys, *words, "-H", "a:12", **LSF)["world_size"] == 12
+    assert plan(capsys, *words, "--gpus", "none", **LSF)["world_size"] == 24
+
+
+@pytest.mark.parametrize(("slots", "ranks"), [(12, 8), (2, 2)])
+def test_on_this_host_slots_that_are_cores_give_a_rank_per_gpu(
+    dgx: str, capsys: Capture, slots: int, ranks: int
+) -> None:
+    here = {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": f"localhost {slots}"}
+    found = plan(capsys, "--topology", dgx, **here)
+    assert (found["launcher"], found["world_size"]) == ("local", ranks)
+    assert main(["plan", "--topology", dgx, "-np", "9", "t.py"], here) == 2
+    assert f"9 ranks do not fit on 1 host with {ranks} slots" in capsys.readouterr().err
+
+
 def test_gpus_that_a_given_variable_shows_are_the_slots(
     dgx: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +149,7 @@ def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
         (["-H", "a:0,b"], "zero slots"),
         (
             ["-H", "localhost.:1,127.0.0.1:1"],
-            "--hosts names this host twice, as 'localhost.' and '127.0.0.1'",
+            "-H names this host twice, as 'localhost.' and '127.0.0.1'",
         ),
         (["-H", "a;id"], "is not a host name"),
         (["-H", "-oProxyCommand=id"], "is not a host name"),
@@ -133,6 +169,28 @@ def test_a_mistake_is_one_line_and_starts_nothing(
     assert main(["run", "--topology", dgx, *argv, "--", "true"], {"PATH": "/nowhere"}) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("lmsrun: ") and said in lines[0], lines
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("a b", ": 'a b' is not a host name"),
+        ("a,A", " names host 'A' twice"),
+        ("localhost,127.0.0.1", " names this host twice"),
+        ("c", ": host 'c' is not in LSF job 9; it has a, b"),
+        ("a:13", ": host 'a' was given 13 slots; LSF job 9 has 12 there"),
+    ],
+)
+def test_a_mistake_in_hosts_names_where_they_stand(
+    dgx: str, tmp_path: Path, capsys: Capture, hosts: str, said: str
+) -> None:
+    words = ["plan", "--topology", dgx, "--launcher", "mpirun"]
+    environ = LSF if "not in" in said or "given" in said else {}
+    assert main([*words, "t.py"], {**environ, "LMSRUN_HOSTS": hosts}) == 2
+    assert capsys.readouterr().err.startswith(f"lmsrun: LMSRUN_HOSTS{said}")
+    (tmp_path / "lmsrun.toml").write_text(f"hosts = {hosts!r}\n")
+    assert main([*words, "t.py"], environ) == 2
+    assert capsys.readouterr().err.startswith(f"lmsrun: lmsrun.toml: hosts{said}")
 
 
 @pytest.mark.parametrize("launcher", ["local", "horovodrun", "srun"])
@@ -193,6 +251,16 @@ def test_ibms_command_line_can_be_planned(dgx: str, capsys: Capture, words: str)
     assert out.rstrip().endswith("worker -- python t.py -H x")
 
 
+def test_ibms_accelerators_count_for_a_hostfile(dgx: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "f").write_text("a slots=2\nb\n")
+    environ = {"PATH": "/nowhere", "LMSRUN_TOPOLOGY": dgx, "LMSRUN_LAUNCHER": "mpirun"}
+    words = ["plan", "ddlrun", "--hostfile", "f", "--accelerators"]
+    assert main([*words, "1", "t.py"], environ) == 0
+    assert "-np 2 -H a:1,b:1 " in capsys.readouterr().out
+    assert main([*words, "4", "t.py"], environ) == 2
+    assert capsys.readouterr().err == "lmsrun: --hosts: host 'a' was given 4 slots; f has 2 there\n"
+
+
 def test_a_program_called_ddlrun_goes_behind_two_dashes(dgx: str, capsys: Capture) -> None:
     assert main(["plan", "--topology", dgx, "-np", "1", "--", "ddlrun", "-H", "a"], {}) == 0
     assert capsys.readouterr().out.rstrip().endswith("worker -- ddlrun -H a")
@@ -219,6 +287,30 @@ def test_a_batch_script_repeats_the_options(dgx: str, capsys: Capture) -> None:
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
     assert script.endswith("exec lmsrun run --num-proc 16 --numa strict --forward A -- t.py '$x'\n")
     assert "export A='b c'\n" in script
+
+
+@pytest.mark.parametrize("system", ["pbs", "slurm"])
+def test_a_batch_script_names_what_it_inherits_and_holds_no_value_of_it(
+    dgx: str, capsys: Capture, system: str
+) -> None:
+    environ = {
+        **{"PATH": "/nowhere", "LMS_POLICY": "hidden", "WANDB_API_KEY": "hidden", "HF_TOKEN": "hidden"},
+        **{"LMSRUN_NUMA": "strict", "LMSRUN_PRINT_SCRIPT": system, "LMSRUN_FORWARD": "A=b,HF_TOKEN,C"},
+    }
+    assert main(["-x", "A=b", "-x", "HF_TOKEN", "-x", "C", "--topology", dgx, "t.py"], environ) == 0
+    script, said = capsys.readouterr()
+    names = ("HF_TOKEN", "LMSRUN_NUMA", "LMS_POLICY", "PATH")
+    assert f"# From the shell that hands this in: {', '.join(names)}\n" in script
+    assert (f"#PBS -v {','.join(names)}\n" in script) is (system == "pbs")
+    assert "hidden" not in script and "WANDB" not in script and "export A=b\n" in script
+    assert "warning: -x C: C is not set here" in said
+
+
+def test_a_batch_script_has_what_a_variable_forwards(dgx: str, capsys: Capture) -> None:
+    words = ["--print-script", "slurm", "--topology", dgx, "t.py"]
+    assert main(words, {"PATH": "/nowhere", "LMSRUN_FORWARD": "A=b"}) == 0
+    script = capsys.readouterr().out
+    assert "export A=b\n" in script and script.endswith("exec lmsrun run --forward A -- t.py\n")
 
 
 def test_a_commands_files_lie_in_a_folder_of_its_own_and_go_with_it(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,13 +10,13 @@ from erf import parse_erf
 from machines import SPECS, machine
 
 from launch.backends.backend import Order
-from launch.backends.ddlrun import build_ddlrun, parse_ddlrun
+from launch.backends.ddlrun import DdlRequest, build_ddlrun, parse_ddlrun
 from launch.backends.flux import build_flux
 from launch.backends.horovodrun import BACKEND, HorovodOptions, build_horovodrun
 from launch.backends.jsrun import build_jsrun, render_erf
 from launch.backends.mpirun import build_mpirun, refuse_root, render_rankfile
 from launch.backends.srun import build_srun, choose_mpi
-from launch.cluster.hosts import HostShare
+from launch.cluster.hosts import Host, HostShare
 from launch.cluster.job import (
     ClusterJob,
     Command,
@@ -163,17 +163,29 @@ def test_an_erf_needs_cpus() -> None:
             render([unbound])
 
 
+def parse(argv: Sequence[str]) -> DdlRequest:
+    """Parse a command line of IBM's whose hostfile, ``f``, has the hosts a, without slots, and an address."""
+    return parse_ddlrun(argv, lambda path: (Host("a"), Host("::1", 4)) if path == "f" else ())
+
+
 def test_ibms_command_line() -> None:
     options = "-H h1,h2 --mpiarg -pami_noib --accelerators 4 -m b --tcp -x A=1 -x B -v"
-    request = parse_ddlrun([*options.split(), "python", "train.py", "--lms=True", "-H", "x"])
+    request = parse([*options.split(), "python", "train.py", "--lms=True", "-H", "x"])
     assert request.program == ("python", "train.py", "--lms=True", "-H", "x")
     assert request.options == (
         *("--hosts", "h1:4,h2:4", "-x", "A=1", "-x", "B"),
         *("--mpi-args=-pami_noib -tcp", "-v"),
     )
     assert request.notes == ("ddlrun -m b: DDL's reduction mode has no meaning without DDL",)
-    assert parse_ddlrun(["--accelerators", "2", "python", "t.py"]).options == ("--hosts", "localhost:2")
-    assert parse_ddlrun(["-hostfile", "f", "t.py"]).options == ("--hostfile", "f")
+    assert parse(["--accelerators", "2", "python", "t.py"]).options == ("--hosts", "localhost:2")
+    assert parse(["-hostfile", "f", "t.py"]).options == ("--hostfile", "f")
+
+
+def test_ibms_accelerators_count_for_the_hosts_of_a_file() -> None:
+    found = parse(["-hostfile", "f", "-accelerators", "2", "t.py"])
+    assert found.options == ("--hosts", "a:2,[::1]:2", "--hostfile", "f")
+    chosen = parse(["-hostfile", "f", "-accelerators", "2", "-H", "a", "-rf", "r", "t.py"])
+    assert chosen.options == ("--hosts", "a:2", "--hostfile", "f")
 
 
 @pytest.mark.parametrize(
@@ -186,11 +198,12 @@ def test_ibms_command_line() -> None:
         ("--accelerators x python t.py", "whole number of GPUs"),
         ("--accelerators", "--accelerators needs a value: --accelerators N"),
         ("--mpiarg ' python t.py", "No closing quotation"),
+        ("--rankfile r --accelerators 4 python t.py", "rank file is not read; give its hosts with -H H1,H2"),
     ],
 )
 def test_a_wrong_command_line_of_ibms(typed: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        parse_ddlrun(typed.split())
+        parse(typed.split())
 
 
 def test_secrets_and_devices_stay_here() -> None:

@@ -8,6 +8,12 @@ from launch.cluster.allocation import read_allocation
 from launch.cluster.hosts import Host
 from launch.model.errors import UsageError
 
+
+def counted(name: str, slots: int) -> Host:
+    """Build a host whose slots may be cores."""
+    return Host(name, slots, may_count_cores=True)
+
+
 SLURM = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[01-02],gpu7"}
 
 
@@ -76,9 +82,9 @@ def test_slurm_contradicts_itself(more: dict[str, str]) -> None:
 def test_lsf() -> None:
     allocation = read_allocation({"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "h1 4 h2 4"})
     assert allocation is not None and not allocation.csm
-    assert allocation.hosts == (Host("h1", 4), Host("h2", 4))
+    assert allocation.hosts == (counted("h1", 4), counted("h2", 4))
     by_name = read_allocation({"LSB_JOBID": "9", "LSB_HOSTS": "h1 h1 h2"})
-    assert by_name is not None and by_name.hosts == (Host("h1", 2), Host("h2", 1))
+    assert by_name is not None and by_name.hosts == (counted("h1", 2), counted("h2", 1))
 
 
 def test_lsf_with_csm_leaves_out_the_launch_node() -> None:
@@ -104,7 +110,7 @@ def test_pbs(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text("a-gpu0\na-gpu1\na-gpu2\nb-gpu0\n")
     environ = {"PBS_JOBID": "5.pbs", "PBS_NODEFILE": "/nodes"}
     plain = read_allocation(environ, tmp_path)
-    assert plain is not None and plain.hosts == (Host("a", 2), Host("b", 2))
+    assert plain is not None and plain.hosts == (counted("a", 2), counted("b", 2))
     torque = read_allocation({**environ, "PBS_GPUFILE": "/gpus"}, tmp_path)
     assert torque is not None and torque.hosts == (Host("a", 3), Host("b", 1))
     with pytest.raises(UsageError, match="cannot read the host file '/none'"):
@@ -115,7 +121,7 @@ def test_a_host_file_named_from_the_current_folder(tmp_path: Path, monkeypatch: 
     (tmp_path / "nodes").write_text("\ufeffa\r\nb\r\n")
     monkeypatch.chdir(tmp_path)
     found = read_allocation({"PBS_JOBID": "5.pbs", "PBS_NODEFILE": "nodes"})
-    assert found is not None and found.hosts == (Host("a", 1), Host("b", 1))
+    assert found is not None and found.hosts == (counted("a", 1), counted("b", 1))
     with pytest.raises(UsageError, match="cannot read the host file 'gone/nodes': No such file"):
         read_allocation({"PBS_NODEFILE": "gone/nodes"})
 

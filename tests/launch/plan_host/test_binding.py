@@ -10,6 +10,7 @@ from launch.model.settings import PlanSettings
 from launch.plan_host.binding import Binding, BindingTools, bind_ranks, choose_ladder
 from launch.plan_host.host_memory import plan_host_memory
 from launch.plan_host.placement import place_ranks
+from launch.plan_host.planner import HostRequest, plan_host
 
 REFUSED = "set_mempolicy: Operation not permitted"
 NO_POLICY = BindingTools(policies=frozenset(), why=REFUSED)
@@ -127,3 +128,29 @@ def test_what_cannot_be_had_is_an_error(tools: BindingTools, options: dict[str, 
 def test_an_unbindable_rank_fails_strict() -> None:
     with pytest.raises(PlanError, match="--numa strict: rank 0: it is not bound"):
         bind(BindingTools(), name="unknown-node", numa="strict")
+
+
+@pytest.mark.parametrize(
+    ("narrow", "said"),
+    [
+        (
+            {"allowed_cpus": "0-63"},
+            "rank 2: found CPUs of node 0, needed some of node 8 of its GPU",
+        ),
+        ({"allowed_mems": "0"}, "rank 2: found memory of node 0, needed that of node 8"),
+    ],
+)
+def test_strict_refuses_another_node(narrow: dict[str, str], said: str) -> None:
+    machine = machines.machine(replace(machines.SPECS["ac922"], **narrow))  # type: ignore[arg-type]
+    request = HostRequest(("t.py",), 4, 4, settings=PlanSettings(numa="strict"))
+    with pytest.raises(PlanError) as caught:
+        plan_host(machine, request)
+    assert str(caught.value) == f"--numa strict: {said} (a wider cpuset may have it); try --numa auto"
+    assert len(plan_host(machine, replace(request, settings=PlanSettings())).ranks) == 4
+
+
+def test_strict_keeps_memory_on_one_node_where_the_limit_would_widen_it() -> None:
+    machine = machines.with_gpu_memory(machines.machine("dgx"), 40 << 30)
+    request = HostRequest(("t.py",), 8, 8, settings=PlanSettings(numa="strict"))
+    ranks = plan_host(machine, request).ranks
+    assert all((rank.mem_policy, rank.mem_nodes) == ("bind", {rank.numa_node}) for rank in ranks)

@@ -8,6 +8,7 @@ import pytest
 from launch.model.errors import PlanError
 from launch.model.settings import PlanSettings
 from launch.plan_host.gpu_choice import choose_gpus
+from launch.plan_host.planner import HostRequest, plan_host
 from launch.plan_host.rank_env import build_shared_env
 
 _KNOWN = machines.machine("ac922")
@@ -53,6 +54,18 @@ def test_the_callers_hidden_gpus_stay_hidden() -> None:
 @pytest.mark.parametrize(("text", "seen"), [("0,9,1", [0]), ("", []), ("-1", []), ("1,1,2", [1])])
 def test_cudas_own_reading_of_odd_lists(text: str, seen: list[int]) -> None:
     assert chosen("auto", {"CUDA_VISIBLE_DEVICES": text})[0] == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [("0,9,1", "9"), ("1,1,2", "1"), ("0,1", ""), ("0,", ""), ("3, x", "x")]
+)
+def test_a_list_that_ends_early_is_said(text: str, wrong: str) -> None:
+    variable = {"CUDA_VISIBLE_DEVICES": text}
+    said = f"CUDA_VISIBLE_DEVICES={text!r}: {wrong!r} names no further GPU, and ends the list there"
+    assert choose_gpus(MACHINE, "auto", variable).warnings == ((said,) if wrong else ())
+    with pytest.raises(PlanError, match=r"4 ranks do not fit on localhost with . GPUs?") as caught:
+        plan_host(MACHINE, HostRequest(("t.py",), 4, 4, environ=variable))
+    assert (said in str(caught.value)) is bool(wrong)
 
 
 def test_hiding_every_gpu_is_said() -> None:

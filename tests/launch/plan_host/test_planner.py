@@ -1,6 +1,7 @@
 """The plan of one host as a value: ranks of a larger job, environments, what a user decided."""
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from launch.backends.local import plan_local_job
 from launch.model.errors import PlanError, UsageError
 from launch.model.settings import PlanSettings
-from launch.plan_host.planner import HostPlan, HostRequest, plan_host
+from launch.plan_host.planner import MOST_RANKS, HostPlan, HostRequest, plan_host
 from launch.plan_host.rank_env import parse_forward
 from lms.config import LMSConfig
 
@@ -143,3 +144,13 @@ def test_forwarding() -> None:
     for bad in ("C D", "LOCAL_RANK"):
         with pytest.raises(UsageError, match="^LMSRUN_FORWARD "):
             parse_forward([bad], {}, "LMSRUN_FORWARD")
+
+
+def test_many_ranks_on_one_host_are_planned_at_once_or_refused() -> None:
+    settings = PlanSettings(oversubscribe=True, host_mem_limit_mb=1)
+    started = time.process_time()
+    ranks = plan(MOST_RANKS, settings=settings).ranks
+    assert time.process_time() - started < 10, "before, each rank was held against all others: 25 s"
+    assert len({rank.env["HOROVOD_THREAD_AFFINITY"] for rank in ranks}) == 1 and len(ranks) == MOST_RANKS
+    with pytest.raises(PlanError, match=r"8193 ranks are to run on localhost, needed at most 8192 a host"):
+        plan(MOST_RANKS + 1, settings=settings)

@@ -13,6 +13,8 @@ from jobs import wait_until
 from launch.channel.events import Ended, Ending, Event, Joined
 from launch.channel.messages import VARIABLE
 from launch.channel.server import RankChannel
+from launch.rank import keeper
+from launch.supervise.oom_kills import MemoryCounters
 
 LMSRUN = Path(__file__).resolve().parents[3] / "lmsrun" / "__main__.py"
 JOB = "5ec7e7"
@@ -81,3 +83,22 @@ def test_nothing_is_left_when_nobody_is_there(channel: RankChannel, start: Start
     channel.close()
     program = Path("/proc", (tmp_path / "up").read_text().strip())
     wait_until(lambda: not program.exists(), "the program is gone", 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "kills", "why"),
+    [
+        (signal.SIGKILL, (0, 1), "; the kernel's out-of-memory killer struck (the cgroup)"),
+        (signal.SIGKILL, (1, 1), ""),
+        (signal.SIGKILL, (), "; often that is the kernel's out-of-memory killer"),
+        (signal.SIGSEGV, (0, 1), ""),
+    ],
+)
+def test_a_kill_of_the_kernels_is_told(
+    monkeypatch: pytest.MonkeyPatch, status: int, kills: tuple[int, ...], why: str
+) -> None:
+    counters = iter([MemoryCounters({"the cgroup": kill}) for kill in kills] or [MemoryCounters()] * 2)
+    monkeypatch.setattr(keeper, "read_memory_counters", lambda: next(counters))
+    kept = keeper.Keeper(0, (), None, -1, -1)
+    kept._take_end(status)
+    assert kept.why == why
