@@ -14,7 +14,7 @@ from lms.calls.planning_engine import PlanningEngine
 from lms.device.device import is_out_of_memory, is_out_of_pinned_memory
 from lms.intercept.batch_growth import Growth
 from lms.intercept.function_calls import Call
-from lms.intercept.oom_retry import Rescue
+from lms.intercept.oom_retry import NO_ROOM, Rescue
 from lms.report.history import History
 from lms.report.render import explain_out_of_memory, explain_unplanned
 from lms.report.stats import GraphStats, Report
@@ -32,6 +32,10 @@ FULL_POOL = (
     "The pool of pinned host memory, which swaps and batches share, is full. Raise "
     "TF_GPU_HOST_MEM_LIMIT_IN_MB (MiB) as far as the host has memory, or use less batch."
 )
+
+
+class _RanApart(Exception):  # noqa: N818 - it is no error
+    """Ends a run of a step without other ranks: it is undone, and is none of the steps that are counted."""
 
 
 class _Fresh(threading.local):
@@ -117,7 +121,7 @@ class Attempts:
         """
         log, engine, function = self.log, self._engine, call.function
         while True:
-            once = self._timed(owner, partial(self._counted, step))
+            once = self._timed(owner, partial(self._counted, partial(self._real, call, step)))
             try:
                 done = once() if log is None else log.run(owner, logged, once, idle=idle)
             except tf.errors.OpError as error:
@@ -128,6 +132,10 @@ class Attempts:
                     is_retried = rescue.prepare(call, is_alone=is_alone())
                 if not is_retried:
                     raise self._explained(failure, owner, call, rescue.refusal) from error
+            except _RanApart:
+                with aside():
+                    self._undo(rescue, call, is_alone=is_alone())
+                continue
             else:
                 rescue.succeeded(call)
                 return done
@@ -135,6 +143,31 @@ class Attempts:
             engine.books.collector.retries += 1
             engine.books.warn(rescue.message)
             log = None
+
+    def _real(self, call: Call, step: Callable[[], Any]) -> Any:
+        """Run a step; it is none that counts if it ran without other ranks.
+
+        Raises:
+            _RanApart: If that is so.
+        """
+        made = step()
+        if call.attempt is not None and call.attempt.apart:
+            self._engine.books.collector.withdraw(self._fresh.stats)
+            raise _RanApart
+        return made
+
+    def _undo(self, rescue: Rescue, call: Call, *, is_alone: bool) -> None:
+        """Undo a run of a step without other ranks."""
+
+        def next_plan() -> int:
+            self._growth.renew(call.function)
+            return self._growth.generation(call.function)
+
+        logger.info("%s ran without other ranks, to see whether its plan fits", call.function._name)
+        try:
+            rescue.ran_apart(call, next_plan, is_alone=is_alone)
+        except tf.errors.ResourceExhaustedError as error:
+            raise _with_lines(error, NO_ROOM) from error
 
     def _counted(self, step: Callable[[], Any]) -> Any:
         """Run a step; if it was planned in this run, compare the swaps that ran with the plan."""

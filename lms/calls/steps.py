@@ -1,17 +1,20 @@
 """Follow the calls of training steps: collect what a call knows, choose its plan, and retry it."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
+from lms.calls.apart import without_peers
 from lms.calls.attempts import Attempts
 from lms.calls.compiled_steps import CompiledSteps
 from lms.calls.outside_memory import OutsideMemory
 from lms.calls.planning_engine import PlanningEngine
 from lms.calls.session_steps import SessionSteps
+from lms.device.memory_pool import hold
 from lms.intercept.batch_growth import TRACED_ONCE, Growth
 from lms.intercept.batch_replay import Feeder
 from lms.intercept.function_calls import Call, RuntimeCall, Watch
@@ -151,6 +154,17 @@ class Steps:
                 draws=draws,
             )
             self.outside.planned(call.function, runtime.name, work)
+
+    def apart(self, works: Sequence[Work], graph: bytes) -> bytes:
+        """Return the edited graph of a step; without other ranks where it is to run so first."""
+        call, (work, *_) = self.watch.call, works
+        if not self.watch.is_here or self.sessions.watch.run is not None or work.table is None:
+            return graph
+        inputs, plan = work.task.inputs, work.task.plan
+        if not (self.watch.is_only(call) and self.rescue.runs_apart(call, work.table, inputs, plan)):
+            return graph
+        call.attempt.held = [hold(one.residents.fusion, one.device.name) for one in works]
+        return without_peers(graph, sys.modules["horovod.tensorflow"].size())
 
     # --- what the watch tells ----------------------------------------------------------------------------
 

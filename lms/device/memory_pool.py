@@ -136,6 +136,15 @@ def _make_whole(device: str, nbytes: int) -> None:
     _is_whole = True
 
 
+def hold(nbytes: int, device: str) -> Any:
+    """Take memory on a device until the result goes; ``None`` where there is no room, or none is wanted."""
+    with context.eager_mode(), tf.device(device):
+        try:
+            return tf.zeros((nbytes // FLOAT_BYTES,)) if nbytes else None
+        except tf.errors.ResourceExhaustedError:
+            return None
+
+
 class Rooms:
     """The free chunks for small buffers and for batches, on each device of this process."""
 

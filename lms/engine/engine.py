@@ -154,7 +154,7 @@ class Engine:
                 work.device.reset_peak()
         if edit.is_whole:
             self.steps.compiled.left_whole(edit.works)
-        return edit.graph
+        return None if edit.graph is None else self.steps.apart(edit.works, edit.graph)
 
     def refusal(self) -> str | None:
         """Return why no step may be planned now; ``None`` where steps may."""

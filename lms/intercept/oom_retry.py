@@ -12,7 +12,8 @@ Free memory lies in other pieces after each of the first steps, so the next few 
 again like the first one.
 
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
-tried again (:mod:`lms.intercept.side_effects`).
+tried again (:mod:`lms.intercept.side_effects`). But a plan for a step that only exchanges something with
+other ranks runs without them first (:mod:`lms.calls.apart`), and is undone.
 """
 
 import threading
@@ -28,6 +29,7 @@ import tensorflow as tf
 from lms.config import LMSConfig
 from lms.intercept.function_calls import Call, RuntimeCall
 from lms.intercept.side_effects import (
+    PEERS,
     cannot_be_undone,
     cannot_begin_anew,
     draws_from_seed,
@@ -50,6 +52,9 @@ KEPT_CALLS = 16
 LATER_STEPS = 3
 """The steps behind the first one of a plan that may be tried again: all variables are copied before each. On
 an H100 a U-Net ran out of memory in its third step."""
+
+APART_RUNS = 1 + 2
+"""The runs of a plan without other ranks: free memory lies in other pieces after each."""
 
 RETRIED_POLICIES = ("auto", "budget")
 """Behind these policies ``all`` is the last try. Behind ``all`` itself comes ``auto``: the plan with the
@@ -82,6 +87,10 @@ class _Attempt:
     """Whether a plan of the step changes it."""
     draws: bool = False
     """Whether kernels of the step count what they draw: they begin anew with the next plan."""
+    apart: int = 0
+    """How often more the plan runs without other ranks."""
+    held: Any = None
+    """Takes the memory on the device meanwhile that the exchange with other ranks will take."""
 
     @property
     def may_settle(self) -> bool:
@@ -126,6 +135,11 @@ BESIDE = (
     "variables."
 )
 
+APART_BESIDE = (
+    "LMS: a first step ran without other ranks, to be undone, and something else has run beside it with the "
+    "same variables; have the first step run alone"
+)
+
 LATER_STEP = (
     "The step is not tried again: it is not one of the first, and has updated some variables already. Start "
     "again from the last checkpoint."
@@ -160,6 +174,8 @@ class Rescue:
         self._lock = threading.Lock()
         self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
         """By function what is known of its step, and how many more of its calls may be tried again."""
+        self._ran_apart: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """By function the number of the plan that has run without other ranks, and runs with them now."""
 
     def config_for(self, function: Any) -> LMSConfig:
         """Return the configuration to plan a function with; another one when its step is tried again."""
@@ -269,6 +285,46 @@ class Rescue:
             attempt.lasting = attempt.lasting or (WITHIN if is_body else THROUGH)
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
+
+    def runs_apart(self, call: Call, table: NodeTable, inputs: Sequence[Any], plan: int) -> bool:
+        """Tell whether the plan just made for a call runs without other ranks first; count its runs then.
+
+        Args:
+            call: The call.
+            table: Its step, as it was planned.
+            inputs: What its function is called with.
+            plan: The number of the plan.
+        """
+        attempt: _Attempt | None = call.attempt
+        if attempt is None or attempt.lasting != PEERS or attempt.unknown or attempt.session is not None:
+            return False
+        if self._ran_apart.get(call.function) == plan or call.feed.refusal:
+            return False
+        if cannot_be_undone(table, inputs, call.feed.handles, apart=True):
+            return False
+        attempt.lasting, attempt.apart = "", APART_RUNS
+        return True
+
+    def ran_apart(self, call: Call, next_plan: Callable[[], int], *, is_alone: bool) -> None:
+        """Undo a step that ran without other ranks; it runs again, and behind its last such run with them.
+
+        Args:
+            call: The call.
+            next_plan: Has the step planned once more, and returns the number of that plan.
+            is_alone: Whether no other step may have changed the same variables since it began.
+
+        Raises:
+            tf.errors.OpError: If it cannot be undone.
+        """
+        attempt: _Attempt = call.attempt
+        if not is_alone:
+            raise tf.errors.AbortedError(None, None, APART_BESIDE)
+        self._give_back(attempt)
+        call.feed.rewind()
+        attempt.apart -= 1
+        if not attempt.apart:
+            call.attempt = None
+            self._ran_apart[call.function] = next_plan()
 
     def prepare(self, call: Call, *, is_alone: bool) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried.

@@ -11,7 +11,15 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import compat
 
-from lms.ir.op_traits import PYTHON_TYPES, is_collective, is_update, lasting_effect
+from lms.ir.op_traits import (
+    ASKS_ABOUT_PEERS,
+    PEERLESS,
+    PYTHON_TYPES,
+    WRITES,
+    is_collective,
+    is_update,
+    lasting_effect,
+)
 from lms.process_state import has_peers
 from lms.reader.called_functions import called_by, calls_functions, nodes_reached, nodes_within
 from lms.reader.node_table import NodeTable
@@ -44,6 +52,8 @@ OF_FUNCTION = (
 OF_SESSION = "those of an iterator of the session; feed the batches"
 """The batches that are not kept, and what to do."""
 
+TWICE = "it prints or writes something, which would be there twice"
+
 PEERS = "other ranks may have received a part of it already"
 
 SEEDS = ("file_random_seed", "seed", "seed2")
@@ -61,7 +71,12 @@ iterator between steps, or reach one by its name."""
 
 
 def cannot_be_undone(
-    table: NodeTable, inputs: Sequence[Any], kept: Collection[Any], *, in_session: bool = False
+    table: NodeTable,
+    inputs: Sequence[Any],
+    kept: Collection[Any],
+    *,
+    in_session: bool = False,
+    apart: bool = False,
 ) -> str:
     """Return why the step in this graph must not be run again; empty where it may.
 
@@ -70,8 +85,14 @@ def cannot_be_undone(
         inputs: What the function is called with.
         kept: The handles of iterators that give the same batches again.
         in_session: Whether a session runs it.
+        apart: Whether it runs without other ranks, also where nothing forces that.
     """
     types = {*table.types, *(node.op for node in _nodes_called(table))}
+    if apart:
+        own = {*table.types} & (PEERLESS | ASKS_ABOUT_PEERS)
+        types -= own - {node.op for node in _nodes_called(table)}
+        if any(op_type.startswith(WRITES) for op_type in types):
+            return TWICE
     if may_reach_peers(types):
         return PEERS
     if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):

@@ -136,6 +136,21 @@ their operands until all is done (``HorovodAllreduceOp::ComputeAsync`` in ``mpi_
 long before. TensorFlow's own work in place."""
 
 
+GROUPED, GATHERS = "HorovodGroupedAllreduce", "HorovodAllgather"
+"""Reduces several tensors at once; joins the rows of all ranks."""
+
+PEERLESS = frozenset({"HorovodAllreduce", "HorovodBroadcast", GROUPED, GATHERS})
+"""Collectives for which copies of this rank's own operands can stand."""
+
+ASKS_ABOUT_PEERS = frozenset(
+    {"HorovodLocalRank", "HorovodLocalSize", "HorovodProcessSetIncluded", "HorovodRank", "HorovodSize"}
+)
+"""Ops that tell what a rank knows of the others, and send nothing."""
+
+WRITES = ("Print", "Save", "Write")
+"""Beginnings of the types of ops that print something, or write it to a file."""
+
+
 def is_collective(op_type: str) -> bool:
     """Tell whether ops of this type communicate with other ranks."""
     return op_type.startswith(COLLECTIVE_PREFIXES)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from lms.device.kernels import OpFacts, Reader, Shape
 from lms.optimizer.grappler_item import Output
@@ -39,6 +40,17 @@ def size_of(output: Output) -> int | None:
 def shape_of(output: Output) -> Shape:
     """Return the dimensions of an output, ``None`` for one of open size."""
     return None if output.dims is None else tuple(None if dim < 0 else dim for dim in output.dims)
+
+
+@functools.cache
+def has_kernel(op_type: str, device_type: str, dtype: int, attr: str = "T") -> bool:
+    """Tell whether TensorFlow runs an op of this data type, an attribute of it, on such a device."""
+    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
+        if kernel.device_type in (device_type, "DEFAULT"):
+            taken = {one.name: one.allowed_values.list.type for one in kernel.constraint}
+            if dtype in taken.get(attr, (dtype,)):
+                return True
+    return False
 
 
 def facts_of(table: NodeTable, outputs: Sequence[Sequence[Output]], node: int) -> OpFacts:

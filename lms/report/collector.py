@@ -1,7 +1,7 @@
 """Gather the figures of what LMS does in this process, and the latest plans."""
 
 import os
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -45,6 +45,13 @@ class Collector:
         self._forget(stats)
         self._planned.pop(_trace(stats), None)
         self._postponed = [*self._postponed, (stats, describe)][-DESCRIBED:]
+
+    def withdraw(self, graphs: Collection[GraphStats]) -> None:
+        """Drop the figures of plans that are made once more at once."""
+        gone = {id(one) for one in graphs}
+        left = [one for one in self.graphs if id(one) not in gone]
+        self.plans -= len(self.graphs) - len(left)
+        self.graphs[:] = left
 
     @property
     def planned(self) -> Mapping[Hashable, Planned]:

@@ -9,11 +9,9 @@ up to 32 turns early what does not wait for the turn before, and all of that wou
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from lms.ir.op_traits import STACKED
 from lms.optimizer.grappler_item import Output
@@ -30,7 +28,7 @@ from lms.reader.loop_lists import (
     read_only_list,
 )
 from lms.reader.node_table import ENTERS, MARK_ATTR, NodeTable, Source
-from lms.reader.op_facts import size_of
+from lms.reader.op_facts import has_kernel, size_of
 from lms.reader.survey import Place
 from lms.rewriter.writer import MARK
 
@@ -94,7 +92,7 @@ def find_stackable(
         only_loops = all(table.types[node] in ENTERS for node, _ in table.readers[end])
         dtype = outputs[one.element.node][one.element.index].dtype
         is_known = dtype in FLOATS and all(
-            _has_kernel(op, place.device_type, dtype) for op in (STACK, FROM_TENSOR)
+            has_kernel(op, place.device_type, dtype, "element_dtype") for op in (STACK, FROM_TENSOR)
         )
         if one.pops and only_loops and is_known and place.holds(table.devices[end]):
             groups.setdefault((one.element, table.frame[one.fills]), []).append(one)
@@ -106,16 +104,6 @@ def find_stackable(
             found.append(Stackable((*lists,), length, element, length * nbytes))
     turn = {node: number for number, node in enumerate(table.order)}
     return sorted(found, key=lambda one: turn[one.exit])
-
-
-@cache
-def _has_kernel(op_type: str, device_type: str, dtype: int, attr: str = "element_dtype") -> bool:
-    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
-        if kernel.device_type in (device_type, "DEFAULT"):
-            taken = {one.name: one.allowed_values.list.type for one in kernel.constraint}
-            if dtype in taken.get(attr, (dtype,)):
-                return True
-    return False
 
 
 class Zeros(NamedTuple):
@@ -147,7 +135,7 @@ def find_zeros(
         if table.frame[read.node] != frame:
             continue
         whole = outputs[read.node][read.index]
-        can = _has_kernel(EMPTY_TENSOR, place.device_type, whole.dtype, "dtype")
+        can = has_kernel(EMPTY_TENSOR, place.device_type, whole.dtype, "dtype")
         if whole.dtype in FLOATS and size_of(whole) and can and place.holds(table.devices[node]):
             yield Zeros(node, read, whole, *loops)
 

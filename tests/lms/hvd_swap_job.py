@@ -16,8 +16,11 @@ import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
 import lms.hvd  # noqa: E402
+from lms.engine import installation  # noqa: E402
 
 STEPS, BATCH = 20, 8
+PLANNED, TAKEN = 3 << 20, 1 << 20
+"""The bytes that a step is planned for, and those of them that something else takes."""
 
 
 def train() -> str:
@@ -64,10 +67,8 @@ def peaks() -> dict[str, Any]:
     }
 
 
-def segments() -> dict[str, Any]:
-    """Train a step that XLA compiles in segments between the swaps and what Horovod exchanges."""
-    lms.enable(enabled=True, policy="all", xla="auto", min_tensor_bytes=4096)
-    hvd.init()
+def train_dense(*, compiled: bool) -> tuple[list[float], str]:
+    """Fit layers of this rank's own data; the losses, and the digest of the weights."""
     tf.keras.utils.set_random_seed(1)
     layers = tf.keras.layers
     inputs = x = layers.Input((128,))
@@ -78,20 +79,61 @@ def segments() -> dict[str, Any]:
     rows, labels = random.rand(1024, 128).astype("f"), random.randint(0, 10, 1024)
     optimizer = lms.hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.05, momentum=0.9))
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=True)
+    model.compile(optimizer, loss, jit_compile=compiled)
     losses = model.fit(rows, labels, batch_size=512, epochs=4, verbose=0, shuffle=False).history["loss"]
     trained = b"".join(variable.numpy().tobytes() for variable in model.trainable_variables)
+    return losses, hashlib.sha256(trained).hexdigest()
+
+
+def retried() -> dict[str, Any]:
+    """Train where one rank finds less memory than its first plan was made for.
+
+    Something else takes it once the plan is made. The rank finds out before it has exchanged anything.
+    """
+    hvd.init()
+    _, before = train_dense(compiled=False)
+    lms.enable(enabled=True, policy="budget", budget_bytes=PLANNED, min_tensor_bytes=4096)
+    steps, held = installation.engine().steps, []
+    apart = steps.apart
+
+    def crowded(works: Any, graph: bytes) -> bytes:
+        if hvd.rank() == 1 and not held:
+            free = works[0].limit_bytes - PLANNED
+            held.extend(tf.zeros(1 << 18) for _ in range((free + TAKEN) >> 20))
+        return bytes(apart(works, graph))
+
+    steps.apart = crowded
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, after = train_dense(compiled=False)
+    report = lms.report()
+    return {
+        "rank": hvd.rank(),
+        "before": before,
+        "after": after,
+        "retries": report.retries,
+        "plans": len(report.edited),
+        "steps": steps.attempts.history.count,
+        "said": [str(one.message) for one in caught],
+    }
+
+
+def segments() -> dict[str, Any]:
+    """Train a step that XLA compiles in segments between the swaps and what Horovod exchanges."""
+    lms.enable(enabled=True, policy="all", xla="auto", min_tensor_bytes=4096)
+    hvd.init()
+    losses, trained = train_dense(compiled=True)
     return {
         "rank": hvd.rank(),
         "losses": losses,
-        "trained": hashlib.sha256(trained).hexdigest(),
+        "trained": trained,
         "segments": [graph.segments for graph in lms.report().edited],
         "swapped": [graph.tensors for graph in lms.report().edited],
         "executed": [graph.executed for graph in lms.report().edited],
     }
 
 
-KINDS = {"peaks": peaks, "segments": segments}
+KINDS = {"peaks": peaks, "retried": retried, "segments": segments}
 
 if __name__ == "__main__":
     print(json.dumps(KINDS.get(sys.argv[-1], main)()), flush=True)

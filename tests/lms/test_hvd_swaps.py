@@ -14,6 +14,7 @@ import pytest
 pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMITED = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "32", "HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
 JOB = Path(__file__).with_name("hvd_swap_job.py")
 
 
@@ -47,6 +48,15 @@ def test_the_plan_counts_horovods_fusion_buffer(asked: int | None, mib: int) -> 
     for rank in run_ranks("peaks", **default):
         assert all(mib << 20 <= base < mib + 8 << 20 for base in rank["base"]), rank
         assert rank["planned"] == pytest.approx(rank["measured"], rel=0.1), rank
+
+
+def test_a_rank_that_runs_out_of_memory_at_first_is_planned_again() -> None:
+    """Its plan runs without the other rank first, which has received nothing of it."""
+    ranks = {rank["rank"]: rank for rank in run_ranks("retried", **LIMITED)}
+    assert len({rank[when] for rank in ranks.values() for when in ("before", "after")}) == 1
+    assert not ranks[0]["retries"] and ranks[1]["retries"], ranks
+    assert all(rank["steps"] == 8 for rank in ranks.values())
+    assert any("the first step ran out of memory" in text for text in ranks[1]["said"])
 
 
 def test_two_ranks_train_in_segments_that_xla_compiles() -> None:
