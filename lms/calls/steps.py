@@ -103,12 +103,14 @@ class Steps:
         hints = ShapeHints(shapes, call.batches, self._batch_size(call), values=values)
         may_compile = self.compiled.may_compile(runtime)
         may_be_whole = may_compile and self.compiled.may_be_whole(call, runtime)
+        plan = self.growth.generation(call.function, runtime.name)
         task = Task(
             request,
             function_name(runtime.name),
             config,
             hints,
-            plan=self.growth.generation(call.function, runtime.name),
+            plan=plan,
+            tried=self.rescue.is_tried(call.function, plan),
             beside=self.growth.beside(call.function, runtime.name),
             compiled=may_compile and (may_be_whole or config.xla == "auto"),
             may_be_whole=may_be_whole,

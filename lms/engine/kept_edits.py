@@ -65,6 +65,8 @@ class KeptEdits:
     def used_again(self, known: Edit, task: Task, devices: Collection[Device]) -> Edit | None:
         """Return a kept edit for another function; ``None`` if a device's free room differs.
 
+        What ran without other ranks runs with them as it is.
+
         Raises:
             LMSError: If the store has no room left for what is swapped.
         """
@@ -76,7 +78,7 @@ class KeptEdits:
         if len(works) < len(known.works):
             return None
         rooms = zip(known.works, works, strict=True)
-        if not all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
+        if not task.tried and not all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
             return None
         for work in works:
             if work.edits is not None:

@@ -298,12 +298,16 @@ class Rescue:
         attempt: _Attempt | None = call.attempt
         if attempt is None or attempt.lasting != PEERS or attempt.unknown or attempt.session is not None:
             return False
-        if self._ran_apart.get(call.function) == plan or call.feed.refusal:
+        if self.is_tried(call.function, plan) or call.feed.refusal:
             return False
         if cannot_be_undone(table, inputs, call.feed.handles, apart=True):
             return False
         attempt.lasting, attempt.apart = "", APART_RUNS
         return True
+
+    def is_tried(self, function: Any, plan: int) -> bool:
+        """Tell whether a plan of a function is the one that has just run without other ranks."""
+        return function is not None and self._ran_apart.get(function) == plan
 
     def ran_apart(self, call: Call, next_plan: Callable[[], int], *, is_alone: bool) -> None:
         """Undo a step that ran without other ranks; it runs again, and behind its last such run with them.
