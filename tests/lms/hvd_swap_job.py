@@ -19,7 +19,7 @@ import lms.hvd  # noqa: E402
 from lms.engine import installation  # noqa: E402
 
 STEPS, BATCH = 20, 8
-PLANNED, TAKEN = 3 << 20, 1 << 20
+PLANNED, TAKEN = 18 << 20, 4 << 20
 """The bytes that a step is planned for, and those of them that something else takes."""
 
 
@@ -67,13 +67,13 @@ def peaks() -> dict[str, Any]:
     }
 
 
-def train_dense(*, compiled: bool) -> tuple[list[float], str]:
+def train_dense(units: int = 128, *, compiled: bool) -> tuple[list[float], str]:
     """Fit layers of this rank's own data; the losses, and the digest of the weights."""
     tf.keras.utils.set_random_seed(1)
     layers = tf.keras.layers
     inputs = x = layers.Input((128,))
     for _ in range(4):
-        x = layers.Dense(128, activation="gelu")(x)
+        x = layers.Dense(units, activation="gelu")(x)
     model = tf.keras.Model(inputs, layers.Dense(10)(x))
     random = np.random.RandomState(hvd.rank())
     rows, labels = random.rand(1024, 128).astype("f"), random.randint(0, 10, 1024)
@@ -91,7 +91,7 @@ def retried() -> dict[str, Any]:
     Something else takes it once the plan is made. The rank finds out before it has exchanged anything.
     """
     hvd.init()
-    _, before = train_dense(compiled=False)
+    _, before = train_dense(512, compiled=False)
     lms.enable(enabled=True, policy="budget", budget_bytes=PLANNED, min_tensor_bytes=4096)
     steps, held = installation.engine().steps, []
     apart = steps.apart
@@ -105,7 +105,7 @@ def retried() -> dict[str, Any]:
     steps.apart = crowded
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _, after = train_dense(compiled=False)
+        _, after = train_dense(512, compiled=False)
     report = lms.report()
     return {
         "rank": hvd.rank(),

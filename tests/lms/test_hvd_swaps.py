@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMITED = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "32", "HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
+LIMITED = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "96", "HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
 JOB = Path(__file__).with_name("hvd_swap_job.py")
 
 
