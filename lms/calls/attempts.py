@@ -148,9 +148,14 @@ class Attempts:
         """Run a step; it is none that counts if it ran without other ranks.
 
         Raises:
-            _RanApart: If that is so.
+            _RanApart: If that is so. Other errors than want of memory may come of that: copies are no sums.
         """
-        made = step()
+        try:
+            made = step()
+        except tf.errors.OpError as error:
+            if call.attempt is None or not call.attempt.apart or is_out_of_memory(error):
+                raise
+            call.attempt.apart = 1
         if call.attempt is not None and call.attempt.apart:
             self._engine.books.collector.withdraw(self._fresh.stats)
             raise _RanApart

@@ -33,6 +33,7 @@ from lms.intercept.side_effects import (
     cannot_be_undone,
     cannot_begin_anew,
     draws_from_seed,
+    folds_exchanges,
     goes_through_dataset,
     runs_python,
     types_reached,
@@ -301,6 +302,8 @@ class Rescue:
         if self.is_tried(call.function, plan) or call.feed.refusal:
             return False
         if cannot_be_undone(table, inputs, call.feed.handles, apart=True):
+            return False
+        if any(folds_exchanges(name, table) for name in call.functions):
             return False
         attempt.lasting, attempt.apart = "", APART_RUNS
         return True

@@ -101,6 +101,20 @@ def cannot_be_undone(
     return _lasting(types)
 
 
+def folds_exchanges(name: str, table: NodeTable) -> bool:
+    """Tell whether TensorFlow may have exchanged constants with other ranks while it optimized a function.
+
+    It works out what depends on constants alone, and Horovod's ops are not marked as having a state. It does
+    so again each time that it optimizes the function, and waits for the other ranks then.
+
+    Args:
+        name: The function of the runtime.
+        table: Its graph behind TensorFlow's own passes.
+    """
+    traced = sum(node.op in PEERLESS for node in nodes_within([name]))
+    return traced > sum(op_type in PEERLESS for op_type in table.types)
+
+
 def may_reach_peers(types: Collection[str]) -> bool:
     """Tell whether running ops of these types may send something to other ranks.
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -118,6 +119,36 @@ def retried() -> dict[str, Any]:
     }
 
 
+def asserted(*, constant: bool = False) -> dict[str, Any]:
+    """Train a step that fails without the other rank: it checks what the ranks make together.
+
+    Where that is made of a ``constant``, TensorFlow exchanges it when it optimizes the step.
+    """
+    hvd.init()
+    lms.enable(enabled=True, policy="all", min_tensor_bytes=4096)
+    weights = [tf.Variable(tf.random.stateless_normal((64, 64), (seed, 1)) * 0.1) for seed in range(6)]
+
+    @tf.function
+    def step(ones: Any) -> Any:
+        with tf.GradientTape() as tape:
+            x = ones
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x * x)
+        gradients = tape.gradient(loss, weights)
+        ranks = hvd.allreduce(tf.ones(()) if constant else tf.reduce_max(ones), op=hvd.Sum, name="ranks")
+        with tf.control_dependencies([tf.debugging.assert_equal(ranks, 2.0)]):
+            for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+                weight.assign_sub(1e-3 * hvd.allreduce(gradient, name=f"gradient.{number}"))
+        return loss
+
+    losses = [float(step(tf.ones((512, 64)))) for _ in range(3)]
+    trained = hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights)).hexdigest()
+    edited = [graph.tensors for graph in lms.report().edited]
+    apart = len(installation.engine().steps.rescue._ran_apart)
+    return {"rank": hvd.rank(), "losses": losses, "trained": trained, "tensors": edited, "apart": apart}
+
+
 def segments() -> dict[str, Any]:
     """Train a step that XLA compiles in segments between the swaps and what Horovod exchanges."""
     lms.enable(enabled=True, policy="all", xla="auto", min_tensor_bytes=4096)
@@ -133,7 +164,13 @@ def segments() -> dict[str, Any]:
     }
 
 
-KINDS = {"peaks": peaks, "retried": retried, "segments": segments}
+KINDS = {
+    "peaks": peaks,
+    "retried": retried,
+    "asserted": asserted,
+    "folded": partial(asserted, constant=True),
+    "segments": segments,
+}
 
 if __name__ == "__main__":
     print(json.dumps(KINDS.get(sys.argv[-1], main)()), flush=True)

@@ -59,6 +59,15 @@ def test_a_rank_that_runs_out_of_memory_at_first_is_planned_again() -> None:
     assert any("the first step ran out of memory" in text for text in ranks[1]["said"])
 
 
+@pytest.mark.parametrize(("kind", "apart"), [("asserted", 1), ("folded", 0)])
+def test_a_step_that_fails_without_other_ranks_runs_with_them(kind: str, apart: int) -> None:
+    """One that TensorFlow exchanges constants for while it optimizes it is not tried without them."""
+    first, second = run_ranks(kind)
+    assert first["apart"] == second["apart"] == apart
+    assert first["losses"] == second["losses"] and len({*first["losses"]}) == 3
+    assert first["trained"] == second["trained"] and len(first["tensors"]) == 1, first
+
+
 def test_two_ranks_train_in_segments_that_xla_compiles() -> None:
     first, second = sorted(run_ranks("segments"), key=lambda rank: int(rank["rank"]))
     least = 1 if version("tensorflow").startswith("2.15") else 2  # Keras 2 makes a smaller step of it
