@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from lms.ir.op_traits import GATHERS, GROUPED, PEERLESS
+from lms.ir.op_traits import APART_TYPES, GATHERS, GROUPED
 from lms.reader.op_facts import has_kernel
 
 COPIES, HANDS_ON, JOINS = "DeepCopy", "Identity", "ConcatV2"
@@ -23,7 +23,7 @@ def without_peers(graph: bytes, ranks: int) -> bytes:
 
     Args:
         graph: A serialized GraphDef, whose collectives are of the types that
-            :data:`~lms.ir.op_traits.PEERLESS` names.
+            :data:`~lms.ir.op_traits.APART_TYPES` names.
         ranks: The number of ranks: results of a gathering are so many times as large.
     """
     graph_def = graph_pb2.GraphDef.FromString(graph)
@@ -34,7 +34,7 @@ def without_peers(graph: bytes, ranks: int) -> bytes:
             _ungroup(graph_def, node, renamed)
         elif node.op == GATHERS:
             _join(graph_def, node, ranks)
-        elif node.op in PEERLESS:
+        elif node.op in APART_TYPES:
             _copy(node)
     for node in graph_def.node if renamed else ():
         for slot, text in enumerate(node.input):

@@ -35,7 +35,7 @@ FULL_POOL = (
 
 
 class _RanApart(Exception):  # noqa: N818 - it is no error
-    """Ends a run of a step without other ranks: it is undone, and is none of the steps that are counted."""
+    """Ends a run of a step apart from other ranks, which is undone and does not count."""
 
 
 class _Fresh(threading.local):
@@ -119,9 +119,27 @@ class Attempts:
             idle: Whether the log has a line of it although it moves nothing.
             is_alone: Tells whether no other step may have changed its variables since it began.
         """
+        try:
+            return self._tried(call, step, rescue, owner, logged, aside=aside, idle=idle, is_alone=is_alone)
+        finally:
+            with aside():
+                rescue.leave(call)
+
+    def _tried(
+        self,
+        call: Call,
+        step: Callable[[], Any],
+        rescue: Rescue,
+        owner: Any,
+        logged: str,
+        *,
+        aside: Callable[[], AbstractContextManager[None]],
+        idle: bool,
+        is_alone: Callable[[], bool],
+    ) -> Any:
         log, engine, function = self.log, self._engine, call.function
         while True:
-            once = self._timed(owner, partial(self._counted, partial(self._real, call, step)))
+            once = self._timed(owner, partial(self._counted, partial(self._real, call, step, rescue)))
             try:
                 done = once() if log is None else log.run(owner, logged, once, idle=idle)
             except tf.errors.OpError as error:
@@ -133,8 +151,9 @@ class Attempts:
                 if not is_retried:
                     raise self._explained(failure, owner, call, rescue.refusal) from error
             except _RanApart:
+                logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
                 with aside():
-                    self._undo(rescue, call, is_alone=is_alone())
+                    _undo(rescue, call)
                 continue
             else:
                 rescue.succeeded(call)
@@ -144,8 +163,8 @@ class Attempts:
             engine.books.warn(rescue.message)
             log = None
 
-    def _real(self, call: Call, step: Callable[[], Any]) -> Any:
-        """Run a step; it is none that counts if it ran without other ranks.
+    def _real(self, call: Call, step: Callable[[], Any], rescue: Rescue) -> Any:
+        """Run a step; it does not count if it ran apart from other ranks.
 
         Raises:
             _RanApart: If that is so. Other errors than want of memory may come of that: copies are no sums.
@@ -153,26 +172,16 @@ class Attempts:
         try:
             made = step()
         except tf.errors.OpError as error:
-            if call.attempt is None or not call.attempt.apart or is_out_of_memory(error):
+            if not rescue.is_apart(call) or is_out_of_memory(error):
                 raise
-            call.attempt.apart = 1
-        if call.attempt is not None and call.attempt.apart:
-            self._engine.books.collector.withdraw(self._fresh.stats)
-            raise _RanApart
-        return made
-
-    def _undo(self, rescue: Rescue, call: Call, *, is_alone: bool) -> None:
-        """Undo a run of a step without other ranks."""
-
-        def next_plan() -> int:
-            self._growth.renew(call.function)
-            return self._growth.generation(call.function)
-
-        logger.info("%s ran without other ranks, to see whether its plan fits", call.function._name)
-        try:
-            rescue.ran_apart(call, next_plan, is_alone=is_alone)
-        except tf.errors.ResourceExhaustedError as error:
-            raise _with_lines(error, NO_ROOM) from error
+            call.apart.runs = 1
+        else:
+            if not rescue.is_apart(call):
+                rescue.ran(call)
+                return made
+            del made
+        self._engine.books.collector.withdraw(self._fresh.stats)
+        raise _RanApart
 
     def _counted(self, step: Callable[[], Any]) -> Any:
         """Run a step; if it was planned in this run, compare the swaps that ran with the plan."""
@@ -248,6 +257,18 @@ class Attempts:
         planned = collector.planned_of(name, call.functions)
         explanation = explain_out_of_memory(planned, report, policy=policy, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
+
+
+def _undo(rescue: Rescue, call: Call) -> None:
+    """Undo a run of a step apart from other ranks.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: If there is no room for that.
+    """
+    try:
+        rescue.ran_apart(call)
+    except tf.errors.ResourceExhaustedError as error:
+        raise _with_lines(error, NO_ROOM) from error
 
 
 def _with_lines(error: Any, *lines: str) -> Exception:

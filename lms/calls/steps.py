@@ -110,7 +110,7 @@ class Steps:
             config,
             hints,
             plan=plan,
-            tried=self.rescue.is_tried(call.function, plan),
+            tried=call.tried,
             beside=self.growth.beside(call.function, runtime.name),
             compiled=may_compile and (may_be_whole or config.xla == "auto"),
             may_be_whole=may_be_whole,
@@ -158,14 +158,14 @@ class Steps:
             self.outside.planned(call.function, runtime.name, work)
 
     def apart(self, works: Sequence[Work], graph: bytes) -> bytes:
-        """Return the edited graph of a step; without other ranks where it is to run so first."""
+        """Return the graph of an edited step, with copies for exchanges where it runs apart first."""
         call, (work, *_) = self.watch.call, works
         if not self.watch.is_here or self.sessions.watch.run is not None or work.table is None:
             return graph
-        inputs, plan = work.task.inputs, work.task.plan
-        if not (self.watch.is_only(call) and self.rescue.runs_apart(call, work.table, inputs, plan)):
+        if not (self.watch.is_only(call) and self.rescue.runs_apart(call, work.table, work.task.inputs)):
             return graph
-        call.attempt.held = [hold(one.residents.fusion, one.device.name) for one in works]
+        fusion = {one.device.name: one.residents.fusion for one in works}
+        call.apart.held = [hold(nbytes, device) for device, nbytes in fusion.items()]
         return without_peers(graph, sys.modules["horovod.tensorflow"].size())
 
     # --- what the watch tells ----------------------------------------------------------------------------
@@ -180,6 +180,10 @@ class Steps:
         if self.watch.is_only(call) and (more := self.outside.outgrown(call.function, runtime.name)):
             self._engine.books.warn(f"{function_name(runtime.name)} {more}")
         return self.growth.generation(call.function, runtime.name)
+
+    def number(self, call: Call, runtime: RuntimeCall, generation: int) -> int:
+        """Return the number of the options for a call that runs this plan."""
+        return self.rescue.number(call, runtime.name, generation)
 
     def ran(self, runtime: RuntimeCall) -> None:
         """Raise the errors that were noted while a function of the runtime ran."""

@@ -65,7 +65,7 @@ class KeptEdits:
     def used_again(self, known: Edit, task: Task, devices: Collection[Device]) -> Edit | None:
         """Return a kept edit for another function; ``None`` if a device's free room differs.
 
-        What ran without other ranks runs with them as it is.
+        What ran apart from other ranks runs with them as it is.
 
         Raises:
             LMSError: If the store has no room left for what is swapped.

@@ -142,13 +142,14 @@ def render_estimate(found: Mapping[str, Any]) -> str:
     lines += [f"{mode}: {note}" for mode, note in notes.items()]
     if any(row[head.index(sizes[2])] == TIGHT for row in rows):
         lines.append(f"{TIGHT}: {IS_TIGHT}")
-    if any(one["largest_batch"] for gpu in found["gpus"] for one in gpu["modes"]):
+    if any(one["largest_batch"] and not one["is_more"] for gpu in found["gpus"] for one in gpu["modes"]):
         lines.append(f"largest batch: {IS_LARGEST}")
     lines += [f"not known: {text}" for text in found["unknown"]]
     return "\n".join(lines)
 
 
 def _fits(mode: Mapping[str, Any], memory_bytes: int) -> str:
+    """Tell in a word whether the traced batch fits."""
     if not mode["fits"]:
         return "no"
     return "yes" if mode["peak_bytes"] <= (1 - ERROR) * memory_bytes else TIGHT

@@ -51,6 +51,10 @@ class Call:
     steps behind a first one, of a session's step; ``None`` for others."""
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
+    apart: Any = None
+    """How it runs apart from other ranks first, where it may."""
+    tried: bool = False
+    """Whether its plan has just run apart."""
     ran: list["RuntimeCall"] = field(default_factory=list)
     """Holds each function of the runtime that it has run, or runs."""
     beside: set[int] = field(default_factory=set)
@@ -130,6 +134,9 @@ class Observer(Protocol):
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
         """Return the number of the wanted plan; for another number TensorFlow optimizes again."""
+
+    def number(self, call: Call, runtime: RuntimeCall, generation: int) -> int:
+        """Return the number of the options for a call that runs this plan."""
 
     def ran(self, runtime: RuntimeCall) -> None:
         """Take note that a function of the runtime has run, or has failed."""
@@ -278,7 +285,8 @@ class Watch:
         copy = self._compiler.without_xla(call, runtime)
         call.ran[-1] = runtime = replace(runtime, copy=copy)
         outer, before = self._local.runtime, ctx.function_call_options
-        planned = self._options.planned(before, generation, is_copy=bool(copy))
+        number = self._observer.number(call, runtime, generation)
+        planned = self._options.planned(before, number, is_copy=bool(copy))
         ctx.function_call_options, iterations = planned
         plugin.expect_iterations(iterations)
         latest = self._latest

@@ -13,13 +13,15 @@ again like the first one.
 
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
 tried again (:mod:`lms.intercept.side_effects`). But a plan for a step that only exchanges something with
-other ranks runs without them first (:mod:`lms.calls.apart`), and is undone.
+other ranks runs apart from them first (:mod:`lms.calls.apart`), and is undone.
 """
 
+import itertools
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,12 +35,14 @@ from lms.intercept.side_effects import (
     cannot_be_undone,
     cannot_begin_anew,
     draws_from_seed,
+    exchanges,
     folds_exchanges,
     goes_through_dataset,
     runs_python,
     types_reached,
 )
 from lms.ir.op_traits import is_update
+from lms.process_state import has_peers
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type, variable_handles
 from lms.variables.on_host import HostVariables
@@ -55,7 +59,7 @@ LATER_STEPS = 3
 an H100 a U-Net ran out of memory in its third step."""
 
 APART_RUNS = 1 + 2
-"""The runs of a plan without other ranks: free memory lies in other pieces after each."""
+"""The runs of a plan apart from other ranks: free memory lies in other pieces after each."""
 
 RETRIED_POLICIES = ("auto", "budget")
 """Behind these policies ``all`` is the last try. Behind ``all`` itself comes ``auto``: the plan with the
@@ -88,10 +92,6 @@ class _Attempt:
     """Whether a plan of the step changes it."""
     draws: bool = False
     """Whether kernels of the step count what they draw: they begin anew with the next plan."""
-    apart: int = 0
-    """How often more the plan runs without other ranks."""
-    held: Any = None
-    """Takes the memory on the device meanwhile that the exchange with other ranks will take."""
 
     @property
     def may_settle(self) -> bool:
@@ -112,6 +112,25 @@ class _Attempt:
                 self.unknown = True
             else:
                 self.values[id(handle)] = handle, value.numpy()
+
+
+@dataclass
+class _Apart:
+    """The runs of a call apart from other ranks.
+
+    They have options of their own, which no other call has: TensorFlow keeps their graph by these.
+    """
+
+    name: str
+    """The function of the runtime."""
+    plan: int
+    number: int
+    """Of the options: below 0, where no plan has its number."""
+    runs: int = 0
+    """How often more it runs apart; 0: the graph of these options turns out to be the real one."""
+    attempt: _Attempt = field(default_factory=_Attempt)
+    held: Any = None
+    """Takes the memory on the device that the exchange with other ranks will take."""
 
 
 WITHIN = (
@@ -136,11 +155,6 @@ BESIDE = (
     "variables."
 )
 
-APART_BESIDE = (
-    "LMS: a first step ran without other ranks, to be undone, and something else has run beside it with the "
-    "same variables; have the first step run alone"
-)
-
 LATER_STEP = (
     "The step is not tried again: it is not one of the first, and has updated some variables already. Start "
     "again from the last checkpoint."
@@ -162,7 +176,7 @@ class Rescue:
     """
 
     def __init__(self, config: LMSConfig, host: HostVariables) -> None:
-        self._host, self._config = host, config
+        self._host, self._all_tries = host, [config, *_further_tries(config)]
         self.message = self.refusal = ""
         self._tries: weakref.WeakKeyDictionary[Any, list[LMSConfig]] = weakref.WeakKeyDictionary()
         """By function that was tried again the configuration that it is planned with, and those behind it."""
@@ -175,8 +189,15 @@ class Rescue:
         self._lock = threading.Lock()
         self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
         """By function what is known of its step, and how many more of its calls may be tried again."""
-        self._ran_apart: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """By function the number of the plan that has run without other ranks, and runs with them now."""
+        self._apart_numbers = itertools.count(-1, -1)
+        self._numbers: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """By function, function of the runtime and plan the number of the options that the plan runs with."""
+        self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The functions of which a call may run apart now."""
+        self._exchanging: dict[str, bool] = {}
+        """By function of the runtime whether it has collectives for which copies may stand."""
 
     def config_for(self, function: Any) -> LMSConfig:
         """Return the configuration to plan a function with; another one when its step is tried again."""
@@ -188,7 +209,7 @@ class Rescue:
 
     def _tries_of(self, function: Any) -> list[LMSConfig]:
         known = None if function is None else self._tries.get(function)
-        return known or [self._config, *_further_tries(self._config)]
+        return known or self._all_tries
 
     def settles(self, function: Any) -> bool:
         """Tell whether the next call of a function may be tried again although it was planned before."""
@@ -287,51 +308,97 @@ class Rescue:
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
 
-    def runs_apart(self, call: Call, table: NodeTable, inputs: Sequence[Any], plan: int) -> bool:
-        """Tell whether the plan just made for a call runs without other ranks first; count its runs then.
+    # --- apart from other ranks --------------------------------------------------------------------------
+
+    def number(self, call: Call, name: str, plan: int) -> int:
+        """Return the number of the options for a call: the plan's own, or one for a plan to run apart first.
+
+        Args:
+            call: The call.
+            name: The function of the runtime that it runs.
+            plan: The number of the plan.
+        """
+        function, apart = call.function, call.apart
+        if function is None or not has_peers():
+            return plan
+        if apart is not None:
+            return apart.number if apart.name == name else plan
+        with self._lock:
+            known = self._numbers.get(function, {}).get((name, plan))
+            if known is None and function not in self._under_way and self.is_ready(function):
+                if name not in self._exchanging:
+                    self._exchanging[name] = exchanges(name)
+                if self._exchanging[name]:
+                    self._under_way.add(function)
+                    call.apart = _Apart(name, plan, known := next(self._apart_numbers))
+        return plan if known is None else known
+
+    def runs_apart(self, call: Call, table: NodeTable, inputs: Sequence[Any]) -> bool:
+        """Tell whether the plan just made for a call runs apart from other ranks first.
 
         Args:
             call: The call.
             table: Its step, as it was planned.
             inputs: What its function is called with.
-            plan: The number of the plan.
         """
         attempt: _Attempt | None = call.attempt
-        if attempt is None or attempt.lasting != PEERS or attempt.unknown or attempt.session is not None:
+        if call.apart is None or attempt is None or attempt.lasting != PEERS or attempt.unknown:
             return False
-        if self.is_tried(call.function, plan) or call.feed.refusal:
+        if call.begun is not None or call.feed.refusal:
             return False
         if cannot_be_undone(table, inputs, call.feed.handles, apart=True):
             return False
-        if any(folds_exchanges(name, table) for name in call.functions):
+        if folds_exchanges(call.apart.name, table):
             return False
-        attempt.lasting, attempt.apart = "", APART_RUNS
+        attempt.lasting = ""
+        call.apart.attempt, call.apart.runs = attempt, APART_RUNS
         return True
 
-    def is_tried(self, function: Any, plan: int) -> bool:
-        """Tell whether a plan of a function is the one that has just run without other ranks."""
-        return function is not None and self._ran_apart.get(function) == plan
+    def is_apart(self, call: Call) -> bool:
+        """Tell whether what a call runs is apart from other ranks."""
+        return call.apart is not None and call.apart.runs > 0
 
-    def ran_apart(self, call: Call, next_plan: Callable[[], int], *, is_alone: bool) -> None:
-        """Undo a step that ran without other ranks; it runs again, and behind its last such run with them.
+    def ran_apart(self, call: Call) -> None:
+        """Undo a run apart from other ranks; behind the last one the step runs with them.
 
-        Args:
-            call: The call.
-            next_plan: Has the step planned once more, and returns the number of that plan.
-            is_alone: Whether no other step may have changed the same variables since it began.
+        What another thread has done to the same variables meanwhile is undone, too: nothing ran beside the
+        step when it began.
 
         Raises:
             tf.errors.OpError: If it cannot be undone.
         """
-        attempt: _Attempt = call.attempt
-        if not is_alone:
-            raise tf.errors.AbortedError(None, None, APART_BESIDE)
-        self._give_back(attempt)
+        apart: _Apart = call.apart
+        apart.held = None
+        self._give_back(apart.attempt)
         call.feed.rewind()
-        attempt.apart -= 1
-        if not attempt.apart:
-            call.attempt = None
-            self._ran_apart[call.function] = next_plan()
+        apart.runs -= 1
+        if not apart.runs:
+            call.attempt, call.tried = None, True
+            self._settle(call, apart.plan)
+
+    def ran(self, call: Call) -> None:
+        """Note that a call has run its step, and not apart: its options have the real graph."""
+        if call.apart is not None:
+            self._settle(call, call.apart.number)
+
+    def leave(self, call: Call) -> None:
+        """Undo, as far as possible, what an error has ended while it ran apart."""
+        apart: _Apart | None = call.apart
+        if apart is not None:
+            if apart.runs:
+                apart.held = None
+                with suppress(tf.errors.OpError):
+                    self._give_back(apart.attempt)
+            self._settle(call, None)
+
+    def _settle(self, call: Call, number: int | None) -> None:
+        """End what a call runs apart; its plan has options of this number from now on."""
+        with self._lock:
+            apart: _Apart = call.apart
+            call.apart = None
+            self._under_way.discard(call.function)
+            if number is not None:
+                self._numbers.setdefault(call.function, {})[apart.name, apart.plan] = number
 
     def prepare(self, call: Call, *, is_alone: bool) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried.
@@ -364,6 +431,9 @@ class Rescue:
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
         self._tries[call.function] = tries
+        if call.apart is not None:
+            self._under_way.discard(call.function)
+            call.apart = None
         which, why = "a step" if worked else "the first step", ""
         if not attempt.covered:
             which += ", some of whose tensors are in no plan,"

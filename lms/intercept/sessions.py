@@ -263,7 +263,7 @@ class SessionWatch:
             with self.aside():
                 return self._originals["partial_run_setup"](session, *args, **kwargs)
 
-        changes = watched_init, watched_run, WatchedCallable, unplanned_setup
+        changes: tuple[Any, ...] = watched_init, watched_run, WatchedCallable, unplanned_setup
         for name, changed in zip(WATCHED, changes, strict=True):
             setattr(tf_session.BaseSession, name, changed)
 

@@ -12,17 +12,17 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import compat
 
 from lms.ir.op_traits import (
+    APART_TYPES,
     ASKS_ABOUT_PEERS,
-    PEERLESS,
     PYTHON_TYPES,
-    WRITES,
+    STATES_UNDONE,
     is_collective,
     is_update,
     lasting_effect,
 )
 from lms.process_state import has_peers
 from lms.reader.called_functions import called_by, calls_functions, nodes_reached, nodes_within
-from lms.reader.node_table import NodeTable
+from lms.reader.node_table import ROOT, NodeTable
 from lms.variables.handles import value_type
 
 TAKES_BATCH = ("IteratorGetNext", "MultiDeviceIteratorGetNext")
@@ -52,7 +52,7 @@ OF_FUNCTION = (
 OF_SESSION = "those of an iterator of the session; feed the batches"
 """The batches that are not kept, and what to do."""
 
-TWICE = "it prints or writes something, which would be there twice"
+UNKNOWN_STATE = "it prints or writes something, or has a state that is not known"
 
 PEERS = "other ranks may have received a part of it already"
 
@@ -85,20 +85,44 @@ def cannot_be_undone(
         inputs: What the function is called with.
         kept: The handles of iterators that give the same batches again.
         in_session: Whether a session runs it.
-        apart: Whether it runs without other ranks, also where nothing forces that.
+        apart: Whether it runs apart from other ranks, also where it has memory enough.
     """
-    types = {*table.types, *(node.op for node in _nodes_called(table))}
-    if apart:
-        own = {*table.types} & (PEERLESS | ASKS_ABOUT_PEERS)
-        types -= own - {node.op for node in _nodes_called(table)}
-        if any(op_type.startswith(WRITES) for op_type in types):
-            return TWICE
+    called = {node.op for node in _nodes_called(table)}
+    types = {*table.types, *called}
+    types -= _copied(table) | ASKS_ABOUT_PEERS - called if apart else set()
     if may_reach_peers(types):
         return PEERS
+    if apart and (goes_through_dataset(types) or any(map(_has_unknown_state, types))):
+        return UNKNOWN_STATE
     if not all(_is_kept(table, node, inputs, kept) for node in _takers(table)):
         which = OF_SESSION if in_session else OF_FUNCTION
         return f"it has taken batches that were not kept, and would get others now: {which}"
     return _lasting(types)
+
+
+def _copied(table: NodeTable) -> set[str]:
+    """Return the types of a step's collectives for all of which copies may stand.
+
+    The turns of a loop may hang on what ranks make together, and some ranks of a process set are none of it.
+    """
+    found: dict[str, bool] = {}
+    for node, op_type in enumerate(table.types):
+        if op_type in APART_TYPES:
+            is_plain = table.frame[node] == ROOT and not table.nodes[node].attr["process_set_id"].i
+            found[op_type] = found.get(op_type, True) and is_plain
+    return {op_type for op_type, is_plain in found.items() if is_plain}
+
+
+def _has_unknown_state(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    is_stateful = definition is None or definition.is_stateful
+    is_known = is_update(op_type) or op_type in ASKS_ABOUT_PEERS or op_type.startswith((*STATES_UNDONE, "_"))
+    return is_stateful and not is_known
+
+
+def exchanges(name: str) -> bool:
+    """Tell whether a function of the runtime has collectives for which copies may stand."""
+    return not APART_TYPES.isdisjoint(types_reached([name]))
 
 
 def folds_exchanges(name: str, table: NodeTable) -> bool:
@@ -111,8 +135,8 @@ def folds_exchanges(name: str, table: NodeTable) -> bool:
         name: The function of the runtime.
         table: Its graph behind TensorFlow's own passes.
     """
-    traced = sum(node.op in PEERLESS for node in nodes_within([name]))
-    return traced > sum(op_type in PEERLESS for op_type in table.types)
+    traced = sum(node.op in APART_TYPES for node in nodes_within([name]))
+    return traced > sum(op_type in APART_TYPES for op_type in table.types)
 
 
 def may_reach_peers(types: Collection[str]) -> bool:

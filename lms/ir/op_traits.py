@@ -139,16 +139,21 @@ long before. TensorFlow's own work in place."""
 GROUPED, GATHERS = "HorovodGroupedAllreduce", "HorovodAllgather"
 """Reduces several tensors at once; joins the rows of all ranks."""
 
-PEERLESS = frozenset({"HorovodAllreduce", "HorovodBroadcast", GROUPED, GATHERS})
-"""Collectives for which copies of this rank's own operands can stand."""
+APART_TYPES = frozenset({"HorovodAllreduce", "HorovodBroadcast", GROUPED, GATHERS})
+"""Collectives for which copies of this rank's own operands stand where a step runs apart from other ranks."""
 
 ASKS_ABOUT_PEERS = frozenset(
     {"HorovodLocalRank", "HorovodLocalSize", "HorovodProcessSetIncluded", "HorovodRank", "HorovodSize"}
 )
 """Ops that tell what a rank knows of the others, and send nothing."""
 
-WRITES = ("Print", "Save", "Write")
-"""Beginnings of the types of ops that print something, or write it to a file."""
+STATES_UNDONE = (
+    *("Assert", "Case", "CudnnRNN", "DeepCopy", "Empty", "If", "Iterator", "Lms", "Multinomial"),
+    *("Parameterized", "Random", "ReadVariable", "Resource", "Rng", "Stateful", "TemporaryVariable"),
+    *("TensorArray", "Truncated", "Var", "While"),
+)
+"""Beginnings of the types of stateful ops, besides updates, of which a step that is undone leaves nothing:
+their state is in variables, batches that are given again, kernels that are made anew, or the step."""
 
 
 def is_collective(op_type: str) -> bool:

@@ -244,6 +244,8 @@ def _turns(table: NodeTable, condition: Source) -> int | None:
         limit, counted = constant(table, end), _counted(table, handed_on(table, counter).node)
         if limit is not None and counted is not None:
             begin, step = counted
+            if not (begin.is_integer() and step.is_integer()):  # sums of fractions hang on their rounding
+                return None
             turns = (limit - begin) / step
             return (
                 max(0, math.floor(turns) + 1 if reaches else math.ceil(turns))

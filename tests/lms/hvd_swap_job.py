@@ -18,6 +18,7 @@ import tensorflow as tf  # noqa: E402
 import lms  # noqa: E402
 import lms.hvd  # noqa: E402
 from lms.engine import installation  # noqa: E402
+from lms.intercept import oom_retry  # noqa: E402
 
 STEPS, BATCH = 20, 8
 PLANNED, TAKEN = 18 << 20, 4 << 20
@@ -145,8 +146,63 @@ def asserted(*, constant: bool = False) -> dict[str, Any]:
     losses = [float(step(tf.ones((512, 64)))) for _ in range(3)]
     trained = hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights)).hexdigest()
     edited = [graph.tensors for graph in lms.report().edited]
-    apart = len(installation.engine().steps.rescue._ran_apart)
+    apart = tried_apart()
     return {"rank": hvd.rank(), "losses": losses, "trained": trained, "tensors": edited, "apart": apart}
+
+
+def tried_apart() -> int:
+    """Count the plans that have run apart from other ranks."""
+    numbers = installation.engine().steps.rescue._numbers
+    return sum(number >= 0 for plans in numbers.values() for number in plans.values())
+
+
+def left() -> dict[str, Any]:
+    """Catch an error of runs apart; and call functions that may have no graph of such a run."""
+    hvd.init()
+    oom_retry._further_tries = lambda config: iter([config])  # each lets TensorFlow wait for ten seconds
+    lms.enable(enabled=True, policy="all", min_tensor_bytes=4096)
+    weights = [tf.Variable(tf.random.stateless_normal((64, 64), (seed, 1)) * 0.1) for seed in range(6)]
+    steps, held = installation.engine().steps, []
+    apart, mine = steps.apart, tf.ones(()) * (hvd.rank() + 1)
+
+    def crowded(works: Any, graph: bytes) -> bytes:
+        held.extend(tf.zeros(1 << 16) for _ in range((works[0].limit_bytes >> 18) - 18))
+        return bytes(apart(works, graph))
+
+    def train(x: Any, mine: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x * x)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(1e-6 * gradient)
+        return hvd.allreduce(mine, op=hvd.Sum, name="mine")
+
+    step, rows = tf.function(train), tf.ones((8192, 64))
+    before = [weight.numpy() for weight in weights]
+    steps.apart = crowded
+    caught = ""
+    try:
+        step(rows, mine)
+    except tf.errors.ResourceExhaustedError as error:
+        caught = str(error)
+    steps.apart, _ = apart, held.clear()
+    undone = all(map(np.array_equal, before, [weight.numpy() for weight in weights]))
+    sums = [float(step(rows, mine))]
+    step = tf.function(train)
+    sums += [float(step(rows, mine)), float(step.get_concrete_function(rows, mine)(rows, mine))]
+
+    def elements() -> Any:
+        yield from (np.full((8192, 64), number, "f") for number in range(8))
+
+    def through(dataset: Any, mine: Any) -> Any:
+        batch = next(iter(dataset))
+        return train(batch, mine + batch[0, 0])
+
+    batches = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec((8192, 64)))
+    sums.append(float(tf.function(through)(batches, mine)))
+    figures = {"sums": sums, "undone": undone, "apart": tried_apart()}
+    return {"rank": hvd.rank(), "caught": caught, **figures}
 
 
 def segments() -> dict[str, Any]:
@@ -167,6 +223,7 @@ def segments() -> dict[str, Any]:
 KINDS = {
     "peaks": peaks,
     "retried": retried,
+    "left": left,
     "asserted": asserted,
     "folded": partial(asserted, constant=True),
     "segments": segments,

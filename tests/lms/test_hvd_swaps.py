@@ -14,7 +14,9 @@ import pytest
 pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMITED = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "96", "HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
+PLAIN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+"""Other kernels end the process where memory runs out."""
+LIMITED = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "96", "HOROVOD_FUSION_THRESHOLD": str(1 << 20), **PLAIN}
 JOB = Path(__file__).with_name("hvd_swap_job.py")
 
 
@@ -57,6 +59,13 @@ def test_a_rank_that_runs_out_of_memory_at_first_is_planned_again() -> None:
     assert not ranks[0]["retries"] and ranks[1]["retries"], ranks
     assert all(rank["steps"] == 8 for rank in ranks.values())
     assert any("the first step ran out of memory" in text for text in ranks[1]["said"])
+
+
+def test_only_the_runs_apart_have_a_graph_without_the_exchange() -> None:
+    limited = {**LIMITED, "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64", "HOROVOD_FUSION_THRESHOLD": "0"}
+    for rank in run_ranks("left", **limited):
+        assert "LMS: the step ran out of memory" in rank["caught"] and rank["undone"], rank
+        assert rank["sums"] == [3, 3, 3, 3] and rank["apart"] == 1, rank
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("asserted", 1), ("folded", 0)])

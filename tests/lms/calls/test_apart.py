@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from lms.calls.apart import without_peers
-from lms.intercept.side_effects import PEERS, TWICE, cannot_be_undone
+from lms.intercept.side_effects import PEERS, UNKNOWN_STATE, cannot_be_undone
 from lms.ir.op_traits import GATHERS, GROUPED
 from lms.reader.node_table import NodeTable
 
@@ -76,12 +76,25 @@ def test_a_gathering_has_the_rows_of_so_many_ranks() -> None:
         ("HorovodSize", ""),
         ("HorovodAlltoall", PEERS),
         ("CollectiveReduceV2", PEERS),
-        ("PrintV2", TWICE),
-        ("WriteScalarSummary", TWICE),
-        ("LookupTableInsertV2", "it changes a lookup table"),
+        ("PrintV2", UNKNOWN_STATE),
+        ("WriteScalarSummary", UNKNOWN_STATE),
+        ("LookupTableInsertV2", UNKNOWN_STATE),
+        ("AnOpOfTheUsers", UNKNOWN_STATE),
+        ("MakeIterator", UNKNOWN_STATE),
+        ("RandomUniform", ""),
+        ("AssignAddVariableOp", ""),
     ],
 )
 def test_a_step_runs_apart_where_that_can_be_undone(op_type: str, why: str) -> None:
     table = NodeTable.of(graph_of(("a", "HorovodAllreduce", ["x"]), ("one", op_type, ["y"])))
     assert cannot_be_undone(table, (), (), apart=True) == why
     assert cannot_be_undone(table, (), ()) == PEERS
+
+
+def test_a_step_does_not_run_apart_in_a_process_set_or_a_loop() -> None:
+    graph_def = graph_of(("a", "HorovodAllreduce", ["x"]))
+    graph_def.node[-1].attr["process_set_id"].i = 1
+    assert cannot_be_undone(NodeTable.of(graph_def), (), (), apart=True) == PEERS
+    graph_def = graph_of(("into", "Enter", ["x"]), ("a", "HorovodAllreduce", ["into"]))
+    graph_def.node[-2].attr["frame_name"].s = b"loop"
+    assert cannot_be_undone(NodeTable.of(graph_def), (), (), apart=True) == PEERS
