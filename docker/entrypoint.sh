@@ -4,7 +4,7 @@
 #   (nothing)             the self check, `lmsrun check`
 #   a command of lmsrun (run, plan, fit, top ...), -OPTION ..., PROGRAM.py ...
 #                         lmsrun with these arguments; options may also come as LMSRUN_* variables, whatever their
-#                         values hold, and one that lmsrun does not know ends the container with one line
+#                         values hold; one that is a misspelt option ends the container with one line and exit code 2
 #   sshd                  a host of a job that somebody else launches: sshd on port 2222, for the keys in the file
 #                         that AUTHORIZED_KEYS names (default ~/.ssh/authorized_keys)
 #   anything else         that command, as it is

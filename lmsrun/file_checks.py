@@ -5,12 +5,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
 from launch.system.program_path import find_program
-from lms.config import LMSConfig, find_near
+from lms.config import LMSConfig, find_near, nearest
 from lms.errors import PlaceError
 from lms.user_paths import require_folder
 from lmsrun.options import COMMANDS, LaunchOptions
@@ -158,9 +159,13 @@ def _check_module(program: Sequence[str], *, is_ours: bool) -> None:
         module = program[1].removesuffix(".py")
         hint = f", or {MODULE} {module} for the module" if module.isidentifier() else ""
         raise UsageError(f"{MODULE} {program[1]}: that is a file; leave {MODULE} out{hint}")
-    top = program[1].partition(".")[0]
+    if not is_ours:
+        return
+    top, *parts = program[1].split(".")
+    if lack := _find_lack(top, parts):
+        raise UsageError(f"{MODULE} {program[1]}: {lack}")
     # Python puts the current folder first.
-    if not is_ours or os.path.exists(top) or os.path.isfile(f"{top}.py"):
+    if os.path.exists(top) or os.path.isfile(f"{top}.py"):
         return
     try:
         found = importlib.util.find_spec(top)
@@ -171,6 +176,35 @@ def _check_module(program: Sequence[str], *, is_ours: bool) -> None:
             f"{MODULE} {program[1]}: there is no module {top} in this folder or for {sys.executable}; "
             "check its name, go to its folder, or name another interpreter with --python"
         )
+
+
+def _find_lack(package: str, parts: Sequence[str]) -> str | None:
+    """Say which part of a module's name its package lacks; ``None`` also where only an import would tell."""
+    places = ["", *sys.path]
+    name = package
+    for part in parts:
+        found = PathFinder.find_spec(name.rpartition(".")[2], places)
+        if found is None or not found.submodule_search_locations or _looks_elsewhere(found.origin):
+            return None
+        places = list(found.submodule_search_locations)
+        if PathFinder.find_spec(part, places) is None:
+            from pkgutil import iter_modules  # Only a mistake pays for it.
+
+            near = nearest(part, {module.name for module in iter_modules(places)})
+            return f"there is no module {part or repr(part)} in {name}{near}"
+        name += f".{part}"
+    return None
+
+
+def _looks_elsewhere(path: str | None) -> bool:
+    """Tell whether a package's own code may find modules outside of its folder; true if that is unknown."""
+    if path is None:  # a package without code
+        return False
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return not path.endswith(".py") or any(way in text for way in ("__path__", "sys.modules", "meta_path"))
 
 
 def check_python(python: str | None, environ: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ Parser, TOML file, environment, help and docs follow from what stands here and i
 """
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,13 @@ parse_num_proc = number_or("auto", 1, MAX_RANKS)
 
 parse_stdin = number_or("none", 0, MAX_RANKS)
 """``none`` (None) or the number of a rank."""
+
+
+def parse_folder(text: str) -> str:
+    """Parse a folder; one that is relative is one of the current folder."""
+    if not text:
+        raise ValueError("DIR")
+    return os.path.abspath(text)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class LaunchOptions(ClusterSettings):
         "jobs-dir",
         "folder in whose lmsrun-jobs the running jobs of this machine find each other",
         JOB,
+        parse=parse_folder,
         metavar="DIR",
         commands=("run", "check"),
     )

@@ -68,8 +68,17 @@ def watched(options: LaunchOptions, supervised: "JobOptions") -> Iterator["JobOp
                 words.seek(0)
                 said = words.read().decode(errors="replace")
             if sys.stderr is not None:
-                sys.stderr.write(said)
-                sys.stderr.flush()
+                _print_at_end(said)
+
+
+def _print_at_end(said: str) -> None:
+    """Print what lmsrun itself had to say; a terminal that was closed does not cost the job's exit code."""
+    try:
+        sys.stderr.write(said)
+        sys.stderr.flush()
+    except OSError:
+        # It is still buffered, and would be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _command(options: LaunchOptions) -> list[str]:

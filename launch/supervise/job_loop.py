@@ -16,7 +16,7 @@ from launch.model.plan import LaunchPlan
 from launch.receipts.judge import RankReceipt, read_leaving_before
 from launch.supervise.children import Child, Children
 from launch.supervise.job import JobFiles, JobOptions
-from launch.supervise.lingering import Lingering
+from launch.supervise.lingering import LeftBehind, Lingering
 from launch.supervise.rank_process import become_child, fork_process
 from launch.supervise.receipt_display import ReceiptDisplay
 from launch.supervise.receipt_watch import Outcome
@@ -80,6 +80,7 @@ class JobLoop:
         (self._front, self._guard), self._handled = above, {*passed, signal.SIGTERM, signal.SIGCHLD}
         self._pids: dict[int, int] = {}
         self._lingering = Lingering()
+        self._left_behind: LeftBehind | None = None
         self._streams: list[RankStream] = []
         self._out, self._err = open_consoles(options.stdout_fd, options.stderr_fd, options.words_fd)
         self._has_launcher = options.command is not None
@@ -109,6 +110,7 @@ class JobLoop:
         gc.enable()
         while not self._end.over:
             self._turn(wakeup)
+        self._end_left_behind(wakeup)
         return self._finish(wakeup)
 
     # Starting
@@ -205,7 +207,9 @@ class JobLoop:
         return [self._out] if self._out is self._err else [self._out, self._err]
 
     def _next_due(self) -> float | None:
-        all_due = self._end.due, self._receipts.due, self._stall.due, self._lingering.due
+        all_due = [self._end.due, self._receipts.due, self._stall.due, self._lingering.due]
+        if self._left_behind is not None:
+            all_due.append(self._left_behind.due)
         due = [when for when in all_due if when is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -376,6 +380,15 @@ class JobLoop:
         return read_leaving_before(self._files.receipt_dir, rank, others, self._end.statuses)
 
     # The end
+
+    def _end_left_behind(self, wakeup: int) -> None:
+        """Give what ranks that ended well have started the time to end; a signal to the job cuts it short."""
+        left = self._left_behind = LeftBehind(self._options.grace_period_s)
+        while not self._end.is_ending and left.lives():
+            self._turn(wakeup)
+        if left.count and not self._options.quiet:
+            named = "process" if left.count == 1 else "processes"
+            self._note(f"warning: ended {left.count} {named} that ranks had left behind")
 
     def _finish(self, wakeup: int) -> int:
         """Leave no process, no output and no reason behind."""

@@ -37,6 +37,7 @@ RenderReceipts = Callable[[Sequence[RankReceipt]], str]
 
 _PASSED_ON = (*PASSED_ON, signal.SIGTSTP)
 """Ctrl-Z stops the ranks, too."""
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _SWEEP_S = 5.0
 _GUARD_NAME = "job-guard"
 
@@ -46,6 +47,7 @@ def run_job(
     options: JobOptions,
     render_receipts: RenderReceipts,
     rank_failed: "mmap | None" = None,
+    heard: set[signal.Signals] | None = None,
 ) -> int:
     """Run a planned job on this host to its end.
 
@@ -55,6 +57,7 @@ def run_job(
         render_receipts: Makes the table that is printed when the ranks have started.
         rank_failed: Memory that children share; its first item becomes 1 if the job ended because a rank
             failed by itself.
+        heard: Gets the signals to end that came, also one that came too late for the ranks.
 
     Returns:
         The exit code: of the first rank to fail, 128 + signal for a signal, 141 when the reader of our output
@@ -85,7 +88,7 @@ def run_job(
         os.close(alive)
         for fd in files.output_fds.values():
             os.close(fd)
-        return _wait_in_front(guard, passed, spare)
+        return _wait_in_front(guard, passed, spare, heard)
     finally:
         restore_file_limit(files)
         _remove_folders(files)
@@ -115,7 +118,7 @@ def _guard(
             _supervise(plan, options, children, files, render_receipts, (front, guard), passed, rank_failed)
         os.close(front)
         rename_process(_GUARD_NAME)
-        code = _end_of("supervisor", _pass_signals(supervisor, passed))
+        code = _end_of("supervisor", _pass_signals(supervisor, passed, set()))
         _sweep()
     except JobError as error:
         _say(str(error))
@@ -157,15 +160,19 @@ def _supervise(
         os._exit(code)
 
 
-def _wait_in_front(guard: int, passed: set[signal.Signals], spare: frozenset[int]) -> int:
+def _wait_in_front(
+    guard: int, passed: set[signal.Signals], spare: frozenset[int], heard: set[signal.Signals] | None
+) -> int:
     """Pass signals on until the guard is gone, then make sure that nothing of the job is left."""
-    status = _pass_signals(guard, passed, is_front=True)
+    status = _pass_signals(guard, passed, set() if heard is None else heard, is_front=True)
     _sweep(spare)
     return _end_of("guard", status)
 
 
-def _pass_signals(child: int, passed: set[signal.Signals], is_front: bool = False) -> int:
-    """Hand signals on to a child until it ends; returns its wait status."""
+def _pass_signals(
+    child: int, passed: set[signal.Signals], heard: set[signal.Signals], is_front: bool = False
+) -> int:
+    """Hand signals on to a child until it ends; returns its wait status. ``heard`` gets those to end."""
     while True:
         number = signal.sigwait(passed | {signal.SIGCHLD})
         if number == signal.SIGCHLD:
@@ -174,6 +181,7 @@ def _pass_signals(child: int, passed: set[signal.Signals], is_front: bool = Fals
                 return status
             continue
         os.kill(child, number)
+        heard.update({signal.Signals(number)} & _ENDING)
         if is_front and number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 

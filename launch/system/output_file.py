@@ -34,10 +34,7 @@ def open_output(path: str | os.PathLike[str], late: int = os.O_TRUNC) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | late | own, 0o666)
     except OSError as error:
         if own and error.errno == errno.ELOOP:
-            raise UsageError(
-                f"{os.fspath(path)} is a link of another user, who may lead it anywhere; "
-                "remove it, or choose another --output-dir"
-            ) from None
+            raise _refusal_of_link(path, "choose another --output-dir") from None
         raise
 
 
@@ -55,6 +52,27 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     else:
         replace_file(Path(os.path.realpath(path)), text, mode)
+
+
+def write_unnamed(path: str | os.PathLike[str], text: str, instead: str) -> None:
+    """Write a file whose name the user has not given as a whole; a link leads to it if it is his or root's.
+
+    Args:
+        path: The file.
+        text: What it is to hold.
+        instead: What to do instead of removing a link.
+
+    Raises:
+        UsageError: If a link of another user lies there.
+        OSError: If it cannot be written.
+    """
+    if _is_own_link(path):
+        write_whole(path, text)
+        return
+    if os.path.islink(path):
+        raise _refusal_of_link(path, instead)
+    # Also where it is not ours alone: that follows no link which somebody puts there meanwhile.
+    replace_file(Path(path), text, (_mode_to_keep(path) or 0) & 0o777)
 
 
 def replace_file(path: Path, text: str, mode: int = 0) -> None:
@@ -105,6 +123,12 @@ def _rename(draft: Path, target: Path) -> None:
         if error.errno != errno.EBUSY:
             raise
         target.write_bytes(draft.read_bytes())
+
+
+def _refusal_of_link(path: str | os.PathLike[str], instead: str) -> UsageError:
+    return UsageError(
+        f"{os.fspath(path)} is a link of another user, who may lead it anywhere; remove it, or {instead}"
+    )
 
 
 def _is_own_link(path: str | os.PathLike[str]) -> bool:

@@ -70,6 +70,11 @@ def read_descendants(pid: int, proc: Path = Path("/proc"), spare: frozenset[int]
     return found
 
 
+def read_living(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """Read which descendants have not ended; one whose status nobody has taken yet has."""
+    return [each for each in read_descendants(pid, proc) if _read_state(each, proc) not in ("", "X", "Z")]
+
+
 def sweep(
     limit_s: float,
     spare: frozenset[int] = frozenset(),
@@ -149,6 +154,15 @@ def find_launcher(names: Sequence[str], environ: Mapping[str, str], proc: Path =
         except (OSError, KeyError):
             break
     return parent
+
+
+def _read_state(pid: int, proc: Path) -> str:
+    """Read the letter that the kernel has for what a process does; empty when it is gone."""
+    try:
+        text = (proc / str(pid) / "stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
 
 
 def _kill(pid: int, number: int) -> None:

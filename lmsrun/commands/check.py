@@ -23,7 +23,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     refuse_program("check", parsed)
     declared = OPTIONS["jobs_dir"]
     told = parsed.values.get("jobs_dir") or environ.get(declared.env_name)
-    around = read_around(told or LaunchOptions.jobs_dir)
+    around = read_around(declared.parse(told or LaunchOptions.jobs_dir))
     return report(bool(parsed.values.get("json")), around, more=(_check_options(environ),))
 
 

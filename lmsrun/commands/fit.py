@@ -20,6 +20,7 @@ from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
 from launch.plan_host.rank_env import parse_forward
 from launch.rank.shim import ProgramError, program_environ, resolve_program
+from launch.system.exit_status import describe_status
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
 from lms.config import nearest
 from lmsrun.command_steps import answer_wish, read_sources, say, write_drawings
@@ -85,7 +86,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         code = _run_until(found, command, child)
         if not found.exists():
             raise UsageError(
-                f"{program} ended with exit code {code} and no training step; needed a "
+                f"{program} {_describe_end(code)}; needed a "
                 "script that trains with Keras or a tf.function (its own messages are above)"
             )
         result = json.loads(found.read_text(encoding="utf-8"))
@@ -107,7 +108,7 @@ def _run_until(found: Path, command: Sequence[str], environ: Mapping[str, str]) 
     A wrapper of the program, such as a shell script, must not go on as if the program had trained.
 
     Returns:
-        The program's exit code.
+        The program's exit code; -N if signal N killed it.
     """
     spare, own = frozenset(read_children(os.getpid())), os.getpid()
     adopt_orphans()
@@ -122,6 +123,13 @@ def _run_until(found: Path, command: Sequence[str], environ: Mapping[str, str]) 
         return process.poll() or 0
     finally:
         sweep(SWEEP_S, spare)
+
+
+def _describe_end(code: int) -> str:
+    """Say how the program ended; a negative code is that of a signal."""
+    if code < 0:
+        return f"{describe_status(-code)} before its first training step"
+    return f"ended with exit code {code} and no training step"
 
 
 def _end(number: int, _: Any) -> None:

@@ -37,11 +37,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from lmsrun.report.recording import write_report
 
     folder = Path(folders[0])
-    out = Path(values.get("out") or folder / PAGE)
+    named = values.get("out")
+    out = Path(named or folder / PAGE)
     if out.suffix != ".html" and out.is_file() and out.resolve().parent == folder.resolve():
         raise UsageError(f"--out {out} is a file of that job; needed another one, such as {folder / PAGE}")
     try:
-        write_report(folder, out, job_folders(environ))
+        write_report(folder, out, job_folders(environ), is_named=bool(named))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UsageError(f"{folder} holds values that no job of lmsrun writes ({told})") from None

@@ -26,6 +26,7 @@ from lmsrun.sources.variables import leave_outer_job
 
 if TYPE_CHECKING:
     from mmap import mmap
+    from signal import Signals
 
     from launch.cluster.job import Command
     from launch.model.busy import Busy
@@ -366,6 +367,7 @@ def _run_often_enough(
 
     rank_failed, give_again = mmap(-1, 1), _keep_stdin(options.stdin if restarts else None)
     earlier: tuple[dict[str, object], ...] = ()
+    heard: set[Signals] = set()
     for attempt in range(restarts + 1):
         rank_failed[0] = 0
         told = replace(
@@ -374,13 +376,16 @@ def _run_often_enough(
             job_dir=options.output_dir,
             earlier=earlier,
         )
-        code = _run_attempt(plan, told, make_command, attempt, rank_failed)
+        code = _run_attempt(plan, told, make_command, attempt, rank_failed, heard)
         if not rank_failed[0] or not restarts:
             break
         if code in _HOPELESS:
             say(f"not started again: code {code} says that {_HOPELESS[code]}")
             break
         if attempt < restarts:
+            if heard:
+                say(f"not started again: {min(heard).name} came as the ranks ended")
+                return 128 + min(heard)
             say(f"a rank failed with code {code}; restart {attempt + 1} of {restarts}{give_again()}")
             if options.output_dir is not None:
                 from launch.supervise.run_folder import set_aside
@@ -411,6 +416,7 @@ def _run_attempt(
     make_command: "MakeCommand | None",
     number: int,
     rank_failed: "mmap",
+    heard: "set[Signals]",
 ) -> int:
     """Run one attempt, with a folder, and for a launcher a command and its files, of its own."""
     from launch.supervise.supervisor import run_job
@@ -423,12 +429,12 @@ def _run_attempt(
         folder = folder / restart_folder(number)
     options = replace(options, output_dir=folder)
     if make_command is None:
-        return run_job(plan, options, render_receipts, rank_failed)
+        return run_job(plan, options, render_receipts, rank_failed, heard)
     from lmsrun.cluster_run import written_files
 
     command = make_command(number, folder)
     with written_files(command):
-        return run_job(plan, replace(options, command=command), render_receipts, rank_failed)
+        return run_job(plan, replace(options, command=command), render_receipts, rank_failed, heard)
 
 
 def _check_stdin(rank: int | None, world_size: int) -> None:

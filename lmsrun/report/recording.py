@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from launch.cluster.batch_script import job_name
 from launch.model.errors import LmsrunError, UsageError
+from launch.preflight.hold_environment import endings_raised
 from launch.supervise.run_folder import make_run_folder, remove_unused
-from launch.system.output_file import write_whole
+from launch.system.output_file import write_unnamed, write_whole
 from lmsrun.command_steps import say
 from lmsrun.render.plan import plan_to_json
 from lmsrun.report.page import render_report
@@ -34,18 +35,19 @@ def recorded(plan: "LaunchPlan", job: "ResolvedJob") -> Iterator[None]:
         yield
         return
     folder = Path(job.options.output_dir or job.record_dir)
-    _make(folder, keeps_output=bool(job.options.output_dir))
-    try:
-        _write_plan(folder, plan, job)
-        yield
-        _write_page(folder, job.options.report)
-    except LmsrunError:
-        (folder / JOB).unlink(missing_ok=True)
-        remove_unused(folder)
-        raise
-    finally:
-        if not job.options.output_dir:
-            shutil.rmtree(folder, ignore_errors=True)
+    with endings_raised():
+        _make(folder, keeps_output=bool(job.options.output_dir))
+        try:
+            _write_plan(folder, plan, job)
+            yield
+            _write_page(folder, job.options.report)
+        except LmsrunError:
+            (folder / JOB).unlink(missing_ok=True)
+            remove_unused(folder)
+            raise
+        finally:
+            if not job.options.output_dir:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(folder: Path, *, keeps_output: bool) -> None:
@@ -81,13 +83,14 @@ def _write_page(folder: Path, path: str | None) -> None:
         say(f"no report: {type(error).__name__}: {error}")
 
 
-def write_report(folder: Path, path: Path, places: Sequence[Path] = ()) -> None:
+def write_report(folder: Path, path: Path, places: Sequence[Path] = (), *, is_named: bool = True) -> None:
     """Read a run folder and write its page.
 
     Args:
         folder: The job's.
         path: The page.
         places: Where the private folders of running jobs may be.
+        is_named: Whether the user has named the page himself, so that a link leads to it whoever made it.
 
     Raises:
         UsageError: If the folder holds no job, or the page cannot be written.
@@ -96,7 +99,10 @@ def write_report(folder: Path, path: Path, places: Sequence[Path] = ()) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"{path} is a device or a pipe; needed the name of a file")
     try:
-        write_whole(path, page)
+        if is_named:
+            write_whole(path, page)
+        else:
+            write_unnamed(path, page, "choose another file by --out")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another file") from None
     say(f"wrote {path}")

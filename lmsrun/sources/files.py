@@ -1,5 +1,6 @@
 """The TOML files that options stand in: of the site, of the user, of a folder; the later one wins."""
 
+import errno
 import importlib
 import os
 import re
@@ -94,18 +95,31 @@ def _is_there(path: Path) -> bool:
     """Tell whether there is a file; false also where none may enter.
 
     Raises:
-        UsageError: If there is a link to nothing: options are missing that somebody means to have.
+        UsageError: If there is a link to nothing, or what is no file: somebody means to have options there.
     """
+    is_shared = path.name == "pyproject.toml"  # which is there for others, too
     try:
-        return stat.S_ISREG(os.stat(path).st_mode)
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
-        if os.path.islink(path) and path.name != "pyproject.toml":  # which is there for others, too
+        if os.path.islink(path) and not is_shared:
             raise UsageError(
                 f"{path} is a link to {os.readlink(path)}, which is not there; remove it, or mend it"
             ) from None
-    except OSError:  # where none may enter
         return False
-    return False
+    except OSError as error:  # where none may enter
+        if error.errno == errno.ELOOP and os.path.islink(path) and not is_shared:
+            raise _refusal("a link to itself", path) from None
+        return False
+    if stat.S_ISREG(mode):
+        return True
+    if os.path.samefile(path, os.devnull):  # a link that hides a file
+        return False
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    raise _refusal(kinds.get(stat.S_IFMT(mode), "a device"), path)
+
+
+def _refusal(kind: str, path: Path) -> UsageError:
+    return UsageError(f"{path} is {kind}; needed a TOML file: remove it, or put one in its place")
 
 
 def _everywhere(environ: Mapping[str, str], site: Path) -> Iterator[Path]:

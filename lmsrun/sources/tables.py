@@ -1,5 +1,6 @@
 """The table of a TOML file, whose keys are the long names of options."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,9 @@ from launch.model.errors import UsageError
 from launch.model.settings import Option, parse_option
 from lms.config import nearest
 from lmsrun.options import BY_SHORT_FLAG, OPTIONS
+
+_PATHS = frozenset({"DIR", "FILE", "PATH", "SRC"})
+"""The metavars of options that name a path."""
 
 
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -55,4 +59,6 @@ def _from_toml(declared: Option, value: Any, where: str) -> Any:
     if isinstance(value, list) and declared.join is None:
         raise UsageError(f"{where} is a list; needed one value, {declared.metavar}")
     text = declared.join(texts) if declared.join and isinstance(value, list) else texts[0]
+    if declared.metavar in _PATHS:  # no shell has read it
+        text = os.path.expanduser(text)
     return parse_option(declared, text, where)

@@ -155,3 +155,11 @@ def test_a_module_of_another_python_is_left_to_it(tmp_path: Path) -> None:
     other.chmod(0o755)
     done = lmsrun(tmp_path, "run", "-q", "-np", "1", "--python", str(other), "-m", "only_there")
     assert done.returncode == 0 and "only there" in done.stdout, done.stderr
+
+
+def test_a_forecast_names_the_signal_that_ended_its_script(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 11)\n")
+    done = lmsrun(tmp_path, "fit", "dies.py")
+    assert done.returncode == 2
+    said = "lmsrun: dies.py was killed by SIGSEGV (signal 11) before its first training step; needed a script"
+    assert done.stderr.splitlines()[-1].startswith(said)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmsrun.cli import main
+from lmsrun.file_checks import check_program
 
 Capture = pytest.CaptureFixture[str]
 
@@ -178,3 +179,36 @@ def test_a_plan_for_this_host_says_that_a_folder_for_lms_is_not_there(here: Path
     assert main(["plan", "-np", "1", "job.py"], {"PATH": os.defpath, "LMS_STORE": "/gone/x"}) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "lmsrun run would start nothing: LMS: cannot make files in '/gone/x'" in said
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("pkg.nomod", "there is no module nomod in pkg"),
+        ("pkg.trian", "there is no module trian in pkg; did you mean train?"),
+        ("pkg.deep.none.at.all", "there is no module none in pkg.deep"),
+        ("json.nomod", "there is no module nomod in json"),
+    ],
+)
+def test_a_module_that_its_package_lacks_is_said(here: Path, capsys: Capture, module: str, said: str) -> None:
+    make_package(here)
+    assert main(["-np", "1", "-m", module], dict(os.environ)) == 2
+    assert capsys.readouterr().err == f"lmsrun: -m {module}: {said}\n"
+    assert not (here / "started").exists(), "the package was not imported"
+
+
+@pytest.mark.parametrize(
+    "module", ["pkg", "pkg.train", "pkg.deep.er", "os.path", "moved.elsewhere", "json.tool"]
+)
+def test_a_module_that_may_be_there_is_left_to_python(here: Path, module: str) -> None:
+    make_package(here)
+    check_program(["-m", module], False, os.environ)
+
+
+def make_package(folder: Path) -> None:
+    """Make a package with modules, one without an ``__init__.py`` in it, and one that looks elsewhere."""
+    for name in ("pkg/__init__.py", "pkg/train.py", "pkg/deep/er.py", "moved/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "pkg" / "__init__.py").write_text("open('started', 'w').close()\n")
+    (folder / "moved" / "__init__.py").write_text("__path__.append('/opt/site')\n")

@@ -109,6 +109,34 @@ def test_a_folder_that_was_named_and_cannot_be_had_ends_the_run(start: JobStarte
     assert said in job.stderr
 
 
+@pytest.mark.parametrize("options", [("--jobs-dir", "board"), ()])
+def test_a_relative_folder_is_one_of_the_current_folder(
+    start: JobStarter, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Also where this user has a folder for running programs that would be taken otherwise."""
+    (tmp_path / "board").mkdir()
+    (tmp_path / "run").mkdir()
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "LMSRUN_JOBS_DIR": "none" if options else "board"}
+    job = start("ls", "board", np=1, options=("--numa", "off", *options), environ=environ)
+    assert job.finish() == 0, job.stderr
+    assert job.stdout.decode() == f"{FOLDER}\n" and not list((tmp_path / "run").iterdir())
+
+
+def test_check_takes_a_relative_folder_too(tmp_path: Path) -> None:
+    for words, told in ((("--jobs-dir", "board"), "none"), ((), "board")):
+        (tmp_path / "board").mkdir(exist_ok=True)
+        subprocess.run(
+            [*LMSRUN, "check", *words],
+            env={**os.environ, "LMSRUN_JOBS_DIR": told},
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        assert (tmp_path / "board" / FOLDER).is_dir()
+        (tmp_path / "board" / FOLDER).rmdir()
+
+
 def test_texts_name_the_folder_below_the_one_that_is_given() -> None:
     assert f"folder in whose {FOLDER} " in OPTIONS["jobs_dir"].help
     usage = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")

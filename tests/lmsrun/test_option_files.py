@@ -60,9 +60,54 @@ def test_a_link_to_nothing_is_no_missing_file(places: Places) -> None:
         places.read()
 
 
+def put(path: Path, kind: str) -> None:
+    """Put what is no file there."""
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a named pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name if kind == "a link to itself" else "/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["lmsrun.toml", "pyproject.toml"])
+@pytest.mark.parametrize("kind", ["a folder", "a named pipe", "a device", "a link to itself"])
+def test_what_is_no_file_is_no_missing_one(places: Places, kind: str, name: str) -> None:
+    path = places.folder / name
+    put(path, kind)
+    if (kind, name) == ("a link to itself", "pyproject.toml"):
+        assert places.read().options.num_proc is None, "as one to nothing"
+        return
+    with pytest.raises(UsageError) as caught:
+        places.read()
+    assert str(caught.value) == f"{path} is {kind}; needed a TOML file: remove it, or put one in its place"
+    assert places.read("--config /dev/null a.py").options.num_proc is None
+
+
+def test_a_link_to_nothing_at_all_hides_a_file(places: Places) -> None:
+    (places.folder / "lmsrun.toml").symlink_to(os.devnull)
+    assert places.read().options.num_proc is None
+
+
+@pytest.mark.parametrize("is_site", [True, False])
+def test_a_folder_in_place_of_the_users_or_the_sites_file_is_said(places: Places, is_site: bool) -> None:
+    path = places.site if is_site else places.user
+    path.mkdir()
+    with pytest.raises(UsageError, match="is a folder; needed a TOML file"):
+        places.read()
+
+
 def test_a_pyproject_that_is_a_link_to_nothing_is_nobody_s_matter(places: Places) -> None:
     (places.folder / "pyproject.toml").symlink_to("/mnt/gone/pyproject.toml")
     assert places.read().options.num_proc is None
+
+
+def test_a_path_in_a_file_may_begin_with_the_home(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(places.home))
+    places.own.write_text('output-dir = "~/runs"\nmpirun = "~/bin/mpirun"\nforward = "A=~/x"\n')
+    options = places.read().options
+    assert (options.output_dir, options.mpirun) == (f"{places.home}/runs", f"{places.home}/bin/mpirun")
+    assert options.forward == ("A=~/x",), "which is no path"
 
 
 def test_the_users_folder_may_be_elsewhere(places: Places, tmp_path: Path) -> None:

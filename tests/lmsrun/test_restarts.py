@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import LMSRUN, JobStarter
+from jobs import LMSRUN, ROOT, JobStarter
 
 pytestmark = pytest.mark.ranks
 
@@ -135,4 +135,40 @@ def test_horovodrun_gets_its_files_anew_for_each_attempt(start: JobStarter, tmp_
     for number, folder in enumerate(("", "restart-1")):
         said = (tmp_path / "out" / "latest" / folder / "rank-0.stdout").read_text()
         assert said == f"attempt {number} goes on at {number + 1}\n"
+    job.assert_nothing_left()
+
+
+SIGNALLED_LATE = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv.pop(1))
+from launch.supervise.supervisor import JobLoop
+from lmsrun import cli
+
+front, number, run = os.getpid(), int(sys.argv.pop(1)), JobLoop.run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+def run_and_signal(self):
+    code = run(self)
+    heard = []
+    signal.signal(number, lambda *_: heard.append(number))
+    os.kill(front, number)
+    while not heard:
+        time.sleep(0.01)
+    return code
+
+JobLoop.run = run_and_signal
+sys.exit(cli.main(sys.argv[1:], os.environ))
+"""
+"""Signals the front when the supervisor has decided how the job ended, and waits until it was passed on."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_as_an_attempt_ends_keeps_the_next_from_starting(
+    start: JobStarter, number: signal.Signals
+) -> None:
+    command = (sys.executable, "-c", SIGNALLED_LATE, str(ROOT), str(int(number)), "run")
+    job = start("train.py", "7", np=1, options=options(3), command=command)
+    assert job.finish() == 128 + number, job.stderr
+    assert job.stdout == b"attempt 0 goes on at 0\n"
+    assert job.last_line == f"lmsrun: not started again: {number.name} came as the ranks ended"
     job.assert_nothing_left()

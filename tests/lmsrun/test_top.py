@@ -1,6 +1,7 @@
 """``lmsrun top``, ``--live`` and ``--metrics``: what they show, how wide, what it costs, when they end."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -249,6 +250,30 @@ def test_live_in_a_log_is_blocks_beside_the_output(start: JobStarter, tmp_path: 
     assert job.finish() == 0
     assert job.stdout.count(b"said") == 2
     assert b"\x1b" not in seen + job.stderr
+
+
+@pytest.mark.ranks
+def test_a_terminal_that_is_closed_does_not_cost_the_exit_code(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = "import pathlib, time\nwhile not pathlib.Path('stop').exists(): time.sleep(0.01)"
+    command = [*LMSRUN, "-np", "1", "--live", "--period", "0.5", "--output-dir", "out"]
+    job = subprocess.Popen(
+        [*command, "python3", "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm"},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    while b"last line" not in seen:
+        seen += os.read(ours, 65536)
+    os.close(ours)
+    (tmp_path / "stop").touch()
+    assert job.wait(60) == 0
+    receipts = json.loads((tmp_path / "out" / "latest" / "receipts.json").read_text())
+    assert receipts["exit_code"] == 0
 
 
 @pytest.mark.ranks

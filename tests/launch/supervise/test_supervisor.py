@@ -137,7 +137,7 @@ def test_ignored_hangup_stays_ignored(start: JobStarter) -> None:
 
 
 def test_grandchildren_and_daemons_end_with_the_job(start: JobStarter) -> None:
-    job = start(STUB, "daemon", "ready")
+    job = start(STUB, "daemon", "ready", options=("--numa", "off", "--grace-period", "1"))
     assert job.finish() == 0
     job.assert_nothing_left()
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -350,3 +351,37 @@ def test_a_job_that_stands_still_is_told_and_ended_when_asked(start: JobStarter)
     assert ended.finish() == 124
     assert "s: rank 1 is stopped (SIGSTOP)" in ended.last_line
     ended.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["saves", "ignores"])
+def test_what_a_rank_leaves_behind_has_the_grace_period_and_is_counted(start: JobStarter, how: str) -> None:
+    trap = "sleep 1; echo saved; touch saved; exit" if how == "saves" else ""
+    (start.folder / "inner.sh").write_text(f"trap '{trap}' TERM; touch ready-0; while :; do sleep 0.1; done")
+    (start.folder / "outer.sh").write_text(
+        "setsid sh inner.sh & while [ ! -e ready-0 ]; do sleep 0.01; done; echo over"
+    )
+    job = start("sh", "outer.sh", np=1, options=("--numa", "off", "--grace-period", "2"))
+    began = time.monotonic()
+    assert job.finish() == 0
+    assert (start.folder / "saved").exists() == (how == "saves")
+    assert job.stdout.decode() == ("over\nsaved\n" if how == "saves" else "over\n")
+    assert re.fullmatch(r"lmsrun: warning: ended [12] process(es)? that ranks had left behind", job.last_line)
+    assert (1 if how == "saves" else 2) < time.monotonic() - began < 10
+    job.assert_nothing_left()
+
+
+def test_a_signal_does_not_wait_for_what_ranks_have_left_behind(start: JobStarter) -> None:
+    (start.folder / "inner.sh").write_text("trap '' TERM; touch ready-0; while :; do sleep 0.1; done")
+    outer = "sh inner.sh & while [ ! -e ready-0 ]; do sleep 0.01; done; touch ready-1"
+    job = start("sh", "-c", outer, np=1, options=("--numa", "off", "--grace-period", "50"))
+    job.wait_ready(2)
+    time.sleep(0.5)
+    job.signal(signal.SIGTERM)
+    assert job.finish(20) == 0
+    job.assert_nothing_left()
+
+
+def test_what_ends_by_itself_right_after_its_rank_is_no_leftover(start: JobStarter) -> None:
+    job = start("sh", "-c", "(exec sleep 0.05) & exit 0", np=1)
+    assert job.finish() == 0
+    assert "left behind" not in job.stderr.decode()

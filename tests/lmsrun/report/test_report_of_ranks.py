@@ -2,12 +2,14 @@
 
 import json
 import re
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from html_pages import assert_harmless
-from jobs import JobStarter
+from jobs import ROOT, JobStarter
 
 PROGRAM = Path(__file__).with_name("two_ranks.py")
 LIMITED = {
@@ -54,6 +56,23 @@ def test_a_job_leaves_a_page_of_what_it_did(start: JobStarter, tmp_path: Path) -
         assert said in written, said
     assert_harmless(own.read_text())
     assert "float32 4096x256" in own.read_text()
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_job_is_set_up_leaves_no_record_of_it(
+    start: JobStarter, number: signal.Signals
+) -> None:
+    script = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv.pop(1)); number = int(sys.argv.pop(1))\n"
+        "from launch.supervise import supervisor; from lmsrun import cli\n"
+        "signal.signal(number, signal.SIG_DFL)\n"
+        "supervisor.run_job = lambda *_: os.kill(os.getpid(), number)\n"
+        "sys.exit(cli.main(sys.argv[1:], os.environ))"
+    )
+    command = (sys.executable, "-c", script, str(ROOT), str(int(number)), "run")
+    job = start("true", np=1, options=("--report", "page.html"), command=command)
+    assert job.finish() == 128 + number
     job.assert_nothing_left()
 
 

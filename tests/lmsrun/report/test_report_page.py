@@ -344,6 +344,35 @@ def test_a_mistake_is_one_line(
     assert said in line
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a link away")
+def test_a_link_that_another_user_has_put_there_leads_the_page_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious, page = tmp_path / "precious", tmp_path / "job" / "report.html"
+    precious.write_text("precious")
+    write_folder(tmp_path / "job")
+    page.symlink_to(precious)
+    os.chown(page, 12345, 12345, follow_symlinks=False)
+    assert main(["report", str(tmp_path / "job")], {}) == 2
+    assert capsys.readouterr().err == (
+        f"lmsrun: {page} is a link of another user, who may lead it anywhere; "
+        "remove it, or choose another file by --out\n"
+    )
+    assert precious.read_text() == "precious"
+    os.chown(page, 0, 0, follow_symlinks=False)
+    assert main(["report", str(tmp_path / "job")], {}) == 0
+    assert page.is_symlink() and precious.read_text().startswith("<!"), "a link of one's own is followed"
+
+
+def test_a_hard_link_in_a_run_folder_leads_the_page_nowhere(tmp_path: Path) -> None:
+    write_folder(tmp_path / "job")
+    page, other = tmp_path / "job" / "report.html", tmp_path / "other"
+    page.write_text("before")
+    os.link(page, other)
+    assert main(["report", str(tmp_path / "job")], {}) == 0
+    assert page.read_text().startswith("<!") and other.read_text() == "before"
+
+
 def test_help_may_follow_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "job", "-h"], {}) == 0
     assert "lmsrun report [--out FILE] RUN-FOLDER" in capsys.readouterr().out
