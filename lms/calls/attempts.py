@@ -143,13 +143,7 @@ class Attempts:
             try:
                 done = once() if log is None else log.run(owner, logged, once, idle=idle)
             except tf.errors.OpError as error:
-                failure = call.feed.failure or error
-                if (other := self._other_than_device_memory(failure)) is not None:
-                    raise other from (None if other is failure else error)
-                with aside():
-                    is_retried = rescue.prepare(call, is_alone=is_alone())
-                if not is_retried:
-                    raise self._explained(failure, owner, call, rescue.refusal) from error
+                self._prepare(error, call, rescue, owner, aside=aside, is_alone=is_alone)
             except _RanApart:
                 logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
                 with aside():
@@ -162,6 +156,29 @@ class Attempts:
             engine.books.collector.retries += 1
             engine.books.warn(rescue.message)
             log = None
+
+    def _prepare(
+        self,
+        error: Any,
+        call: Call,
+        rescue: Rescue,
+        owner: Any,
+        *,
+        aside: Callable[[], AbstractContextManager[None]],
+        is_alone: Callable[[], bool],
+    ) -> None:
+        """Undo a failed step, to be tried again; nothing here holds its error then, and with that its inputs.
+
+        Raises:
+            tf.errors.OpError: If it is not tried again.
+        """
+        failure = call.feed.failure or error
+        if (other := self._other_than_device_memory(failure)) is not None:
+            raise other from (None if other is failure else error)
+        with aside():
+            is_retried = rescue.prepare(call, is_alone=is_alone())
+        if not is_retried:
+            raise self._explained(failure, owner, call, rescue.refusal) from error
 
     def _real(self, call: Call, step: Callable[[], Any], rescue: Rescue) -> Any:
         """Run a step; it does not count if it ran apart from other ranks.

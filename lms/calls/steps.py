@@ -32,6 +32,11 @@ INTEGERS = (tf.int32, tf.int64)
 MOST_NUMBERS = 64
 """The most numbers in a tensor that may decide sizes: a shape, an axis, the order of dimensions."""
 
+TOGETHER = (
+    "{} is planned for the whole device, and so is a step that another thread runs beside it: together they "
+    "may run out of memory; policy='budget' and budget_bytes share the device out"
+)
+
 
 class Steps:
     """Watches the calls of steps for one engine.
@@ -143,6 +148,8 @@ class Steps:
                 is_body=is_body,
             )
         if call.function is not None:
+            if stats.edited and any(map(self.attempts.history.holds_step, self.watch.beside(call))):
+                self._engine.books.warn(TOGETHER.format(stats.name), TOGETHER)
             self.attempts.watch_steps_of(call.function)
         if runtime is not None:
             hints = work.task.hints

@@ -213,6 +213,11 @@ class Watch:
         with self._lock:
             return not self._others(call)
 
+    def beside(self, call: Call) -> list[Any]:
+        """Return the functions that other threads are calling now."""
+        with self._lock:
+            return [one.function for one in self._others(call) if one.function is not None]
+
     def is_alone(self, call: Call) -> bool:
         """Tell whether nothing in another thread has used since it began what a call uses, or uses it now."""
         with self._lock:

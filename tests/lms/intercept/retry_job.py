@@ -5,12 +5,14 @@ memory ran out, so that each case meets all three tries.
 """
 
 import ctypes
+import gc
 import os
 import re
 import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import lms  # noqa: E402
+from lms.calls import attempts  # noqa: E402
 from lms.intercept import batch_replay as lms_batches  # noqa: E402
 
 KERAS_2 = not hasattr(tf.keras, "ops")
@@ -473,6 +476,34 @@ def the_next_function_is_planned_as_the_first_one_was() -> None:
         assert not FAILURES and lms.report().retries == 3, lms.report()
 
 
+def a_failed_step_is_not_held_while_it_runs_again() -> None:
+    """Its error holds what it was called with, and the batches in that."""
+    failed: list[Any] = []
+    known, held = attempts.is_out_of_memory, []
+
+    def note(error: Exception) -> bool:
+        failed.append(weakref.ref(error))
+        return bool(known(error))
+
+    def look(first: Any) -> Any:
+        gc.collect()
+        held.append(sum(one() is not None for one in failed))
+        return first
+
+    def step(x: Any) -> Any:
+        return train(tf.ensure_shape(tf.numpy_function(look, [x], tf.float32), x.shape))
+
+    attempts.is_out_of_memory = note
+    try:
+        start()
+        with tried(1):
+            tf.function(lambda dataset: step(next(iter(dataset))[0]))(batches(3))
+            assert lms.report().retries == 1, lms.report()
+    finally:
+        attempts.is_out_of_memory = known
+    assert failed and held == [0, 0], (failed, held)
+
+
 def generators_and_seeds_are_put_back() -> None:
     """A generator is a variable; an op without a seed counts in a kernel, which is new in a new trace."""
     made = tf.random.Generator.from_seed(5)
@@ -623,6 +654,30 @@ def calls_of_other_threads_are_no_part_of_it() -> None:
     require_same(run)
 
 
+def a_step_of_another_thread_is_told_of() -> None:
+    """Both are planned for the whole device."""
+    start()
+    begun, done = threading.Event(), threading.Event()
+
+    def wait(first: Any) -> Any:
+        begun.set()
+        done.wait(60)
+        return first
+
+    first = tf.function(lambda x: train(tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)))
+    other = tf.function(lambda x: train(x))
+    with tried(0, policy="all") as texts:
+        thread = threading.Thread(target=first, args=(BATCH,))
+        thread.start()
+        begun.wait(60)
+        other(BATCH)
+        other(BATCH)
+        done.set()
+        thread.join()
+    told = [text for text in texts if "another thread runs beside it" in text]
+    assert len(told) == 1, texts
+
+
 def what_a_pipeline_raises_is_raised() -> None:
     """As it is, and not as the stand-in would put it; the iterator goes on behind it."""
 
@@ -711,6 +766,7 @@ LOOP_CASES = (
     an_iterator_that_the_step_makes,
     a_step_that_fails_each_time_is_an_error,
     the_next_function_is_planned_as_the_first_one_was,
+    a_failed_step_is_not_held_while_it_runs_again,
     a_loop_that_may_end_early,
     what_has_no_plan_gets_the_advice_of_no_step,
     a_later_call_above_its_budget_is_planned_with_all_at_once,
@@ -721,6 +777,7 @@ LOOP_CASES = (
     a_table_that_is_only_read_is_no_matter,
     rows_of_ragged_tensors_reach_the_step,
     calls_of_other_threads_are_no_part_of_it,
+    a_step_of_another_thread_is_told_of,
     what_a_pipeline_raises_is_raised,
     batches_are_kept_outside_of_the_device,
 )

@@ -76,7 +76,7 @@ def test_what_a_condition_leaves_out_keeps_nothing_from_running() -> None:
         assert found[f"{mode}_streamed"] == streamed
     assert found["all_warnings"] == []
     (said,) = found["host_warnings"]
-    assert "1 variable cannot lie on the host: its update waits for nothing that the step computes" in said
+    assert "1 variable cannot lie on the host: an update waits for nothing that the step computes" in said
 
 
 def test_another_node_runs_behind_those_that_a_condition_leaves_out(graph: object) -> None:
