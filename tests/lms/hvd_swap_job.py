@@ -87,24 +87,33 @@ def train_dense(units: int = 128, *, compiled: bool) -> tuple[list[float], str]:
     return losses, hashlib.sha256(trained).hexdigest()
 
 
-def retried() -> dict[str, Any]:
+def retried(*, later: bool = False, **settings: str) -> dict[str, Any]:
     """Train where one rank finds less memory than its first plan was made for.
 
-    Something else takes it once the plan is made. The rank finds out before it has exchanged anything.
+    Something else takes it once the plan is made, or ``later``, when it has run once. The rank finds out
+    before it has exchanged anything.
     """
     hvd.init()
     _, before = train_dense(512, compiled=False)
-    lms.enable(enabled=True, policy="budget", budget_bytes=PLANNED, min_tensor_bytes=4096)
-    steps, held = installation.engine().steps, []
-    apart = steps.apart
+    lms.enable(enabled=True, policy="budget", budget_bytes=PLANNED, min_tensor_bytes=4096, **settings)
+    steps, held, free = installation.engine().steps, [], []
+    apart, ran_apart = steps.apart, steps.rescue.ran_apart
 
-    def crowded(works: Any, graph: bytes) -> bytes:
+    def crowd() -> None:
         if hvd.rank() == 1 and not held:
-            free = works[0].limit_bytes - PLANNED
-            held.extend(tf.zeros(1 << 18) for _ in range((free + TAKEN) >> 20))
+            held.extend(tf.zeros(1 << 18) for _ in range((free[0] + TAKEN) >> 20))
+
+    def planned(works: Any, graph: bytes) -> bytes:
+        free.append(works[0].limit_bytes - PLANNED)
+        if not later:
+            crowd()
         return bytes(apart(works, graph))
 
-    steps.apart = crowded
+    def undone(call: Any) -> None:
+        ran_apart(call)
+        crowd()
+
+    steps.apart, steps.rescue.ran_apart = planned, undone
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, after = train_dense(512, compiled=False)
@@ -223,6 +232,8 @@ def segments() -> dict[str, Any]:
 KINDS = {
     "peaks": peaks,
     "retried": retried,
+    "retried later": partial(retried, later=True),
+    "retried with variables on the host": partial(retried, optimizer_state="host", variables="host"),
     "left": left,
     "asserted": asserted,
     "folded": partial(asserted, constant=True),

@@ -52,9 +52,10 @@ def test_the_plan_counts_horovods_fusion_buffer(asked: int | None, mib: int) -> 
         assert rank["planned"] == pytest.approx(rank["measured"], rel=0.1), rank
 
 
-def test_a_rank_that_runs_out_of_memory_at_first_is_planned_again() -> None:
-    """Its plan runs without the other rank first, which has received nothing of it."""
-    ranks = {rank["rank"]: rank for rank in run_ranks("retried", **LIMITED)}
+@pytest.mark.parametrize("kind", ["retried", "retried later", "retried with variables on the host"])
+def test_a_rank_that_runs_out_of_memory_at_first_is_planned_again(kind: str) -> None:
+    """Its plan runs apart from the other rank first, which has received nothing of it."""
+    ranks = {rank["rank"]: rank for rank in run_ranks(kind, **LIMITED)}
     assert len({rank[when] for rank in ranks.values() for when in ("before", "after")}) == 1
     assert not ranks[0]["retries"] and ranks[1]["retries"], ranks
     assert all(rank["steps"] == 8 for rank in ranks.values())
