@@ -16,7 +16,7 @@ from launch.system.process_tree import group_lives, read_living
 _PAUSE_S = 0.05
 """Sets how often the groups are looked at: nothing tells that the last process of one has ended."""
 _SETTLES_S = 0.2
-"""How long what ends with its rank, such as a helper of Python's multiprocessing, may take for it."""
+"""Limits how long what ends with its rank, such as a helper of Python's multiprocessing, may take for it."""
 
 
 class Lingering:

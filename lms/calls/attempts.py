@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from lms.calls.planning_engine import PlanningEngine
+from lms.calls.runs_apart import RunsApart
 from lms.device.device import is_out_of_memory, is_out_of_pinned_memory
 from lms.intercept.batch_growth import Growth
 from lms.intercept.function_calls import Call
@@ -53,13 +54,16 @@ class Attempts:
         engine: The engine that plans the steps.
         environ: The process's variables.
         growth: Counts the plans.
+        apart: Has plans run apart from other ranks first.
 
     Raises:
         PlaceError: If the file for the steps, or into the folder for TensorBoard, cannot be written.
     """
 
-    def __init__(self, engine: PlanningEngine, environ: Mapping[str, str], growth: Growth) -> None:
-        self._engine, self._growth, config = engine, growth, engine.config
+    def __init__(
+        self, engine: PlanningEngine, environ: Mapping[str, str], growth: Growth, apart: RunsApart
+    ) -> None:
+        self._engine, self._growth, self._apart, config = engine, growth, apart, engine.config
         self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
         self.status = open_status(config.tensorboard, environ, self._figures)
         self.history = History(lambda: self._counters()[1])
@@ -119,43 +123,29 @@ class Attempts:
             idle: Whether the log has a line of it although it moves nothing.
             is_alone: Tells whether no other step may have changed its variables since it began.
         """
+        log, engine, function = self.log, self._engine, call.function
         try:
-            return self._tried(call, step, rescue, owner, logged, aside=aside, idle=idle, is_alone=is_alone)
+            while True:
+                once = self._timed(owner, partial(self._counted, partial(self._real, call, step)))
+                try:
+                    done = once() if log is None else log.run(owner, logged, once, idle=idle)
+                except tf.errors.OpError as error:
+                    self._prepare(error, call, rescue, owner, aside=aside, is_alone=is_alone)
+                except _RanApart:
+                    logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
+                    with aside():
+                        self._undo(call)
+                    continue
+                else:
+                    rescue.succeeded(call)
+                    return done
+                self._growth.renew(function)
+                engine.books.collector.retries += 1
+                engine.books.warn(rescue.message)
+                log = None
         finally:
             with aside():
-                rescue.leave(call)
-
-    def _tried(
-        self,
-        call: Call,
-        step: Callable[[], Any],
-        rescue: Rescue,
-        owner: Any,
-        logged: str,
-        *,
-        aside: Callable[[], AbstractContextManager[None]],
-        idle: bool,
-        is_alone: Callable[[], bool],
-    ) -> Any:
-        log, engine, function = self.log, self._engine, call.function
-        while True:
-            once = self._timed(owner, partial(self._counted, partial(self._real, call, step, rescue)))
-            try:
-                done = once() if log is None else log.run(owner, logged, once, idle=idle)
-            except tf.errors.OpError as error:
-                self._prepare(error, call, rescue, owner, aside=aside, is_alone=is_alone)
-            except _RanApart:
-                logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
-                with aside():
-                    _undo(rescue, call)
-                continue
-            else:
-                rescue.succeeded(call)
-                return done
-            self._growth.renew(function)
-            engine.books.collector.retries += 1
-            engine.books.warn(rescue.message)
-            log = None
+                self._apart.leave(call)
 
     def _prepare(
         self,
@@ -179,8 +169,9 @@ class Attempts:
             is_retried = rescue.prepare(call, is_alone=is_alone())
         if not is_retried:
             raise self._explained(failure, owner, call, rescue.refusal) from error
+        self._apart.leave(call, undone=True)
 
-    def _real(self, call: Call, step: Callable[[], Any], rescue: Rescue) -> Any:
+    def _real(self, call: Call, step: Callable[[], Any]) -> Any:
         """Run a step; it does not count if it ran apart from other ranks.
 
         Raises:
@@ -189,16 +180,27 @@ class Attempts:
         try:
             made = step()
         except tf.errors.OpError as error:
-            if not rescue.is_apart(call) or is_out_of_memory(error):
+            if not self._apart.is_apart(call) or is_out_of_memory(error):
                 raise
             call.apart.runs = 1
         else:
-            if not rescue.is_apart(call):
-                rescue.ran(call)
+            if not self._apart.is_apart(call):
+                self._apart.ran(call)
                 return made
             del made
         self._engine.books.collector.withdraw(self._fresh.stats)
         raise _RanApart
+
+    def _undo(self, call: Call) -> None:
+        """Undo a run of a step apart from other ranks.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: If there is no room for that.
+        """
+        try:
+            self._apart.undo(call)
+        except tf.errors.ResourceExhaustedError as error:
+            raise _with_lines(error, NO_ROOM) from error
 
     def _counted(self, step: Callable[[], Any]) -> Any:
         """Run a step; if it was planned in this run, compare the swaps that ran with the plan."""
@@ -274,18 +276,6 @@ class Attempts:
         planned = collector.planned_of(name, call.functions)
         explanation = explain_out_of_memory(planned, report, policy=policy, swaps=swaps, streams=streams)
         return _with_lines(error, explanation, refusal)
-
-
-def _undo(rescue: Rescue, call: Call) -> None:
-    """Undo a run of a step apart from other ranks.
-
-    Raises:
-        tf.errors.ResourceExhaustedError: If there is no room for that.
-    """
-    try:
-        rescue.ran_apart(call)
-    except tf.errors.ResourceExhaustedError as error:
-        raise _with_lines(error, NO_ROOM) from error
 
 
 def _with_lines(error: Any, *lines: str) -> Exception:

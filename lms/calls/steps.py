@@ -13,6 +13,7 @@ from lms.calls.attempts import Attempts
 from lms.calls.compiled_steps import CompiledSteps
 from lms.calls.outside_memory import OutsideMemory
 from lms.calls.planning_engine import PlanningEngine
+from lms.calls.runs_apart import RunsApart
 from lms.calls.session_steps import SessionSteps
 from lms.device.memory_pool import hold
 from lms.intercept.batch_growth import TRACED_ONCE, Growth
@@ -53,10 +54,11 @@ class Steps:
         self._engine, config = engine, engine.config
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
         self.rescue = Rescue(config, engine.resources.host)
+        self.runs_apart = RunsApart(self.rescue)
         self.values = VariableValues(engine.resources.host)
         self.unseen = Unseen(engine.books.warn, engine.refuse_unseen)
         self.compiled = CompiledSteps(engine, self.growth)
-        self.attempts = Attempts(engine, environ, self.growth)
+        self.attempts = Attempts(engine, environ, self.growth, self.runs_apart)
         self.outside = OutsideMemory(self.growth, engine.resources)
         self.sessions = SessionSteps(
             engine, self.attempts, self.growth, self.batch_sizes, self.rescue, self.outside
@@ -169,7 +171,7 @@ class Steps:
         call, (work, *_) = self.watch.call, works
         if not self.watch.is_here or self.sessions.watch.run is not None or work.table is None:
             return graph
-        if not (self.watch.is_only(call) and self.rescue.runs_apart(call, work.table, work.task.inputs)):
+        if not (self.watch.is_only(call) and self.runs_apart.begins(call, work.table, work.task.inputs)):
             return graph
         fusion = {one.device.name: one.residents.fusion for one in works}
         call.apart.held = [hold(nbytes, device) for device, nbytes in fusion.items()]
@@ -190,7 +192,7 @@ class Steps:
 
     def number(self, call: Call, runtime: RuntimeCall, generation: int) -> int:
         """Return the number of the options for a call that runs this plan."""
-        return self.rescue.number(call, runtime.name, generation)
+        return self.runs_apart.number(call, runtime.name, generation)
 
     def ran(self, runtime: RuntimeCall) -> None:
         """Raise the errors that were noted while a function of the runtime ran."""

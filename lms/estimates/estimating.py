@@ -38,7 +38,7 @@ FIXED_BATCH = (
     "multiple of it as its first size"
 )
 ERROR = 0.1
-"""How far a forecast peak may lie from the measured one: 19 of 20 were nearer (``docs/measurements.md``)."""
+"""Bounds the distance of a forecast peak from the measured one of 19 in 20 (``docs/measurements.md``)."""
 TIGHT = "tight"
 IS_TIGHT = "fits by the forecast, but leaves less than 10% of the memory, as much as a forecast may be off"
 IS_LARGEST = "fills the memory by the forecast, so the step may run out of memory; begin with a tenth less"

@@ -52,9 +52,9 @@ class Call:
     attempt: Any = None
     """What is kept to run it again (:mod:`lms.intercept.oom_retry`); ``None`` while nothing was planned."""
     apart: Any = None
-    """How it runs apart from other ranks first, where it may."""
+    """Holds how it runs apart from other ranks first; ``None`` where it does not."""
     tried: bool = False
-    """Whether its plan has just run apart."""
+    """Tells whether its plan has just run apart."""
     ran: list["RuntimeCall"] = field(default_factory=list)
     """Holds each function of the runtime that it has run, or runs."""
     beside: set[int] = field(default_factory=set)

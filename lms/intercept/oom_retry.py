@@ -13,15 +13,13 @@ again like the first one.
 
 What other ranks have received cannot be taken back, nor what lies in a table or a queue: such a step is not
 tried again (:mod:`lms.intercept.side_effects`). But a plan for a step that only exchanges something with
-other ranks runs apart from them first (:mod:`lms.calls.apart`), and is undone.
+other ranks runs apart from them first (:mod:`lms.calls.runs_apart`), and is undone.
 """
 
-import itertools
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,18 +29,14 @@ import tensorflow as tf
 from lms.config import LMSConfig
 from lms.intercept.function_calls import Call, RuntimeCall
 from lms.intercept.side_effects import (
-    PEERS,
     cannot_be_undone,
     cannot_begin_anew,
     draws_from_seed,
-    exchanges,
-    folds_exchanges,
     goes_through_dataset,
     runs_python,
     types_reached,
 )
 from lms.ir.op_traits import is_update
-from lms.process_state import has_peers
 from lms.reader.node_table import NodeTable
 from lms.variables.handles import value_type, variable_handles
 from lms.variables.on_host import HostVariables
@@ -58,16 +52,13 @@ LATER_STEPS = 3
 """The steps behind the first one of a plan that may be tried again: all variables are copied before each. On
 an H100 a U-Net ran out of memory in its third step."""
 
-APART_RUNS = 1 + 2
-"""The runs of a plan apart from other ranks: free memory lies in other pieces after each."""
-
 RETRIED_POLICIES = ("auto", "budget")
 """Behind these policies ``all`` is the last try. Behind ``all`` itself comes ``auto``: the plan with the
 fewest bytes may find no room where free memory lies in pieces, and one for more bytes may."""
 
 
 @dataclass
-class _Attempt:
+class Attempt:
     """The state kept of a call that has planned graphs and has not finished its first step."""
 
     name: str = ""
@@ -112,25 +103,6 @@ class _Attempt:
                 self.unknown = True
             else:
                 self.values[id(handle)] = handle, value.numpy()
-
-
-@dataclass
-class _Apart:
-    """The runs of a call apart from other ranks.
-
-    They have options of their own, which no other call has: TensorFlow keeps their graph by these.
-    """
-
-    name: str
-    """The function of the runtime."""
-    plan: int
-    number: int
-    """Of the options: below 0, where no plan has its number."""
-    runs: int = 0
-    """How often more it runs apart; 0: the graph of these options turns out to be the real one."""
-    attempt: _Attempt = field(default_factory=_Attempt)
-    held: Any = None
-    """Takes the memory on the device that the exchange with other ranks will take."""
 
 
 WITHIN = (
@@ -187,17 +159,8 @@ class Rescue:
         self._worked: weakref.WeakSet[Any] = weakref.WeakSet()
         """The functions of which a planned step has run to its end."""
         self._lock = threading.Lock()
-        self._settling: weakref.WeakKeyDictionary[Any, tuple[_Attempt, int]] = weakref.WeakKeyDictionary()
+        self._settling: weakref.WeakKeyDictionary[Any, tuple[Attempt, int]] = weakref.WeakKeyDictionary()
         """By function what is known of its step, and how many more of its calls may be tried again."""
-        self._apart_numbers = itertools.count(-1, -1)
-        self._numbers: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        """By function, function of the runtime and plan the number of the options that the plan runs with."""
-        self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The functions of which a call may run apart now."""
-        self._exchanging: dict[str, bool] = {}
-        """By function of the runtime whether it has collectives for which copies may stand."""
 
     def config_for(self, function: Any) -> LMSConfig:
         """Return the configuration to plan a function with; another one when its step is tried again."""
@@ -238,7 +201,7 @@ class Rescue:
         leaves = tf.nest.flatten(call.arguments)
         datasets = [one for one in leaves if isinstance(one, tf.data.Dataset)]
         lasting = cannot_begin_anew(runtime.name, runtime.inputs, datasets)
-        call.begun = _Attempt(
+        call.begun = Attempt(
             runtime.name,
             fits=runtime.name not in self._over_budget,
             lasting=lasting,
@@ -262,7 +225,7 @@ class Rescue:
         if call.begun is not None or not (is_new or settling) or not self.is_ready(call.function):
             return
         if (values := read()) is not None:
-            known = _Attempt(lasting=UNPLANNED) if settling is None else settling[0]
+            known = Attempt(lasting=UNPLANNED) if settling is None else settling[0]
             call.begun = replace(known, session=values, lasting=known.lasting or values.lost)
 
     def planned(
@@ -288,8 +251,8 @@ class Rescue:
                 call.begun = replace(call.begun, lasting="")
             return
         if call.attempt is None:
-            call.attempt = replace(call.begun, fits=True) if call.begun is not None else _Attempt()
-        attempt: _Attempt = call.attempt
+            call.attempt = replace(call.begun, fits=True) if call.begun is not None else Attempt()
+        attempt: Attempt = call.attempt
         attempt.fits &= fits
         attempt.covered &= covered
         attempt.edited |= edited
@@ -308,98 +271,6 @@ class Rescue:
         attempt.python |= runs_python(table.types)
         attempt.keep(inputs)
 
-    # --- apart from other ranks --------------------------------------------------------------------------
-
-    def number(self, call: Call, name: str, plan: int) -> int:
-        """Return the number of the options for a call: the plan's own, or one for a plan to run apart first.
-
-        Args:
-            call: The call.
-            name: The function of the runtime that it runs.
-            plan: The number of the plan.
-        """
-        function, apart = call.function, call.apart
-        if function is None or not has_peers():
-            return plan
-        if apart is not None:
-            return apart.number if apart.name == name else plan
-        with self._lock:
-            known = self._numbers.get(function, {}).get((name, plan))
-            if known is None and function not in self._under_way and self.is_ready(function):
-                if name not in self._exchanging:
-                    self._exchanging[name] = exchanges(name)
-                if self._exchanging[name]:
-                    self._under_way.add(function)
-                    call.apart = _Apart(name, plan, known := next(self._apart_numbers))
-        return plan if known is None else known
-
-    def runs_apart(self, call: Call, table: NodeTable, inputs: Sequence[Any]) -> bool:
-        """Tell whether the plan just made for a call runs apart from other ranks first.
-
-        Args:
-            call: The call.
-            table: Its step, as it was planned.
-            inputs: What its function is called with.
-        """
-        attempt: _Attempt | None = call.attempt
-        if call.apart is None or attempt is None or attempt.lasting != PEERS or attempt.unknown:
-            return False
-        if call.begun is not None or call.feed.refusal:
-            return False
-        if cannot_be_undone(table, inputs, call.feed.handles, apart=True):
-            return False
-        if folds_exchanges(call.apart.name, table):
-            return False
-        attempt.lasting = ""
-        call.apart.attempt, call.apart.runs = attempt, APART_RUNS
-        return True
-
-    def is_apart(self, call: Call) -> bool:
-        """Tell whether what a call runs is apart from other ranks."""
-        return call.apart is not None and call.apart.runs > 0
-
-    def ran_apart(self, call: Call) -> None:
-        """Undo a run apart from other ranks; behind the last one the step runs with them.
-
-        What another thread has done to the same variables meanwhile is undone, too: nothing ran beside the
-        step when it began.
-
-        Raises:
-            tf.errors.OpError: If it cannot be undone.
-        """
-        apart: _Apart = call.apart
-        apart.held = None
-        self._give_back(apart.attempt)
-        call.feed.rewind()
-        apart.runs -= 1
-        if not apart.runs:
-            call.attempt, call.tried = None, True
-            self._settle(call, apart.plan)
-
-    def ran(self, call: Call) -> None:
-        """Note that a call has run its step, and not apart: its options have the real graph."""
-        if call.apart is not None:
-            self._settle(call, call.apart.number)
-
-    def leave(self, call: Call) -> None:
-        """Undo, as far as possible, what an error has ended while it ran apart."""
-        apart: _Apart | None = call.apart
-        if apart is not None:
-            if apart.runs:
-                apart.held = None
-                with suppress(tf.errors.OpError):
-                    self._give_back(apart.attempt)
-            self._settle(call, None)
-
-    def _settle(self, call: Call, number: int | None) -> None:
-        """End what a call runs apart; its plan has options of this number from now on."""
-        with self._lock:
-            apart: _Apart = call.apart
-            call.apart = None
-            self._under_way.discard(call.function)
-            if number is not None:
-                self._numbers.setdefault(call.function, {})[apart.name, apart.plan] = number
-
     def prepare(self, call: Call, *, is_alone: bool) -> bool:
         """Undo the failed step and choose the next kind of plan; return False if it cannot be retried.
 
@@ -409,7 +280,7 @@ class Rescue:
             return self._prepare(call, is_alone=is_alone)
 
     def _prepare(self, call: Call, *, is_alone: bool) -> bool:
-        attempt: _Attempt | None = call.attempt or call.begun
+        attempt: Attempt | None = call.attempt or call.begun
         call.attempt = None
         before, *left = self._tries_of(call.function)
         worked = call.function in self._worked
@@ -423,7 +294,7 @@ class Rescue:
         if not tries:
             return False
         try:
-            self._give_back(attempt)
+            self.give_back(attempt)
         except tf.errors.OpError:
             self.refusal = NO_ROOM
             return False
@@ -431,9 +302,6 @@ class Rescue:
         again += ANEW if attempt.anew else ""
         call.feed.rewind()
         self._tries[call.function] = tries
-        if call.apart is not None:
-            self._under_way.discard(call.function)
-            call.apart = None
         which, why = "a step" if worked else "the first step", ""
         if not attempt.covered:
             which += ", some of whose tensors are in no plan,"
@@ -444,8 +312,8 @@ class Rescue:
         )
         return True
 
-    def _give_back(self, attempt: _Attempt) -> None:
-        """Give the variables of a failed step the values that it began with."""
+    def give_back(self, attempt: Attempt) -> None:
+        """Give the variables of a step the values that it began with."""
         if attempt.session is not None:
             attempt.session.put_back()
         for handle, value in attempt.values.values():
@@ -458,7 +326,7 @@ class Rescue:
 
     def succeeded(self, call: Call) -> None:
         """Note that a call has run to its end; if it was planned, its next steps settle."""
-        attempt: _Attempt | None = call.attempt
+        attempt: Attempt | None = call.attempt
         if attempt is not None:
             self._worked.add(call.function)
             self._settling.pop(call.function, None)
@@ -487,7 +355,7 @@ def _difference(before: LMSConfig, after: LMSConfig) -> str:
     return f"margin {after.margin:.2f} instead of {before.margin:.2f}"
 
 
-def _why_not(attempt: _Attempt, call: Call) -> str:
+def _why_not(attempt: Attempt, call: Call) -> str:
     if attempt.unknown:
         why = (
             "it makes variables while it runs, and their start is not known; "

@@ -51,7 +51,7 @@ class Task:
     plan: int = 0
     """The number of the plan among those of the called function."""
     tried: bool = False
-    """Whether its plan has just run apart from other ranks, and runs with them now."""
+    """Tells whether its plan has just run apart from other ranks, and runs with them now."""
     beside: frozenset[int] = frozenset()
     """The numbers of its plans for other batches, which may run again."""
     shared: Mapping[str, int] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """One of two Horovod ranks: trains twenty steps without and with swapping, and prints both as JSON."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -97,7 +98,7 @@ def retried(*, later: bool = False, **settings: str) -> dict[str, Any]:
     _, before = train_dense(512, compiled=False)
     lms.enable(enabled=True, policy="budget", budget_bytes=PLANNED, min_tensor_bytes=4096, **settings)
     steps, held, free = installation.engine().steps, [], []
-    apart, ran_apart = steps.apart, steps.rescue.ran_apart
+    apart, undo = steps.apart, steps.runs_apart.undo
 
     def crowd() -> None:
         if hvd.rank() == 1 and not held:
@@ -110,10 +111,10 @@ def retried(*, later: bool = False, **settings: str) -> dict[str, Any]:
         return bytes(apart(works, graph))
 
     def undone(call: Any) -> None:
-        ran_apart(call)
+        undo(call)
         crowd()
 
-    steps.apart, steps.rescue.ran_apart = planned, undone
+    steps.apart, steps.runs_apart.undo = planned, undone
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, after = train_dense(512, compiled=False)
@@ -155,14 +156,8 @@ def asserted(*, constant: bool = False) -> dict[str, Any]:
     losses = [float(step(tf.ones((512, 64)))) for _ in range(3)]
     trained = hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights)).hexdigest()
     edited = [graph.tensors for graph in lms.report().edited]
-    apart = tried_apart()
+    apart = installation.engine().steps.runs_apart.count
     return {"rank": hvd.rank(), "losses": losses, "trained": trained, "tensors": edited, "apart": apart}
-
-
-def tried_apart() -> int:
-    """Count the plans that have run apart from other ranks."""
-    numbers = installation.engine().steps.rescue._numbers
-    return sum(number >= 0 for plans in numbers.values() for number in plans.values())
 
 
 def left() -> dict[str, Any]:
@@ -189,6 +184,18 @@ def left() -> dict[str, Any]:
 
     step, rows = tf.function(train), tf.ones((8192, 64))
     before = [weight.numpy() for weight in weights]
+    collector = installation.engine().books.collector
+    withdraw = collector.withdraw
+
+    def interrupted(graphs: Any) -> None:
+        collector.withdraw = withdraw
+        raise KeyboardInterrupt
+
+    collector.withdraw = interrupted
+    with contextlib.suppress(KeyboardInterrupt):
+        tf.function(train)(rows, mine)  # has run apart, and changed the weights
+    assert collector.withdraw == withdraw, "it was not interrupted"
+    undone = all(map(np.array_equal, before, [weight.numpy() for weight in weights]))
     steps.apart = crowded
     caught = ""
     try:
@@ -196,7 +203,6 @@ def left() -> dict[str, Any]:
     except tf.errors.ResourceExhaustedError as error:
         caught = str(error)
     steps.apart, _ = apart, held.clear()
-    undone = all(map(np.array_equal, before, [weight.numpy() for weight in weights]))
     sums = [float(step(rows, mine))]
     step = tf.function(train)
     sums += [float(step(rows, mine)), float(step.get_concrete_function(rows, mine)(rows, mine))]
@@ -210,7 +216,7 @@ def left() -> dict[str, Any]:
 
     batches = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec((8192, 64)))
     sums.append(float(tf.function(through)(batches, mine)))
-    figures = {"sums": sums, "undone": undone, "apart": tried_apart()}
+    figures = {"sums": sums, "undone": undone, "apart": installation.engine().steps.runs_apart.count}
     return {"rank": hvd.rank(), "caught": caught, **figures}
 
 
