@@ -47,7 +47,7 @@ def test_the_demo_runs_out_of_memory_and_then_learns() -> None:
     assert re.search(r"^  out of memory: .* \(exit code \d+, \d+ s\)$", done.stdout, re.M), done.stdout
     swapped = r"^  Large Model Support: \d+ tensors swapped, .* peak is ([\d.]+) MiB instead of ([\d.]+)$"
     peaks = re.search(swapped, done.stdout, re.M)
-    assert peaks is not None and float(peaks[1]) < 20 < float(peaks[2]), done.stdout
+    assert peaks is not None and float(peaks[1]) <= 20 < float(peaks[2]), done.stdout
     last = re.search(r"^  test accuracy (0\.\d+|1\.0+), .* 2 ranks hold the same weights$", done.stdout, re.M)
     assert last is not None, done.stdout
     assert float(last[1]) >= 0.95

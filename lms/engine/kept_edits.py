@@ -65,7 +65,8 @@ class KeptEdits:
     def used_again(self, known: Edit, task: Task, devices: Collection[Device]) -> Edit | None:
         """Return a kept edit for another function; ``None`` if a device's free room differs.
 
-        What ran apart from other ranks runs with them as it is.
+        What ran apart from other ranks runs with them as it is, and its figures stay those that it was
+        planned with: its runs have left other batches on the device.
 
         Raises:
             LMSError: If the store has no room left for what is swapped.
@@ -77,8 +78,10 @@ class KeptEdits:
         ]
         if len(works) < len(known.works):
             return None
-        rooms = zip(known.works, works, strict=True)
-        if not task.tried and not all(_is_alike(then.limit_bytes, now.limit_bytes) for then, now in rooms):
+        pairs = list(zip(known.works, works, strict=True))
+        if task.tried:
+            works = [replace(now, residents=then.residents) for then, now in pairs]
+        elif not all(_serves(then, now) for then, now in pairs):
             return None
         for work in works:
             if work.edits is not None:
@@ -109,7 +112,10 @@ def to_keep(work: Work) -> Work:
     return replace(work, task=replace(work.task, request=request, inputs=(), guest=None), graph_def=None)
 
 
-def _is_alike(then: int | None, now: int | None) -> bool:
-    if then is None or now is None:
-        return then is now
-    return abs(now - then) <= ROOM * then
+def _serves(then: Work, now: Work) -> bool:
+    """Tell whether a device has as much room as for the kept edit, and enough for its peak if it had that."""
+    before, room = then.limit_bytes, now.limit_bytes
+    if before is None or room is None:
+        return before is room
+    peak = 0 if then.decision is None else then.decision.peak_bytes
+    return abs(room - before) <= ROOM * before and not room < peak <= before

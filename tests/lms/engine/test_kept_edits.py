@@ -1,5 +1,7 @@
 """A graph that was edited before is not planned again."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,3 +36,45 @@ def test_a_kept_edit_keeps_no_model_alive(seen: dict[str, Any]) -> None:
 
 def test_a_kept_edit_is_not_taken_where_lms_is_refused(seen: dict[str, Any]) -> None:
     assert seen["swapped_though_refused"] == 0
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("in_use", "peak", "tried", "room"),
+    [
+        (200_000, 18 * MIB, False, 20 * MIB - 200_000),
+        (200_000, 21 * MIB, False, 20 * MIB - 200_000),
+        (0, 20 * MIB - 100_000, False, 20 * MIB),
+        (100_000, 20 * MIB - 90_000, False, None),
+        (-100_000, 20 * MIB + 50_000, False, 20 * MIB + 100_000),
+        (2_000_000, 18 * MIB, False, None),
+        (2_000_000, 20 * MIB - 90_000, True, 20 * MIB),
+    ],
+)
+def test_a_kept_edit_serves_where_its_peak_still_fits(
+    in_use: int, peak: int, tried: bool, room: int | None
+) -> None:
+    """One that was tried is taken as it is, and tells the room that it was planned for."""
+    pytest.importorskip("tensorflow")
+    from lms.engine.kept_edits import Edit, KeptEdits
+    from lms.passes.work import Residents, Work
+
+    device: Any = SimpleNamespace(limit_bytes=22 * MIB)
+    decision: Any = SimpleNamespace(peak_bytes=peak)
+    task: Any = SimpleNamespace(tried=tried)
+    place: Any = None
+    work = Work(task, device, place, residents=Residents(2 * MIB), decision=decision)
+
+    class Counted:
+        """Finds that more lies on the device than when the edit was planned."""
+
+        def apply(self, work: Work) -> Work:
+            """Count what lies there now."""
+            return replace(work, residents=Residents(2 * MIB + in_use))
+
+    counting: Any = Counted()
+    resources: Any = None
+    again = KeptEdits(counting, resources).used_again(Edit((work,)), task, [device])
+    assert (again.works[0].limit_bytes if again else None) == room
