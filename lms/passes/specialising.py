@@ -11,7 +11,7 @@ from lms.passes.shaping import Shaping
 from lms.passes.work import Pass, Specialised, Task, Work, place_of, run_passes
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import read_step
-from lms.rewriter.sum_order import has_long_sums, named_beginnings
+from lms.rewriter.sum_order import Beginning, has_long_sums, named_beginnings
 from lms.rewriter.validation import require_same_pairs
 from lms.rewriter.writer import RewriteError
 from lms.specialiser.decided_branches import may_decide, with_branches_taken
@@ -75,13 +75,13 @@ class Specialising:
 
     def _sums(
         self, task: Task, graph_def: Any, specialised: NodeTable, devices: Sequence[Device]
-    ) -> dict[str, int]:
-        """Return by name the slots that sums begin with in a graph that is specialised.
+    ) -> dict[str, Beginning]:
+        """Return by name what sums begin with in a graph that is specialised.
 
         Raises:
             RewriteError: If TensorFlow would merge other nodes in the specialised graph.
         """
-        sums: dict[str, int] = {}
+        sums: dict[str, Beginning] = {}
         for device in devices:
             place = place_of(device, self._environ)
             work = run_passes([Parsing()], Work(task, device, place, graph_def=graph_def))

@@ -20,6 +20,7 @@ from lms.reader.survey import Place
 from lms.report.guest import Guest
 from lms.rewriter.stacking import Stacked
 from lms.rewriter.streaming import Streamed
+from lms.rewriter.sum_order import Beginning
 from lms.rewriter.writer import Edits
 
 
@@ -31,8 +32,8 @@ class Specialised:
     """Type and shape of what new nodes make, by their names."""
     like: Mapping[str, str] = field(default_factory=dict)
     """The nodes whose shape is that of another node's output, which is named as inputs are."""
-    sums: Mapping[str, int] | None = None
-    """The slots that sums begin with in the step as it was, by name; ``None``: it is as it was."""
+    sums: Mapping[str, Beginning] | None = None
+    """What sums begin with in the step as it was, by name; ``None``: it is as it was."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class Work:
     outputs: Sequence[Sequence[Output]] = ()
     fetches: tuple[str, ...] = ()
     """The names of outputs that outlive the step."""
-    sums: Mapping[str, int] | None = None
-    """The slots that sums begin with, by name, where specialising or ``Holding`` may change that."""
+    sums: Mapping[str, Beginning] | None = None
+    """What sums begin with, by name, where specialising or ``Holding`` may change that."""
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
     most_bytes: int | None = None

@@ -10,7 +10,7 @@ from lms.reader.step_reader import Step
 from lms.rewriter.repeats import write_repeats
 from lms.rewriter.segments import in_segments, mark_segments
 from lms.rewriter.shape_readers import leaving, part_shapes
-from lms.rewriter.sum_order import beginnings, disturbed
+from lms.rewriter.sum_order import Beginning, beginnings, disturbed
 from lms.rewriter.writer import Edits, relocated, write_plan
 from lms.transports.base import Transport
 
@@ -20,7 +20,7 @@ def write_decision(
     step: Step,
     decided: Decision,
     transport: Transport,
-    sums_before: Mapping[str, int] | None = None,
+    sums_before: Mapping[str, Beginning] | None = None,
 ) -> Edits:
     """Edit ``graph_def``: first the ops that are repeated, then the plan for the graph with these.
 
@@ -31,8 +31,8 @@ def write_decision(
         step: Its values, and the nodes behind them.
         decided: A decision for ``step.graph``, or for one that differs from it in what may be swapped.
         transport: How tensors leave and come back.
-        sums_before: The slots that sums begin with in the step that the user runs, by the names of their
-            nodes; ``None``: it is ``step``.
+        sums_before: What sums begin with in the step that the user runs, by the names of their nodes;
+            ``None``: it is ``step``.
 
     Raises:
         RewriteError: If the decision does not fit the graph, which is of no use then.
@@ -40,13 +40,13 @@ def write_decision(
     known, segmentation = len(graph_def.node), decided.segmentation
     sums, made = _sums(step, sums_before), decided.recomputation
     if made is not None:
-        sums = {made.places[op]: slot for op, slot in {**disturbed(step.graph, made), **sums}.items()}
+        sums = {made.places[op]: first for op, first in {**disturbed(step.graph, made), **sums}.items()}
         step = write_repeats(graph_def, step, made)
-    fixed = {step.members[op][0]: slot for op, slot in sums.items()}
+    fixed = {step.members[op][0]: first for op, first in sums.items()}
     if segmentation is not None:
         step = in_segments(step, segmentation)
         compiled = {node for op in segmentation.segments for node in step.members[op]}
-        fixed = {node: slot for node, slot in fixed.items() if node not in compiled}
+        fixed = {node: first for node, first in fixed.items() if node not in compiled}
     plan, moved = decided.plan, decided.relocation
     if moved is not None:
         step = relocated(step, moved)
@@ -60,8 +60,8 @@ def write_decision(
     return replace(edits, nodes=tuple(dict.fromkeys([*added, *parted, *edits.nodes])))
 
 
-def _sums(step: Step, before: Mapping[str, int] | None) -> dict[int, int]:
-    """Return the slots that sums begin with without an edit, by op."""
+def _sums(step: Step, before: Mapping[str, Beginning] | None) -> dict[int, Beginning]:
+    """Return what sums begin with without an edit, by op."""
     if before is None:
         return beginnings(step)
     names = [step.table.names[members[0]] for members in step.members]

@@ -4,9 +4,13 @@
 place of the first (``AddNOp`` in aggregate_ops.cc). Who holds a buffer is another matter once tensors are
 swapped and ops wait for each other. Of the first two terms either may begin: their sum is the same. So only
 a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.
+
+Where it hangs on the taken branch, a loop's turn or another device whether a buffer is free, the sum stays as
+it is: what makes such a term hands on a buffer that an edit changes nothing about.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
@@ -17,11 +21,19 @@ from lms.reader.step_reader import Step
 from lms.schedule.op_order import executor_order
 
 FEWEST_TERMS = 3
-NEVER_FREE = frozenset(
-    """Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile Switch _SwitchN
-    While""".split()
+HANDED_ON = frozenset(
+    "Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile While".split()
 )
-"""What these make may be their input, or the executor still holds it: no sum writes into it."""
+"""What these make is the buffer of a branch, a turn or a function: no plan knows who else holds it."""
+
+
+class Beginning(NamedTuple):
+    """Says how a sum adds its terms in an edited step as it does without the edit."""
+
+    slot: int
+    """The input that it begins with; 0: the first or the second, or what is free if nobody can tell."""
+    held: tuple[int, ...]
+    """The inputs that are held until it has run, so that it begins with none of these."""
 
 
 def has_long_sums(table: NodeTable) -> bool:
@@ -30,18 +42,19 @@ def has_long_sums(table: NodeTable) -> bool:
     return any(len(table.inputs[node]) >= FEWEST_TERMS for node in sums)
 
 
-def named_beginnings(step: Step) -> dict[str, int]:
+def named_beginnings(step: Step) -> dict[str, Beginning]:
     """Return what :func:`beginnings` finds, by name: for a step that a pass is to change before the plan."""
     names = [step.table.names[members[0]] for members in step.members]
-    return {names[op]: slot for op, slot in beginnings(step).items()}
+    return {names[op]: beginning for op, beginning in beginnings(step).items()}
 
 
-def beginnings(step: Step) -> dict[int, int]:
-    """Map each sum of three and more terms to the slot that it begins with in the unedited step.
+def beginnings(step: Step) -> dict[int, Beginning]:
+    """Map each sum of three and more terms to the one that it begins with in the unedited step.
 
     Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
-    chance; then the order of an executor with one thread counts.
+    chance; then the order of an executor with one thread counts. Where nobody can tell whether a term is
+    free that the sum may begin with, only those behind it are held that something holds without an edit.
     """
     graph = step.graph
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
@@ -58,19 +71,34 @@ def beginnings(step: Step) -> dict[int, int]:
             others is not None and all(before[one] >> bit & 1 for one in others) for others in readers[:2]
         ):
             continue
+        unsure = [_is_handed_on(graph, op.inputs[slot]) for slot in range(len(op.inputs))]
         free = (
             slot
             for slot, others in enumerate(readers)
-            if others is not None
+            if unsure[slot]
+            or others is not None
             and not any(behind[one] >> bit & 1 or place[one] > place[op.id] for one in others)
         )
         slot = next(free, 0)
-        found[op.id] = slot if slot >= FEWEST_TERMS - 1 else 0
+        if unsure[slot]:
+            surely = (
+                slot
+                for slot, others in enumerate(readers)
+                if not unsure[slot] and (others is None or any(behind[one] >> bit & 1 for one in others))
+            )
+            found[op.id] = Beginning(0, tuple(slot for slot in surely if slot >= FEWEST_TERMS - 1))
+        else:
+            found[op.id] = _begins_with(slot if slot >= FEWEST_TERMS - 1 else 0, op)
     return found
 
 
-def disturbed(graph: Graph, made: Recomputation) -> dict[int, int]:
-    """Map each sum to slot 0 whose terms get or lose readers because ops are repeated.
+def _begins_with(slot: int, op: Op) -> Beginning:
+    """Have a sum begin with one of its terms, which need not be held then, like the second."""
+    return Beginning(slot, tuple(one for one in range(len(op.inputs)) if one not in (slot, 1)))
+
+
+def disturbed(graph: Graph, made: Recomputation) -> dict[int, Beginning]:
+    """Have each sum begin with its first term whose terms get or lose readers because ops are repeated.
 
     Of one that :func:`beginnings` leaves out one of the first two terms was free in any case. That need not
     hold any more.
@@ -79,7 +107,7 @@ def disturbed(graph: Graph, made: Recomputation) -> dict[int, int]:
     read = {roots[tensor] for op in made.repeated for tensor in graph.ops[made.ops[op]].inputs}
     touched = read | made.dropped
     return {
-        op.id: 0
+        op.id: _begins_with(0, op)
         for op in graph.ops
         if op.type == SUM
         and len(op.inputs) >= FEWEST_TERMS
@@ -104,15 +132,21 @@ def _told_late(step: Step) -> dict[int, list[int]]:
 
 
 def _others(buffers: Buffers, op: Op, slot: int, told_late: Mapping[int, Sequence[int]]) -> list[int] | None:
-    """Return the other readers of a term's buffer; ``None`` where the buffer is never free."""
+    """Return the other readers of a term's buffer; ``None`` where a step never frees it."""
     graph = buffers.graph
     root = graph.roots[op.inputs[slot]]
     owner = graph.tensors[root]
-    if owner.outside or buffers.kept[root] or graph.ops[owner.op].type in NEVER_FREE:
+    if owner.outside or buffers.kept[root] or _is_handed_on(graph, root):
         return None
     if sum(graph.roots[other] == root for other in op.inputs) > 1:
         return None
     return [reader for reader in (*buffers.users[root], *told_late.get(root, ())) if reader != op.id]
+
+
+def _is_handed_on(graph: Graph, tensor: int) -> bool:
+    """Tell whether nobody knows who else holds a tensor's buffer."""
+    op = graph.ops[graph.tensors[graph.roots[tensor]].op]
+    return op.elsewhere or op.type in HANDED_ON
 
 
 def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:

@@ -22,6 +22,7 @@ from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import MARK_ATTR, SWITCHES, Source
 from lms.reader.step_reader import Step
 from lms.rewriter.branches import Exits
+from lms.rewriter.sum_order import Beginning
 from lms.transports.base import Transport, host_beside, write_copy
 
 MARK = "lms"
@@ -64,7 +65,7 @@ def write_plan(
     plan: SwapPlan,
     transport: Transport,
     relocation: Relocation | None = None,
-    sums: Mapping[int, int] | None = None,
+    sums: Mapping[int, Beginning] | None = None,
     in_place: Collection[int] = (),
 ) -> Edits:
     """Edit ``graph_def`` as ``plan`` says.
@@ -75,8 +76,8 @@ def write_plan(
         plan: A plan for ``step.graph``.
         transport: How tensors leave and come back.
         relocation: Which ops read from the host, where some do.
-        sums: The nodes of sums with the slot that each begins with, as
-            :func:`lms.rewriter.sum_order.beginnings` finds them.
+        sums: The nodes of sums with what each begins with, as :func:`lms.rewriter.sum_order.beginnings`
+            finds it.
         in_place: The assignments of the planned graph that write into their variables' memory.
 
     Raises:
@@ -91,8 +92,8 @@ def write_plan(
         editor.bring_back(swap, number, held[swap.tensor])
     for edge in plan.serial_edges:
         editor.follow(edge)
-    for node, slot in (sums or {}).items():
-        editor.fix_sum(node, slot)
+    for node, beginning in (sums or {}).items():
+        editor.fix_sum(node, beginning)
     editor.launch_copies_first(plan.serial_edges)
     for filler in plan.fillers:
         if not step.graph.ops[filler.op].conditional:  # it would be left out with what the op waits for
@@ -441,15 +442,13 @@ class _Editor:
 
     # --- sums ------------------------------------------------------------------------------------------
 
-    def fix_sum(self, number: int, slot: int) -> None:
-        """Have a sum begin with its input in ``slot``, and keep its order of terms: see ``sum_order``."""
-        node = self._table.nodes[number]
-        if node.attr["T"].type not in FLOATS:
+    def fix_sum(self, number: int, beginning: Beginning) -> None:
+        """Have a sum add its terms in the order in which it does unedited: see ``sum_order``."""
+        node, slot = self._table.nodes[number], beginning.slot
+        if node.attr["T"].type not in FLOATS or not beginning.held:
             return
-        if slot:
-            first, other = node.input[0], node.input[slot]
-            node.input[0], node.input[slot] = other, first
-        held = [text for text in node.input if text[0] != "^"][2:]
+        held = [node.input[one] for one in beginning.held]
+        node.input[0], node.input[slot] = node.input[slot], node.input[0]
         dtype = node.attr["T"].type
         holder = self._holder(f"{node.name}/{MARK}/hold", node.device)
         holder.attr["T"].list.type.extend([dtype] * len(held))

@@ -1,8 +1,10 @@
 """The term with which a sum begins, where ops that tell shapes hold some of its terms."""
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
+from child_job import run_job
 
 tf = pytest.importorskip("tensorflow")
 
@@ -13,7 +15,7 @@ from lms.optimizer.grappler_item import Output  # noqa: E402
 from lms.reader.node_table import NodeTable  # noqa: E402
 from lms.reader.step_reader import read_step  # noqa: E402
 from lms.reader.survey import Place  # noqa: E402
-from lms.rewriter.sum_order import named_beginnings  # noqa: E402
+from lms.rewriter.sum_order import Beginning, named_beginnings  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
@@ -28,14 +30,14 @@ NODES = {
 }
 
 
-def beginnings(more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("end",)) -> dict[str, int]:
+def beginnings(more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("end",)) -> dict[str, Beginning]:
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in {**NODES, **more}.items():
         node = graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
         node.attr["T"].type = FLOAT
     table = NodeTable.of(graph_def)
     outputs = [
-        [Output(INT, (2,))] * 3 if op_type in ("Shape", "ShapeN") else [Output(FLOAT, (8, 8))]
+        [Output(INT, (2,))] * 3 if op_type in ("Shape", "ShapeN") else [Output(FLOAT, (8, 8))] * 2
         for op_type in table.types
     ]
     return named_beginnings(
@@ -61,10 +63,45 @@ def test_a_shape_that_waits_for_nothing_else_holds_no_term() -> None:
     ],
 )
 def test_a_term_that_is_held_for_its_shape_begins_no_sum(more: dict[str, tuple[str, ...]]) -> None:
-    assert beginnings(more) == {"sum": 2}
+    assert beginnings(more) == {"sum": Beginning(2, (0,))}
 
 
 def test_a_sum_of_which_all_terms_are_held_begins_with_the_first() -> None:
-    assert beginnings({"all": ("ShapeN", "first", "second", "third", "end")}) == {"sum": 0}
+    assert beginnings({"all": ("ShapeN", "first", "second", "third", "end")}) == {"sum": Beginning(0, (2,))}
     two = {"both": ("ShapeN", "first", "second", "end")}
-    assert beginnings(two, fetches=("end", "third")) == {"sum": 0}
+    assert beginnings(two, fetches=("end", "third")) == {"sum": Beginning(0, (2,))}
+
+
+BRANCHES = {
+    "taken": ("Placeholder",),
+    "kept": ("Switch", "x", "taken"),
+    "left": ("Cos", "kept"),
+    "right": ("Sin", "kept:1"),
+    "either": ("Merge", "left", "right"),
+}
+
+
+@pytest.mark.parametrize(
+    ("third", "fetches", "held"),
+    [("third", ("end",), ()), ("third", ("end", "third"), (2,)), ("either", ("end",), ())],
+)
+def test_a_sum_that_may_begin_with_what_a_branch_hands_on_stays_as_it_is(
+    third: str, fetches: Collection[str], held: tuple[int, ...]
+) -> None:
+    """Its last term is held only if something holds it without an edit."""
+    second = "second" if third == "either" else "either"
+    more = {**BRANCHES, "sum": ("AddN", "first", second, third), "read": ("Tanh", "first", "^end")}
+    more["again"] = ("Log", "second", "^end")
+    assert beginnings(more, fetches) == {"sum": Beginning(0, held)}
+
+
+@pytest.fixture(scope="module")
+def added() -> dict[str, Any]:
+    return run_job("handed_on_job.py")
+
+
+@pytest.mark.parametrize("way", ["of_branch", "of_case", "of_loop"])
+def test_a_sum_adds_what_is_handed_on_in_its_order(added: dict[str, Any], way: str) -> None:
+    assert added["found"][way] == [1.0] * 6
+    assert len(added["swapped"]) == 3
+    assert all(added["swapped"])
