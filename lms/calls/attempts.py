@@ -139,7 +139,8 @@ class Attempts:
                 else:
                     rescue.succeeded(call)
                     return done
-                self._growth.renew(function)
+                for name in [one.name for one in call.ran] or [""]:  # a session's step has no name
+                    self._growth.renew(function, name)
                 engine.books.collector.retries += 1
                 engine.books.warn(rescue.message)
                 log = None

@@ -180,12 +180,11 @@ class Steps:
     # --- what the watch tells ----------------------------------------------------------------------------
 
     def generation(self, call: Call, runtime: RuntimeCall) -> int:
-        """Return the number of the wanted plan; a new one where the call's arguments have grown."""
+        """Return the number of the wanted plan; a new one where batches or arguments have grown."""
         if self._engine.refusal() is None:
             self.rescue.begins(call, runtime)
-        grown = self.growth.outgrown_arguments(call.function, runtime.name, runtime.inputs)
-        if grown:
-            self._engine.books.warn(f"{function_name(runtime.name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
+        if runtime.name not in (one.name for one in call.ran[:-1]):  # else it is tried again
+            self._compare(call, runtime)
         if self.watch.is_only(call) and (more := self.outside.outgrown(call.function, runtime.name)):
             self._engine.books.warn(f"{function_name(runtime.name)} {more}")
         return self.growth.generation(call.function, runtime.name)
@@ -238,7 +237,7 @@ class Steps:
         return call.specified_size() if latest is None else latest
 
     def _feed(self, function: Any, call: Call) -> None:
-        """Decide where the call's batches come from; have the step planned again if they have grown."""
+        """Decide where the call's batches come from, and find their shapes and size."""
         call.feed = self.feeder.feed(
             function,
             call.arguments,
@@ -249,12 +248,20 @@ class Steps:
         )
         if call.feed.sizes_open:
             given = self._engine.config.batch_size
-            call.batches = self.growth.at_least(function, call.feed.first_shapes(given))
-        size = self._size_now(function, call)
-        if grown := self.growth.outgrown(function, call.batches, size):
-            text = f"{function._name} {grown}"
+            call.batches_fed = call.feed.first_shapes(given)
+        call.size_fed = self._size_now(function, call)
+
+    def _compare(self, call: Call, runtime: RuntimeCall) -> None:
+        """Have a step planned again if the call's batches or arguments have grown."""
+        function, name, warn = call.function, runtime.name, self._engine.books.warn
+        if call.batches_fed:
+            call.batches = self.growth.at_least(function, call.batches_fed, name)
+        if grown := self.growth.outgrown(function, call.batches, call.size_fed, name):
+            text = f"{function_name(name)} {grown}"
             many = TRACED_ONCE if call.batches else ""
-            self._engine.books.warn(f"{text}; {many}" if many else text, many)
+            warn(f"{text}; {many}" if many else text, many)
+        if grown := self.growth.outgrown_arguments(function, name, runtime.inputs):
+            warn(f"{function_name(name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
 
     def _size_now(self, function: Any, call: Call) -> int | None:
         """Find the size of the batches that a planned step is about to get, from Keras or its datasets."""

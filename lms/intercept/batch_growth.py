@@ -3,7 +3,7 @@
 A plan serves all batches of which no dimension is larger than in those that it was made for. Long batches
 of few rows and short ones of many get plans of their own, for one plan for both would be for a batch of many
 long rows, which nobody feeds; so plans that were made before may be the right ones again. Not so where a call
-takes several batches, or where a function has several traces, which count their plans together.
+takes several batches. Each trace of a function is a step of its own.
 
 A step whose kernels count their own random numbers from a seed keeps its first plan: with a new one it would
 have new kernels, and draw from the beginning again.
@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 Shapes = tuple[tuple[int, ...], ...]
-Arguments = dict[str, dict[int, tuple[int, ...]]]
+Arguments = dict[int, tuple[int, ...]]
 
 TRACED_ONCE = "to plan it once, begin with the longest batch or pad all to one length"
 """The remedy for batches of many lengths."""
@@ -47,40 +47,37 @@ class _Step:
     batch_size: int | None = None
     batches: Shapes = ()
     arguments: Arguments = field(default_factory=dict)
-    """By function of the runtime the shapes of those of its arguments whose shape is open."""
+    """The shapes of those of its arguments whose shape is open, by their numbers."""
     plans: list[_Plan] = field(default_factory=list)
     """The plans that may run again."""
-    names: set[str] = field(default_factory=set)
-    """The functions of the runtime that were planned, one for each trace."""
     takes_several: bool = False
     """Set where a call takes several batches, of which only the first is looked at."""
     fed: dict[str, int] = field(default_factory=dict)
-    """The most elements of any batches, and by function of the runtime of those arguments."""
-    whole: set[tuple[str, int]] = field(default_factory=set)
-    """The functions of the runtime that a plan leaves to XLA, each with the plan's number."""
+    """The most elements of any batches, and of any arguments."""
+    whole: set[int] = field(default_factory=set)
+    """The numbers of the plans that leave the step to XLA."""
     never_whole: bool = False
-    draws: set[str] = field(default_factory=set)
-    """The functions of the runtime whose random numbers would begin anew with another plan, whose kernels are
-    new."""
+    draws: bool = False
+    """Tells whether its random numbers begin anew with another plan, whose kernels are new."""
 
     @property
     def draws_on(self) -> bool:
         """Tell whether random numbers of the latest plan would begin anew with another one."""
-        return any((name, self.generation) not in self.whole for name in self.draws)
+        return self.draws and self.generation not in self.whole
 
     def to_plan_for(
-        self, name: str, shapes: Shapes, now: Shapes, plans: Mapping[Shapes, _Plan]
+        self, kind: str, shapes: Shapes, now: Shapes, plans: Mapping[Shapes, _Plan]
     ) -> tuple[Shapes, _Plan | None]:
         """Return the shapes to plan for, and the plan for these if there is one.
 
         Args:
-            name: The function of the runtime whose arguments these are; empty for batches.
+            kind: Of what these are the shapes: ``batches`` or ``arguments``.
             shapes: Those of a call.
             now: Those of the plan that ran last.
             plans: Plans by the shapes that they were made for.
         """
-        most = self.fed[name] = max(self.fed.get(name, _elements(now)), _elements(shapes))
-        if self.draws_on or self.takes_several or len(self.names) > 1:  # all traces have one number
+        most = self.fed[kind] = max(self.fed.get(kind, _elements(now)), _elements(shapes))
+        if self.draws_on or self.takes_several:
             return _largest(now, shapes) or shapes, None
         if serving := [made for made in plans if _covers(made, shapes)]:
             best = min(serving, key=_elements)
@@ -114,13 +111,16 @@ class _Step:
 
 
 class Growth:
-    """Remembers by function the sizes that its step was planned for, and counts its plans."""
+    """Remembers the sizes that each step was planned for, and counts its plans.
+
+    A step is named by its function, or session and set of feeds and fetches, and by the function of the
+    runtime: one for each trace, empty for a session. Without a ``tf.function`` it has only the second name.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, _Step]] = weakref.WeakKeyDictionary()
         self._nameless: dict[str, _Step] = {}
-        """Steps that no ``tf.function`` calls, by the name of the runtime's function."""
 
     def planned(
         self,
@@ -138,10 +138,9 @@ class Growth:
         kernel of it counts its own random numbers from a seed.
         """
         step = self._step(function, name)
-        step.draws |= {name} if draws else set()
-        step.names.add(name)
+        step.draws |= draws
         step.batch_size, step.batches = batch_size or step.batch_size, batches or step.batches
-        step.arguments[name] = {**step.arguments.get(name, {}), **(open_arguments or {})}
+        step.arguments = {**step.arguments, **(open_arguments or {})}
         step.note_plan()
 
     def generation(self, function: Any, name: str = "") -> int:
@@ -170,24 +169,25 @@ class Growth:
     def renew_all(self) -> None:
         """Have all steps planned again at their next calls, unless their random numbers would begin anew."""
         with self._lock:  # another thread may add one
-            steps = (*self._steps.values(), *self._nameless.values())
+            traces = [*self._steps.values(), self._nameless]
+            steps = [step for one in traces for step in one.values()]
         for step in steps:
             if not step.draws_on:
                 step.renew()
 
     def plan_together(self, function: Any) -> None:
         """Plan for the largest dimensions of all batches: a call takes several, of any sizes."""
-        if function in self._steps:
-            self._steps[function].takes_several = True
+        for step in self._traces(function):
+            step.takes_several = True
 
     def leave_whole(self, function: Any, name: str, generation: int) -> None:
         """Note that a plan of a step leaves it to XLA, which compiles it whole."""
-        self._step(function, name).whole.add((name, generation))
+        self._step(function, name).whole.add(generation)
 
     def is_whole(self, function: Any, name: str) -> bool:
         """Tell whether the latest plan of a step leaves it to XLA."""
         step = self._known(function, name)
-        return step is not None and (name, step.generation) in step.whole
+        return step is not None and step.generation in step.whole
 
     def may_be_whole(self, function: Any, name: str) -> bool:
         """Tell whether a plan may leave a step to XLA."""
@@ -197,46 +197,47 @@ class Growth:
     def forbid_whole(self, function: Any, name: str) -> bool:
         """Have a step planned again that was left to XLA; return False where it was not."""
         step = self._known(function, name)
-        if step is None or (name, step.generation) not in step.whole:
+        if step is None or step.generation not in step.whole:
             return False
         step.never_whole = True
         step.renew()
         return True
 
     def watches_shapes(self, function: Any) -> bool:
-        """Tell whether the shapes of each batch must be known to see the step's growth."""
-        return function in self._steps and bool(self._steps[function].batches)
+        """Tell whether the shapes of each batch must be known to see a step's growth."""
+        return any(step.batches for step in self._traces(function))
 
     def watches_size(self, function: Any) -> bool:
-        """Tell whether the step was planned for a batch size, so that a larger one must be seen."""
-        return function in self._steps and self._steps[function].batch_size is not None
+        """Tell whether a step was planned for a batch size, so that a larger one must be seen."""
+        return any(step.batch_size is not None for step in self._traces(function))
 
-    def at_least(self, function: Any, shapes: Shapes) -> Shapes:
+    def at_least(self, function: Any, shapes: Shapes, name: str = "") -> Shapes:
         """Return the shapes to plan for of batches of ``shapes``: those of a plan that serves them, if any.
 
         That plan is the one to run then.
         """
-        step = self._steps.get(function)
+        step = self._known(function, name)
         if step is None:
             return shapes
         plans = {one.batches: one for one in step.plans if one.arguments == step.arguments}
-        planned, best = step.to_plan_for("", shapes, step.batches, plans)
+        planned, best = step.to_plan_for("batches", shapes, step.batches, plans)
         if best is not None:
             step.batches, step.generation = best.batches, best.generation
         return planned
 
-    def outgrown(self, function: Any, batches: Shapes, batch_size: int | None = None) -> str:
+    def outgrown(self, function: Any, batches: Shapes, batch_size: int | None = None, name: str = "") -> str:
         """Have a step planned again if it was planned for smaller batches than it is about to get.
 
         Args:
             function: What is about to run.
             batches: The shapes to plan for, from :meth:`at_least`.
             batch_size: The size of its batches, if Keras or a dataset has told it.
+            name: The function of the runtime.
 
         Returns:
             What has grown; empty where nothing has.
         """
-        step = self._steps.get(function)
+        step = self._known(function, name)
         if step is None:
             return ""
         if batch_size and step.batch_size and batch_size > step.batch_size:
@@ -251,55 +252,51 @@ class Growth:
     def outgrown_arguments(self, function: Any, name: str, inputs: Sequence[Any]) -> str:
         """Have a step planned again if it was planned for smaller arguments; return what has grown."""
         step = self._known(function, name)
-        known = None if step is None else step.arguments.get(name)
-        if step is None or not known:
+        if step is None or not step.arguments:
             return ""
+        known = step.arguments
         numbers = [number for number in known if len(known[number]) == len(inputs[number].shape)]
         now = tuple(tuple(inputs[number].shape) for number in numbers)
         before = tuple(known[number] for number in numbers)
-        others = {**step.arguments, name: {}}
         plans = {
-            tuple(one.arguments[name][number] for number in numbers): one
+            tuple(one.arguments[number] for number in numbers): one
             for one in step.plans
-            if one.batches == step.batches
-            and {**one.arguments, name: {}} == others
-            and one.arguments.get(name, {}).keys() == known.keys()
+            if one.batches == step.batches and one.arguments.keys() == known.keys()
         }
-        planned, best = step.to_plan_for(name, now, before, plans)
+        planned, best = step.to_plan_for("arguments", now, before, plans)
         if planned == before:
             return ""
-        step.arguments[name] = {**known, **dict(zip(numbers, planned, strict=True))}
+        step.arguments = {**known, **dict(zip(numbers, planned, strict=True))}
         if best is not None:
-            step.arguments, step.generation = {**best.arguments}, best.generation
+            step.arguments, step.generation = best.arguments, best.generation
             return ""
         return step.grown("arguments", _text(before), _text(planned))
 
     def argument_shapes(self, function: Any, name: str, inputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
         """Return the shapes to plan for of the tensors that a function of the runtime is called with."""
         step = self._known(function, name)
-        known = {} if step is None else step.arguments.get(name, {})
+        known = {} if step is None else step.arguments
         return {number: known.get(number) or shape for number, shape in _plain_shapes(inputs)}
 
     def _known(self, function: Any, name: str) -> _Step | None:
-        return self._steps.get(function) if function is not None else self._nameless.get(name)
+        return (self._nameless if function is None else self._steps.get(function, {})).get(name)
 
     def _step(self, function: Any, name: str) -> _Step:
         with self._lock:
-            if function is None:
-                return self._nameless.setdefault(name, _Step())
-            return self._steps.setdefault(function, _Step())
+            traces = self._nameless if function is None else self._steps.setdefault(function, {})
+            return traces.setdefault(name, _Step())
+
+    def _traces(self, function: Any) -> list[_Step]:
+        with self._lock:  # another thread may add one
+            return [*self._steps.get(function, {}).values()]
 
 
 def _all_cover(batches: Shapes, arguments: Arguments, plan: _Plan) -> bool:
     """Tell whether batches and arguments are as large as those of a plan in all dimensions."""
-    ours, theirs = _by_place(arguments), _by_place(plan.arguments)
-    if ours.keys() != theirs.keys():
+    if arguments.keys() != plan.arguments.keys():
         return False
-    return _covers((*batches, *ours.values()), (*plan.batches, *(theirs[place] for place in ours)))
-
-
-def _by_place(arguments: Arguments) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(name, number): shape for name, own in arguments.items() for number, shape in own.items()}
+    theirs = (plan.arguments[number] for number in arguments)
+    return _covers((*batches, *arguments.values()), (*plan.batches, *theirs))
 
 
 def _covers(shapes: Shapes, others: Shapes) -> bool:

@@ -44,8 +44,12 @@ class Call:
     arguments: tuple[Any, ...] = ()
     feed: Feed = field(default_factory=Feed)
     """The arguments as they are passed on."""
+    batches_fed: tuple[tuple[int, ...], ...] = ()
+    """The shapes of what iterators among the arguments give, where they had to be asked."""
+    size_fed: int | None = None
+    """The size of its batches, where Keras or a dataset has told it for a planned step."""
     batches: tuple[tuple[int, ...], ...] = ()
-    """The shapes to plan for of what iterators among the arguments give, where they had to be asked."""
+    """The shapes to plan for, of those that were fed."""
     begun: Any = None
     """The state kept before the call began: of a function that goes through a dataset itself, of one of the
     steps behind a first one, of a session's step; ``None`` for others."""

@@ -17,7 +17,7 @@ def test_a_step_is_planned_again_for_larger_batches(legacy_keras: str) -> None:
     four, eight, large = seen["peaks"]
     assert eight > 1.8 * four and large > 3.5 * eight, "each planned for its own size"
     said = [text.partition("batches of ")[2] for text in seen["said"]]
-    assert said == ["4, and is again for 8", "8, and is again for 32"]
+    assert said == ["8, and is again for 32"], "the batches of 8 have a trace of their own"
     assert seen["traces"] == seen["plain traces"] > 0
     assert not seen["left"], "a model is kept after its training"
 
@@ -73,16 +73,24 @@ def test_long_batches_of_few_rows_get_a_plan_of_their_own(growth: Growth) -> Non
     assert seen[3][1] == ((1, 500),) and seen[5][1] == ((2, 500),) and seen[7][1] == ((64, 110),)
 
 
-@pytest.mark.parametrize("why", ["several batches", "several traces"])
-def test_one_plan_serves_all_where_the_sizes_of_a_call_are_not_all_known(growth: Growth, why: str) -> None:
+def test_one_plan_serves_all_where_the_sizes_of_a_call_are_not_all_known(growth: Growth) -> None:
     step = Step()
     run(growth, step, (64, 100))
-    if why == "several batches":
-        growth.plan_together(step)
-    else:
-        growth.planned(step, ((64, 100),), "another")
+    growth.plan_together(step)
     seen = [run(growth, step, shape)[::2] for shape in ((1, 500), (64, 100), (2, 400))]
     assert seen == [(1, ((64, 500),))] * 3
+
+
+def test_each_trace_counts_its_own_plans(growth: Growth) -> None:
+    step = Step()
+    growth.planned(step, (), "exact", open_arguments={})
+    growth.planned(step, (), "open", open_arguments={0: (64, 100)})
+    for shape, number in (((1, 500), 1), ((64, 90), 0)):
+        growth.outgrown_arguments(step, "open", [_Tensor(shape)])
+        growth.planned(
+            step, (), "open", open_arguments=growth.argument_shapes(step, "open", [_Tensor(shape)])
+        )
+        assert (growth.generation(step, "exact"), growth.generation(step, "open")) == (0, number)
 
 
 def test_a_plan_that_failed_is_not_run_again(growth: Growth) -> None:
