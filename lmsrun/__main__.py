@@ -51,17 +51,20 @@ def main() -> int:
         ):  # Closed by the caller (>&-); what is opened next must not take its number.
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
             setattr(sys, name, open(fd, "w"))  # noqa: SIM115 - for the rest of the process
-    if sys.argv[1:2] == ["worker"] and os.environ.get("LMSRUN_EXPECT"):
+        os.set_blocking(fd, True)  # Another program that shares it may have changed that; text would be lost.
+    # `env =x` makes a variable without a name; Python starts no program with one.
+    environ = {name: text for name, text in os.environ.items() if name}
+    if sys.argv[1:2] == ["worker"] and environ.get("LMSRUN_EXPECT"):
         from launch.rank.shim import main as work  # The short way: a rank needs nothing of the command line.
 
-        work(sys.argv[2:], os.environ)
+        work(sys.argv[2:], environ)
     from lmsrun.cli import INTERRUPTED
     from lmsrun.cli import main as command_line
 
     try:
         if _CAN_INTERRUPT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return command_line(sys.argv[1:], os.environ)
+        return command_line(sys.argv[1:], environ)
     except KeyboardInterrupt:  # Between these two lines.
         return INTERRUPTED
     finally:

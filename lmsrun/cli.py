@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.model.errors import LmsrunError
+from launch.model.errors import LmsrunError, UsageError
 from lmsrun.command_steps import say
 from lmsrun.options import COMMANDS, load_command
 
@@ -37,6 +37,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return BROKEN_PIPE
+    except UnicodeEncodeError as error:  # A name from a file; those of the command line come as bytes.
+        say(f"{error.object!r} cannot be written in this locale ({error.encoding}); try PYTHONUTF8=1")
+        return UsageError.exit_code
     except OSError as error:
         _drop_stdout()
         where = "standard output" if error.errno in _WRITE_ERRORS else "the system refuses"

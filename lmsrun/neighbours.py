@@ -1,7 +1,9 @@
 """Other jobs of this machine, before and while a job of ours runs."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from launch.discover.tree import DirTree
 from launch.model.busy import Busy, GpuUse, gpu_key
@@ -67,6 +69,16 @@ def write_down(job: ResolvedJob, plan: LaunchPlan, hosts: frozenset[str], board:
     ranks = [rank for rank in plan.ranks if rank.host in hosts]
     cpus = frozenset[int]().union(*(rank.cpus for rank in ranks))
     gpus = frozenset(gpu_key(rank.gpu) for rank in ranks if rank.gpu)
-    if not cpus and not gpus:
-        return None
-    return board.write(job.request.program[0].rpartition("/")[2], cpus, gpus)
+    temporary = os.path.abspath(job.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - only named here
+    return board.write(job.request.program[0].rpartition("/")[2], cpus, gpus, temporary)
+
+
+def find_places(jobs_dir: str, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Find where private folders of this user's jobs may be: batch systems give each job a ``TMPDIR``."""
+    board = JobBoard(board_folders(jobs_dir, environ))
+    try:
+        places = {job.temporary for job in board.read()} - {""}
+    finally:
+        board.close()
+    places |= {environ.get("TMPDIR") or "/tmp", "/tmp"}  # noqa: S108 - only this user's own folders are read
+    return tuple(Path(place) for place in sorted(set(map(os.path.realpath, places))))

@@ -90,7 +90,7 @@ class LaunchOptions(ClusterSettings):
         JOB,
         parse=parse_folder,
         metavar="DIR",
-        commands=("run", "check"),
+        commands=("run", "check", "top"),
     )
     grace_period: float = option(
         10.0,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from launch.model.errors import UsageError
 from lmsrun.options import LaunchOptions
+from lmsrun.render.live import can_draw
 
 if TYPE_CHECKING:
     from launch.supervise.job import JobOptions
@@ -34,7 +35,7 @@ def check_live(options: LaunchOptions) -> None:
 
 
 def _draws(options: LaunchOptions) -> bool:
-    return options.live and sys.stderr is not None and sys.stderr.isatty()
+    return options.live and can_draw(sys.stderr)
 
 
 @contextmanager
@@ -90,6 +91,7 @@ def _command(options: LaunchOptions) -> list[str]:
         "top",
         quiet,
         f"--period={options.period}",
+        f"--jobs-dir={options.jobs_dir}",
         *metrics,
         str(os.getpid()),
     ]

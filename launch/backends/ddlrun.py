@@ -136,7 +136,7 @@ def _options(
 ) -> tuple[str, ...]:
     words: list[str] = []
     slots = given.get("accelerators", [""])[-1]
-    if "accelerators" in given and not (slots.isascii() and slots.isdigit() and int(slots)):
+    if "accelerators" in given and not (slots.isascii() and slots.isdigit() and slots.strip("0")):
         raise UsageError(f"ddlrun's --accelerators is {slots!r}; needed a whole number of GPUs a host")
     names = [name.strip() for text in given.get("hosts", ())[-1:] for name in text.split(",")]
     if slots and not names:

@@ -92,9 +92,10 @@ def run_probe(argv: Sequence[str]) -> str | None:
     """
     reader, writer = os.pipe()
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
+    environ = {name: text for name, text in os.environ.items() if name}
     try:
         child = os.posix_spawn(
-            argv[0], list(argv), os.environ, file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, writer, 2)]
+            argv[0], list(argv), environ, file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, writer, 2)]
         )
     except OSError as error:
         os.close(reader)

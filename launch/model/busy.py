@@ -19,6 +19,8 @@ class RunningJob:
     cpus: IdSet = frozenset()
     gpus: frozenset[str] = frozenset()
     """Each by ``gpu_key``."""
+    temporary: str = ""
+    """The folder that its private one is in; told of this user's own jobs alone."""
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,6 @@ class JobSample:
     ranks: tuple[RankSample, ...]
 
 
-def job_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where private folders of jobs may be."""
-    places = {environ.get("TMPDIR") or "/tmp", "/tmp"}  # noqa: S108 - only this user's own folders are read
-    return tuple(Path(place) for place in sorted(places))
-
-
 def find_jobs(places: Iterable[Path], pid: int | None = None) -> tuple[RunningNote, ...]:
     """Find the running jobs of this user on this host.
 

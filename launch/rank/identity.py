@@ -141,7 +141,7 @@ def find_rank(environ: Mapping[str, str]) -> int | None:
     """Find the rank's number by the row that ``read_rank`` takes, or another that has one; for messages."""
     names = (_first(environ, row.rank) for row in _likely_rows(environ))
     texts = (environ[name].strip() for name in names if name is not None)
-    return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
+    return next((int(text) for text in texts if _is_number(text)), None)
 
 
 def _likely_rows(environ: Mapping[str, str]) -> list[RankRow]:
@@ -180,9 +180,13 @@ def _number(row: RankRow, environ: Mapping[str, str], names: tuple[str, ...], wh
     text = environ[name].strip()
     if name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") and not text.isdigit():
         return _slurm_tasks_here(name, text, environ)
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+    if not _is_number(text):
         raise UsageError(f"{name} is {text[:40]!r}; needed a whole number")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _slurm_tasks_here(name: str, text: str, environ: Mapping[str, str]) -> int:
@@ -190,7 +194,7 @@ def _slurm_tasks_here(name: str, text: str, environ: Mapping[str, str]) -> int:
     from launch.cluster.slurm_lists import find_count
 
     place = environ.get("SLURM_NODEID", "0")
-    if not (place.isascii() and place.isdigit() and len(place) <= _MAX_DIGITS):
+    if not _is_number(place):
         raise UsageError(f"SLURM_NODEID is {place[:40]!r}; needed a whole number")
     return find_count(text, int(place), name)
 

@@ -98,7 +98,7 @@ class JobBoard:
                     break
         return tuple(found)
 
-    def write(self, program: str, cpus: IdSet, gpus: frozenset[str]) -> "JobNote | None":
+    def write(self, program: str, cpus: IdSet, gpus: frozenset[str], temporary: str = "") -> "JobNote | None":
         """Write a job down for as long as the note, or a fork of this process, is there; None: no room."""
         if self._fd is None:
             return None
@@ -109,6 +109,7 @@ class JobBoard:
             "pid": os.getpid(),
             "cpus": format_ids(cpus),
             "gpus": sorted(gpus),
+            "temporary": temporary,
         }
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -227,8 +228,10 @@ def _parse_job(content: bytes, user: int, parser: IdParser) -> RunningJob | None
         if not isinstance(gpus, list) or len(gpus) > _MAX_GPUS or not 0 < pid < 1 << 31:
             return None
         cpus = parser.ids(str(table["cpus"]))
+        is_own, temporary = user == os.geteuid(), str(table.get("temporary", ""))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, LmsrunError):
         return None
-    whose = "" if user == os.geteuid() else f" of user {user}"
+    whose = "" if is_own else f" of user {user}"
     name = f"job {printable(program) or '?'}{whose} (process {pid})"
-    return RunningJob(name, cpus, frozenset(printable(str(gpu)[:_MAX_NAME]) for gpu in gpus))
+    names = frozenset(printable(str(gpu)[:_MAX_NAME]) for gpu in gpus)
+    return RunningJob(name, cpus, names, temporary if is_own else "")

@@ -18,7 +18,7 @@ from launch.discover import read_machine
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
-from launch.plan_host.rank_env import parse_forward
+from launch.plan_host.rank_env import build_rank_env, parse_forward
 from launch.rank.shim import ProgramError, program_environ, resolve_program
 from launch.system.exit_status import describe_status
 from launch.system.process_tree import adopt_orphans, die_with_parent, read_children, sweep
@@ -45,6 +45,7 @@ LOOK_S, SWEEP_S = 0.02, 5.0
 ISOLATED = "EIS"
 """Python's options that ignore its variables, or what ``site`` imports."""
 DEFAULT_GPU = "A100-80"
+SCHEMA = "lmsrun.fit/1"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -77,6 +78,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="lmsrun-fit-") as folder:
         found = Path(folder) / "fit.json"
         child = {
+            **build_rank_env(0, 0, 1, 1),  # what any rank has, and the script may ask for
             **program_environ(environ),
             **lms.to_env(),
             "LMS_MODE": lms.mode,  # which is the default, and would not be told
@@ -96,7 +98,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             f"the training step of {program} cannot be forecast, and has not run: {result['fault']}{where}"
         )
     text = result.pop("text")
-    print(json.dumps(result, indent=2) if options.json else text, flush=True)
+    print(json.dumps({"schema": SCHEMA, **result}, indent=2) if options.json else text, flush=True)
     if options.svg or options.png:
         write_drawings(draw_forecast(result), options, environ)
     return 0
@@ -113,7 +115,8 @@ def _run_until(found: Path, command: Sequence[str], environ: Mapping[str, str]) 
     spare, own = frozenset(read_children(os.getpid())), os.getpid()
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end)
     try:
         process = subprocess.Popen(
             command, env=environ, stdout=sys.stderr, preexec_fn=partial(die_with_parent, signal.SIGKILL, own)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from lmsrun.command_steps import answer_wish
+from lmsrun.options import OPTIONS, LaunchOptions
 from lmsrun.sources.command_line import parse_argv
 
 USAGE = "lmsrun report [--out FILE] RUN-FOLDER"
@@ -33,16 +34,19 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if len(folders) != 1 or not folders[0]:
         found = repr(" ".join(folders)) if folders else "none"
         raise UsageError(f"needed one run folder, such as out/latest; found {found}")
-    from launch.monitor.sample import job_folders
+    from lmsrun.neighbours import find_places
     from lmsrun.report.recording import write_report
 
     folder = Path(folders[0])
     named = values.get("out")
+    if named == "-":
+        raise UsageError("--out - is no file; needed the name of one")
     out = Path(named or folder / PAGE)
     if out.suffix != ".html" and out.is_file() and out.resolve().parent == folder.resolve():
         raise UsageError(f"--out {out} is a file of that job; needed another one, such as {folder / PAGE}")
     try:
-        write_report(folder, out, job_folders(environ), is_named=bool(named))
+        places = find_places(environ.get(OPTIONS["jobs_dir"].env_name) or LaunchOptions.jobs_dir, environ)
+        write_report(folder, out, places, is_named=bool(named))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UsageError(f"{folder} holds values that no job of lmsrun writes ({told})") from None

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launch.model.errors import UsageError
-from launch.monitor.sample import JobSample, Monitor, find_jobs, job_folders
+from launch.model.errors import JobError, UsageError
+from launch.monitor.sample import JobSample, Monitor, find_jobs
+from launch.receipts.running_note import RunningNote
 from lmsrun.command_steps import answer_wish, read_sources, say
 from lmsrun.file_checks import check_can_be_replaced
+from lmsrun.neighbours import find_places
 from lmsrun.options import LaunchOptions
-from lmsrun.render.live import render_block, render_screen
+from lmsrun.render.live import can_draw, render_block, render_screen
 from lmsrun.render.prometheus import write_metrics
 from lmsrun.sources.command_line import parse_argv
 
@@ -43,25 +45,30 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parsed = parse_argv("top", argv)
     if answer_wish("top", parsed):
         return 0
-    options = read_sources(parsed, environ).options
     pid = _parse_pid(parsed.program)
+    is_mine = pid == os.getppid()  # started by run, which says all: the job is about to come
+    options = LaunchOptions(**parsed.values) if is_mine else read_sources(parsed, environ).options
     if options.metrics:
         check_can_be_replaced(options.metrics, "--metrics")
-    places, monitor = job_folders(environ), Monitor()
+    monitor = Monitor()
+
+    def find() -> Sequence[RunningNote]:
+        return find_jobs(find_places(options.jobs_dir, environ), pid)
 
     def look() -> list[JobSample]:
-        return [monitor.look(note) for note in find_jobs(places, pid)]
+        return [monitor.look(note) for note in find()]
 
-    is_mine = pid == os.getppid()  # started by run: the job is about to come
-    if pid is not None and not is_mine and not find_jobs(places, pid):
+    if pid is not None and not is_mine and not find():
         raise UsageError(
             f"process {pid} is no running lmsrun of this user; needed one of those that lmsrun top shows"
         )
     if options.once:
         look()
         time.sleep(min(options.period, 1.0))  # rates need two looks
-        with _log(options) as show:
-            show(look())
+        jobs = look()
+        if not options.quiet:
+            print(render_block(jobs, time.time()), flush=True)
+        _write_metrics(options, jobs)
         return 0
     return _follow(look, options, pid, is_mine)
 
@@ -69,7 +76,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _parse_pid(words: Sequence[str]) -> int | None:
     if not words:
         return None
-    if len(words) > 1 or not (words[0].isascii() and words[0].isdigit()):
+    if len(words) > 1 or not (words[0].isascii() and words[0].isdigit() and len(words[0]) < 20):
         raise UsageError(f"lmsrun top: found {' '.join(words)!r}; needed nothing, or the PID of a lmsrun")
     return int(words[0])
 
@@ -79,7 +86,7 @@ def _follow(
 ) -> int:
     # Blocked and waited for: a handler that wakes a waiting thread can meet the lock that this thread holds.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    draws = sys.stdout.isatty() and not options.quiet
+    draws = not options.quiet and can_draw(sys.stdout)
     with (_screen if draws else _log)(options) as show:
         while True:
             before_s = time.process_time()
@@ -111,14 +118,14 @@ def _end_metrics(path: Path) -> None:
 @contextmanager
 def _log(options: LaunchOptions) -> Iterator[Show]:
     """Show blocks of plain text, or nothing."""
-    was_idle = False
+    was_idle, keep = False, _keep_metrics(options)
 
     def show(jobs: Sequence[JobSample]) -> None:
         nonlocal was_idle
         if not options.quiet and (jobs or not was_idle):
             print(render_block(jobs, time.time()), flush=True)
         was_idle = not jobs
-        _keep_metrics(options, jobs)
+        keep(jobs)
 
     yield show
 
@@ -128,18 +135,41 @@ def _screen(options: LaunchOptions) -> Iterator[Show]:
     """Show a table that is drawn anew."""
     from rich.live import Live
 
+    keep = _keep_metrics(options)
     with Live(auto_refresh=False) as live:
 
         def show(jobs: Sequence[JobSample]) -> None:
             live.update(render_screen(jobs, live.console.width), refresh=True)
-            _keep_metrics(options, jobs)
+            keep(jobs)
 
         yield show
 
 
-def _keep_metrics(options: LaunchOptions, jobs: Sequence[JobSample]) -> None:
+def _keep_metrics(options: LaunchOptions) -> Show:
+    """Keep the file of metrics; that it cannot be written is said once, until it can."""
+    has_failed = False
+
+    def keep(jobs: Sequence[JobSample]) -> None:
+        nonlocal has_failed
+        try:
+            _write_metrics(options, jobs)
+            has_failed = False
+        except JobError as error:
+            if not has_failed:
+                say(str(error))
+            has_failed = True
+
+    return keep
+
+
+def _write_metrics(options: LaunchOptions, jobs: Sequence[JobSample]) -> None:
+    """Write the file of metrics, if one is named.
+
+    Raises:
+        JobError: If it cannot be written.
+    """
     if options.metrics:
         try:
             write_metrics(Path(options.metrics).resolve(), jobs)
         except OSError as error:
-            say(f"cannot write {options.metrics}: {error.strerror}")
+            raise JobError(f"cannot write {options.metrics}: {error.strerror}") from None

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from launch.model.text import count_of
 from launch.monitor.sample import JobSample, RankSample
@@ -34,6 +34,16 @@ def render_block(jobs: Sequence[JobSample], now_s: float, width: int = WIDTH) ->
             _cut(f"rank {rank.rank} is not where it was put: {rank.drift}", width) for rank in _astray(job)
         ]
     return "\n".join(lines)
+
+
+def can_draw(stream: TextIO | None) -> bool:
+    """Tell whether a table can be drawn anew there: on a terminal that can do more than print."""
+    if stream is None or not stream.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def fitting_columns(width: int) -> list[int]:

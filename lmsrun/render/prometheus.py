@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launch.cluster.batch_script import job_name
+from launch.model.plan import MODULE
 from launch.monitor.sample import JobSample, RankSample
 from launch.system.output_file import replace_file
 
@@ -63,10 +65,12 @@ def render_metrics(jobs: Sequence[JobSample]) -> str:
 
 def _program(job: JobSample) -> str:
     """Name it as its folders and batch jobs are: what differs with each run makes a series of its own."""
-    try:
-        return job_name(shlex.split(job.title))
-    except (ValueError, IndexError):  # Another process wrote the title.
-        return "unknown"
+    lexer = shlex.shlex(job.title, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    with suppress(ValueError):  # A long title is cut, perhaps within quotes.
+        words.extend(lexer)
+    return job_name(words) if words and words != [MODULE] else "unknown"
 
 
 def _escape(text: str) -> str:

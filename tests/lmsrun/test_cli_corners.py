@@ -1,13 +1,16 @@
 """What a user sees where something around the command line is odd."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from jobs import LMSRUN
+from jobs import LMSRUN, wait_until
 
 
 def lmsrun(
@@ -163,3 +166,70 @@ def test_a_forecast_names_the_signal_that_ended_its_script(tmp_path: Path) -> No
     assert done.returncode == 2
     said = "lmsrun: dies.py was killed by SIGSEGV (signal 11) before its first training step; needed a script"
     assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_a_forecast_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time; pathlib.Path('runs').touch()\n"
+        "while not pathlib.Path('stop').exists(): time.sleep(0.01)\n"
+    )
+    argv = ["nohup", *LMSRUN, "fit", "slow.py"]
+    with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        wait_until((tmp_path / "runs").exists, "the script runs", 60)
+        job.send_signal(signal.SIGHUP)
+        (tmp_path / "stop").touch()
+        assert b"ended with exit code 0 and no training step" in job.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("launcher", ["local", "horovodrun"])
+def test_a_variable_without_a_name_does_no_harm(tmp_path: Path, launcher: str) -> None:
+    argv = ["env", "=x", *LMSRUN, "-q", "-np", "1", "--launcher", launcher, "echo", "came here"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0 and b"came here" in done.stdout, done.stderr
+
+
+def test_a_name_that_the_locale_cannot_write_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text('output-dir = "日"', encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = lmsrun(tmp_path, "-np", "1", "true", environ=ascii_only)
+    said = r"lmsrun: '\u65e5' cannot be written in this locale (ascii); try PYTHONUTF8=1"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [said])
+
+
+def test_a_script_is_forecast_as_the_one_rank_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "who.py").write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    assert "rank 0 1" in lmsrun(tmp_path, "fit", "who.py").stderr.splitlines()
+    own = {"RANK": "3", "WORLD_SIZE": "4"}
+    assert "rank 3 4" in lmsrun(tmp_path, "fit", "who.py", environ=own).stderr.splitlines()
+
+
+def test_a_forecast_names_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(
+        "import os; open(os.environ['LMSRUN_FIT'], 'w').write('{\"text\": \"\"}')"
+    )
+    assert json.loads(lmsrun(tmp_path, "fit", "--json", "told.py").stdout) == {"schema": "lmsrun.fit/1"}
+
+
+def test_check_says_that_its_folder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd gone; rmdir ../gone; exec "$@"', "sh", *LMSRUN, "check"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert "missing options        the current folder cannot be found" in done.stdout, done.stderr
+
+
+def test_a_pipe_that_does_not_block_gets_all_text(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    argv = [*LMSRUN, "plan", "--json", "--oversubscribe", "-np", "200", "true"]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=writing) as job, open(reading, "rb") as pipe:
+        os.close(writing)
+        with suppress(subprocess.TimeoutExpired):  # until the pipe is full
+            job.wait(3)
+        assert len(json.loads(pipe.read())["ranks"]) == 200
+    assert job.returncode == 0
+
+
+def test_a_number_of_thousands_of_digits_is_one_line(tmp_path: Path) -> None:
+    words = ("--launcher", "ddlrun", "ddlrun", "-H", "a", "--accelerators", "9" * 5000, "true")
+    done = lmsrun(tmp_path, "plan", *words)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr[-500:]

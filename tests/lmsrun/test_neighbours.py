@@ -137,6 +137,15 @@ def test_check_takes_a_relative_folder_too(tmp_path: Path) -> None:
         (tmp_path / "board" / FOLDER).rmdir()
 
 
+def test_check_takes_the_folder_that_a_file_names(tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text(f'jobs-dir = "{tmp_path}"')
+    environ = {name: text for name, text in os.environ.items() if name != "LMSRUN_JOBS_DIR"}
+    subprocess.run(
+        [*LMSRUN, "check"], env=environ, cwd=tmp_path, capture_output=True, timeout=300, check=False
+    )
+    assert (tmp_path / FOLDER).is_dir()
+
+
 def test_texts_name_the_folder_below_the_one_that_is_given() -> None:
     assert f"folder in whose {FOLDER} " in OPTIONS["jobs_dir"].help
     usage = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -125,6 +126,8 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
         ("-m pkg.train --lr 1", "train"),
         ("'/home/a b/train.py' x", "train"),
         ("'open", "unknown"),
+        ("bash -c 'a title that was cut", "bash"),
+        ("-m", "unknown"),
         ("", "unknown"),
     ],
 )
@@ -137,12 +140,37 @@ def test_no_table_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.Monkey
     assert not _draws(LaunchOptions(live=True))
 
 
+def test_no_table_is_drawn_where_a_terminal_can_only_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with open(ours, "rb"), open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        for kind, draws in (("xterm", True), ("dumb", False)):
+            monkeypatch.setenv("TERM", kind)
+            assert _draws(LaunchOptions(live=True)) is draws
+
+
 def test_metrics_that_cannot_be_emptied_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _end_metrics(tmp_path / "gone" / "m.prom")
     assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/gone/m.prom: ")
     (tmp_path / "file").touch()
     _end_metrics(tmp_path / "file" / "m.prom")
     assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/file/m.prom: ")
+
+
+def test_metrics_that_cannot_be_written_are_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "folder" / "m.prom"
+    with _log(LaunchOptions(quiet=True, metrics=str(file))) as show:
+        for is_there in (False, False, True, False):
+            file.parent.mkdir() if is_there else shutil.rmtree(file.parent, ignore_errors=True)
+            show([])
+    said = f"lmsrun: cannot write {file}: No such file or directory\n"
+    assert capsys.readouterr().err == said * 2
+    file.parent.mkdir()
+    monkeypatch.setattr("time.sleep", lambda _: shutil.rmtree(file.parent))
+    assert main(["top", "--once", "-q", "--metrics", str(file)], {"TMPDIR": str(tmp_path)}) == 1
+    assert capsys.readouterr().err == said
 
 
 def test_metrics_follow_no_link_and_leave_no_draft(tmp_path: Path) -> None:
@@ -164,6 +192,7 @@ def test_metrics_follow_no_link_and_leave_no_draft(tmp_path: Path) -> None:
         (["top", "x"], "found 'x'; needed nothing, or the PID of a lmsrun"),
         (["top", "1", "2"], "found '1 2'; needed nothing, or the PID"),
         (["top", "1"], "process 1 is no running lmsrun of this user"),
+        (["top", "9" * 5000], "9'; needed nothing, or the PID of a lmsrun"),
         (["top", "--period", "0"], "--period is '0'; needed a number from 0.5"),
         (["top", "--metrics", "no/such.prom"], "--metrics no/such.prom: there is no folder no"),
         (
@@ -221,6 +250,33 @@ def test_top_shows_a_job_and_ends_with_it(start: JobStarter, tmp_path: Path) -> 
         assert job.finish() == 143
         assert follower.wait(300) == 0
     job.assert_nothing_left()
+
+
+@pytest.mark.ranks
+def test_top_finds_a_job_whose_temporary_folder_is_another(start: JobStarter, tmp_path: Path) -> None:
+    """Batch systems give each job one of its own."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "here").mkdir()
+    job = start("python3", "-c", SLEEPER, np=1, environ={"TMPDIR": str(tmp_path / "job")})
+    wait_until(lambda: len(list(tmp_path.glob("job/lmsrun-*/rank-*.start.json"))) == 1, "the rank runs", 60)
+    for folder in (tmp_path / "here", tmp_path / "here" / ".." / "job"):
+        assert top(folder, "--once").count(f"job {job.process.pid}, 1 rank: python3") == 1
+    assert "no running job" in top(tmp_path / "here", "--once", "--jobs-dir", str(tmp_path / "here"))
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+
+
+@pytest.mark.ranks
+def test_a_file_that_the_run_does_not_read_does_not_hide_its_table(start: JobStarter, tmp_path: Path) -> None:
+    (tmp_path / "lmsrun.toml").write_text("nonsense = 1")
+    (tmp_path / "other.toml").write_text("")
+    told = ("--config", "other.toml", "--metrics", "m.prom", "--period", "0.5")
+    job = start("python3", "-c", SLEEPER, np=1, options=told)
+    metrics = tmp_path / "m.prom"
+    wait_until(lambda: metrics.exists() and 'rank="0"' in metrics.read_text(), "metrics", 60)
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+    assert b"nonsense" not in job.stderr
 
 
 @pytest.mark.ranks

@@ -75,6 +75,7 @@ def test_a_node_that_slurms_list_does_not_reach_is_one_line(node: str, said: str
         ({"RANK": "5"}, 5),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x", "SLURM_PROCID": "2"}, 2),
         ({"RANK": "x"}, None),
+        ({"RANK": "1" * 5000}, None),
         ({}, None),
     ],
 )

@@ -316,9 +316,9 @@ def test_the_command_writes_into_the_folder_or_where_it_is_told(
     assert main(["report", "job"], {}) == 0
     assert main(["report", "job", "-o", "a.html"], {}) == 0
     assert main(["report", "--out=b.html", "job"], {}) == 0
-    assert capsys.readouterr().err == "".join(
-        f"lmsrun: wrote {name}\n" for name in ("job/report.html", "a.html", "b.html")
-    )
+    assert main(["report", "job", "-o", "-"], {}) == 2
+    wrote = "".join(f"lmsrun: wrote {name}\n" for name in ("job/report.html", "a.html", "b.html"))
+    assert capsys.readouterr().err == f"{wrote}lmsrun: --out - is no file; needed the name of one\n"
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
 
 
