@@ -233,8 +233,7 @@ class Steps:
         size = call.batch_size()
         if size or call.batches:
             return size
-        latest = self.batch_sizes.latest
-        return call.specified_size() if latest is None else latest
+        return call.specified_size() or call.share_of(self.batch_sizes.latest)
 
     def _feed(self, function: Any, call: Call) -> None:
         """Decide where the call's batches come from, and find their shapes and size."""
@@ -264,9 +263,11 @@ class Steps:
             warn(f"{function_name(name)} {grown}; {TRACED_ONCE}", TRACED_ONCE)
 
     def _size_now(self, function: Any, call: Call) -> int | None:
-        """Find the size of the batches that a planned step is about to get, from Keras or its datasets."""
-        told = self.batch_sizes.take()
-        return call.batch_size() if told is None and self.growth.watches_size(function) else told
+        """Find the size of the batches that a planned step is about to get, from Keras or its iterators."""
+        told = call.share_of(self.batch_sizes.take())
+        if told is not None or not self.growth.watches_size(function):
+            return told
+        return call.batch_size() or call.specified_size()
 
 
 def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:

@@ -3,16 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 
 from lms.reader.shapes import infer, make_known
 
-BATCH_SIZES = ("_batch_size", "_batch_size_t")
-"""What a batching step of a pipeline has; the second that of ``map_and_batch``, which maps first."""
+BATCH_SIZES = ("_batch_size", "_batch_size_t", "_batch_sizes")
+"""What a batching step of a pipeline has; the second that of ``map_and_batch``, which maps first, the third
+that of the step with which a distribution strategy divides batches among its devices."""
 
 DEEPEST = 64
 """The number of steps of a pipeline that are searched at most."""
+
+
+def pipelines_of(source: Any) -> list[Any]:
+    """Return the pipelines behind a dataset or an iterator, which a strategy may have divided."""
+    if isinstance(source, tf.distribute.DistributedDataset):
+        return getattr(source, "_cloned_datasets", None) or getattr(source, "_datasets", [])
+    if isinstance(source, tf.distribute.DistributedIterator):
+        return [getattr(one, "_dataset", None) for one in source._iterators]
+    return [source if isinstance(source, tf.data.Dataset) else getattr(source, "_dataset", None)]
 
 
 def dataset_batch_size(dataset: Any) -> int | None:
@@ -39,7 +51,7 @@ def gone_through_batch_size(datasets: Sequence[Any]) -> int | None:
 
 def _kept_batch_size(dataset: Any) -> int | None:
     """Return the size of a dataset's whole batches; a smaller last one runs through the same graph."""
-    if isinstance(dataset, UnaryUnchangedStructureDataset):  # prefetches, shuffles, repeats, ...
+    if isinstance(dataset, UnaryUnchangedStructureDataset | _AutoShardDataset):  # prefetches, shuffles, ...
         return _kept_batch_size(dataset._input_dataset)
     if hasattr(dataset, "_map_func") and not _is_batching(dataset):
         size = _kept_batch_size(getattr(dataset, "_input_dataset", None))
@@ -55,7 +67,7 @@ def _is_batching(dataset: Any) -> bool:
 def _own_batch_size(dataset: Any) -> int | None:
     """Return the size of the batches that this step of a pipeline makes itself."""
     sizes = (tf.get_static_value(getattr(dataset, name, None)) for name in BATCH_SIZES)
-    return next((int(size) for size in sizes if size is not None), None)
+    return next((int(np.max(size)) for size in sizes if size is not None), None)
 
 
 def _keeps_size(graph: Any, size: int) -> bool:

@@ -21,7 +21,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.util import tf_decorator
 
 from lms.intercept.batch_replay import Feed
-from lms.intercept.dataset_sizes import dataset_batch_size, gone_through_batch_size
+from lms.intercept.dataset_sizes import dataset_batch_size, gone_through_batch_size, pipelines_of
 from lms.intercept.optimizer_options import OptimizerOptions
 from lms.optimizer import plugin
 
@@ -75,14 +75,26 @@ class Call:
         """The names of the functions of the runtime that it has run, or runs."""
         return {runtime.copy or runtime.name for runtime in self.ran}
 
+    def share_of(self, size: int | None) -> int | None:
+        """Return what a device gets of a batch that a distribution strategy divides."""
+        flat = tf.nest.flatten(self.arguments)
+        iterators = (one for one in flat if isinstance(one, tf.distribute.DistributedIterator))
+        devices = max((one._strategy.num_replicas_in_sync for one in iterators), default=1)
+        return None if size is None else -(-size // devices)
+
     def batch_size(self) -> int | None:
         """Return the size of the batches of the datasets among the arguments, where these say it."""
         flat = tf.nest.flatten(self.arguments)
-        iterators = (one for one in flat if isinstance(one, tf.data.Iterator))
-        sizes = (dataset_batch_size(getattr(iterator, "_dataset", None)) for iterator in iterators)
+        iterators = [
+            one for one in flat if isinstance(one, tf.data.Iterator | tf.distribute.DistributedIterator)
+        ]
+        sizes = (dataset_batch_size(dataset) for one in iterators for dataset in pipelines_of(one))
         size = next((size for size in sizes if size), None)
         if size is None:
-            size = gone_through_batch_size([one for one in flat if isinstance(one, tf.data.Dataset)])
+            datasets = [
+                one for one in flat if isinstance(one, tf.data.Dataset | tf.distribute.DistributedDataset)
+            ]
+            size = gone_through_batch_size([dataset for one in datasets for dataset in pipelines_of(one)])
         return size
 
     def specified_size(self) -> int | None:

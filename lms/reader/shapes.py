@@ -21,6 +21,7 @@ from tensorflow.python.grappler import item as grappler_item
 
 from lms.device.kernels import RESERVE, RESERVING
 from lms.errors import UnreadableError
+from lms.ir.op_traits import MERGES
 from lms.optimizer.grappler_item import Output
 from lms.reader.called_functions import take_in_calls
 from lms.reader.cut_loops import cut_loops, turns_keep_shapes
@@ -122,7 +123,7 @@ def complete_shapes(
     copy = graph_pb2.GraphDef()
     copy.CopyFrom(graph_def)
     inferred = outputs
-    has_changed, cut = any([_pin(copy, hints), take_in_calls(copy)]), None
+    has_changed, cut = any([_pin(copy, hints), take_in_calls(copy), _leave_out_empty(copy)]), None
     if len(table.frames) > 1 and (cut := _cut_open(copy, table)) is not None:
         copy, known = cut
         inferred = _closed(table, outputs, known)
@@ -362,6 +363,28 @@ def _pin(graph_def: Any, hints: ShapeHints) -> bool:
             for shape, dims in zip(listed, hints.pin_all(list(map(_dims, listed))), strict=True):
                 changed |= _write(shape, dims)
     return changed
+
+
+def _leave_out_empty(graph_def: Any) -> bool:
+    """Have branches that give nothing decide no size; tell whether there are any.
+
+    An iterator of several devices gives an empty batch to a device for which none is left.
+    """
+    empty = {node.name for node in graph_def.node if node.op == "Const" and _is_empty(node)}
+    changed = False
+    for node in graph_def.node if empty else ():
+        if node.op in MERGES and (
+            full := [name for name in node.input if name.partition(":")[0] not in empty]
+        ):
+            count = sum(not name.startswith("^") for name in full)
+            if 0 < count < node.attr["N"].i:
+                node.input[:], node.attr["N"].i = full, count
+                changed = True
+    return changed
+
+
+def _is_empty(node: Any) -> bool:
+    return any(dim.size == 0 for dim in node.attr["value"].tensor.tensor_shape.dim)
 
 
 def _fix(node: Any, dtype: int, shape: Any, given: tuple[int, ...] | None, hints: ShapeHints) -> bool:

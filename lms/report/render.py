@@ -27,7 +27,10 @@ LEFT_ALONE = "stays as it is"
 """The words in every warning of a step that has no plan."""
 OF_OTHERS = "; what stays as it is (see the warnings) has no plan and may have taken more"
 OF_LOOPS = "; what loops keep for their backward pass is in no plan"
-OUTSIDE = "; what ran outside of the planned steps, such as predict() or other training, is in it"
+OUTSIDE = (
+    "; what ran outside of the planned steps, such as predict() or other training, may be in it, and memory "
+    "that kernels take beside their tensors"
+)
 WHY_MORE = "; where it has room the allocator gives a buffer up to twice its size, and counts all of it"
 OF_KERNELS = "; kernels' scratch memory is in no plan; cuDNN takes most in the first step, to try algorithms"
 MOST_UNEDITED = 5

@@ -24,7 +24,7 @@ def counted(number: int, what: str) -> str:
 
 FIX_LENGTHS = (
     "where these are lengths, pad all to one (padded_batch with padded_shapes); where you know them, say so "
-    "with tf.ensure_shape; the others stay on the device"
+    "with tf.ensure_shape"
 )
 """What closes sizes that are open beside the batch's; nothing does where values choose rows."""
 UNROLL = "layers such as LSTM take unroll=True for inputs of one length: their turns become ops of the step"

@@ -36,6 +36,19 @@ def test_open_lengths_are_planned_for_the_first_batch_and_again_for_a_longer_one
     assert "and 32x20, and is again for 32x41" in said
 
 
+@pytest.mark.parametrize(("way", "legacy_keras"), [("iterators", "0"), ("train_on_batch", "1")])
+def test_a_batch_whose_size_its_iterator_specifies_is_planned_for(way: str, legacy_keras: str) -> None:
+    """Keras has told another size before, or nobody any."""
+    pytest.importorskip("tensorflow")
+    seen = run_job("specified_job.py", way, TF_USE_LEGACY_KERAS=legacy_keras)
+    *_, sixteen, large = seen["peaks"]
+    assert large > 3 * sixteen > 0
+    if way == "iterators":
+        assert len(seen["peaks"]) == 3
+        (said,) = seen["said"]
+        assert said.endswith("step was planned for batches of 16, and is again for 64")
+
+
 class Step:
     """Something that owns plans."""
 
