@@ -135,12 +135,13 @@ class Attempts:
                     logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
                     with aside():
                         self._undo(call)
+                    call.again = True
                     continue
                 else:
                     rescue.succeeded(call)
                     return done
-                for name in [one.name for one in call.ran] or [""]:  # a session's step has no name
-                    self._growth.renew(function, name)
+                call.again = True
+                self._growth.renew(function, [one.name for one in call.ran] or [""])  # a session has no name
                 engine.books.collector.retries += 1
                 engine.books.warn(rescue.message)
                 log = None

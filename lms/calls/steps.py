@@ -183,7 +183,7 @@ class Steps:
         """Return the number of the wanted plan; a new one where batches or arguments have grown."""
         if self._engine.refusal() is None:
             self.rescue.begins(call, runtime)
-        if runtime.name not in (one.name for one in call.ran[:-1]):  # else it is tried again
+        if not call.again:
             self._compare(call, runtime)
         if self.watch.is_only(call) and (more := self.outside.outgrown(call.function, runtime.name)):
             self._engine.books.warn(f"{function_name(runtime.name)} {more}")

@@ -65,8 +65,8 @@ class KeptEdits:
     def used_again(self, known: Edit, task: Task, devices: Collection[Device]) -> Edit | None:
         """Return a kept edit for another function; ``None`` if a device's free room differs.
 
-        What ran apart from other ranks runs with them as it is, and its figures stay those that it was
-        planned with: its runs have left other batches on the device.
+        What ran apart from other ranks runs with them as it is. Where its peak no longer fits beside what its
+        runs have left on the device, its figures stay those that it was planned with.
 
         Raises:
             LMSError: If the store has no room left for what is swapped.
@@ -80,7 +80,10 @@ class KeptEdits:
             return None
         pairs = list(zip(known.works, works, strict=True))
         if task.tried:
-            works = [replace(now, residents=then.residents) for then, now in pairs]
+            works = [
+                replace(now, residents=then.residents) if _outgrows(then, now.limit_bytes) else now
+                for then, now in pairs
+            ]
         elif not all(_serves(then, now) for then, now in pairs):
             return None
         for work in works:
@@ -113,9 +116,16 @@ def to_keep(work: Work) -> Work:
 
 
 def _serves(then: Work, now: Work) -> bool:
-    """Tell whether a device has as much room as for the kept edit, and enough for its peak if it had that."""
+    """Tell whether a device has about as much room as it had for a kept edit, and the edit still fits."""
     before, room = then.limit_bytes, now.limit_bytes
     if before is None or room is None:
         return before is room
-    peak = 0 if then.decision is None else then.decision.peak_bytes
-    return abs(room - before) <= ROOM * before and not room < peak <= before
+    return abs(room - before) <= ROOM * before and not _outgrows(then, room)
+
+
+def _outgrows(work: Work, room: int | None) -> bool:
+    """Tell whether a work fitted when it was planned, and needs more than ``room``."""
+    peak = work.most_bytes if work.decision is None else work.decision.peak_bytes
+    if peak is None or room is None or work.limit_bytes is None:
+        return False
+    return room < peak <= work.limit_bytes

@@ -93,7 +93,7 @@ class _Step:
     def note_plan(self) -> None:
         """Note that the plan to run is made."""
         self.plans = [one for one in self.plans if one.generation != self.generation]
-        self.plans.append(_Plan(self.generation, self.batches, {**self.arguments}))
+        self.plans.append(_Plan(self.generation, self.batches, self.arguments))
 
     def renew(self, kept: Iterable[_Plan] = ()) -> None:
         """Have another plan made; of those before it only the ``kept`` ones may run again."""
@@ -154,10 +154,11 @@ class Growth:
         plans = [] if found is None else found.plans
         return frozenset(one.generation for one in plans) - {self.generation(function, name)}
 
-    def renew(self, function: Any, name: str = "") -> None:
-        """Have a step planned again at its next call."""
-        step = self._step(function, name)
-        step.renew(one for one in step.plans if one.generation != step.generation)
+    def renew(self, function: Any, names: Iterable[str] = ("",)) -> None:
+        """Have steps planned again at their next calls, and all other traces of their function."""
+        named = [self._step(function, name) for name in names]
+        for step in {id(one): one for one in (*named, *self._traces(function))}.values():
+            step.renew(one for one in step.plans if one.generation != step.generation)
 
     def renew_wholly(self, function: Any, name: str = "") -> bool:
         """Have a step planned again for all its batches; return False if random numbers would begin anew."""
@@ -288,7 +289,7 @@ class Growth:
 
     def _traces(self, function: Any) -> list[_Step]:
         with self._lock:  # another thread may add one
-            return [*self._steps.get(function, {}).values()]
+            return [] if function is None else [*self._steps.get(function, {}).values()]
 
 
 def _all_cover(batches: Shapes, arguments: Arguments, plan: _Plan) -> bool:

@@ -59,6 +59,8 @@ class Call:
     """Holds how it runs apart from other ranks first; ``None`` where it does not."""
     tried: bool = False
     """Tells whether its plan has just run apart."""
+    again: bool = False
+    """Tells whether it has been undone, and is tried again with the same batches."""
     ran: list["RuntimeCall"] = field(default_factory=list)
     """Holds each function of the runtime that it has run, or runs."""
     beside: set[int] = field(default_factory=set)

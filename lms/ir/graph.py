@@ -15,6 +15,7 @@ from typing import NamedTuple
 from lms.ir.op_traits import (
     ALIAS_TYPES,
     KEPT_FOR_GRADIENT,
+    OF_BODIES,
     OUTSIDE_TYPES,
     UNSWAPPABLE_TYPES,
     in_place_slots,
@@ -85,6 +86,11 @@ class Op(NamedTuple):
     """Whether its operands and results lie side by side until it is done, which is when a result is used."""
     unordered: bool = False
     """Whether it may get no control edge, as what turns a loop or parts the branches of a condition."""
+
+    @property
+    def hands_on(self) -> bool:
+        """Tell whether others that no plan knows of may hold what it makes."""
+        return self.elsewhere or self.type in OF_BODIES
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,14 @@ STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE = (
 it to the host and make that the variable's (:mod:`lms.rewriter.streaming`)."""
 STREAM_TYPES = frozenset({STREAM_IN, STREAM_ENTER, STREAM_LAST, STREAM_OUT, STREAM_LEAVE})
 
+FEWEST_TERMS = 3
+"""The terms of a sum whose order counts: of two either may be the first."""
+
+OF_BODIES = frozenset(
+    "Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile While".split()
+)
+"""Types of ops that hand on the buffer of a branch, a turn or a function, which others may hold."""
+
 CONSTANTS = frozenset({"Const", "HostConst", "_HostConst"})
 """Types of ops that keep their value."""
 FOLDED_BYTES = 10 << 20

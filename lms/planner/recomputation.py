@@ -17,7 +17,7 @@ from functools import cached_property
 from lms.ir.backward import backward_ops
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.liveness import Buffers
-from lms.ir.op_traits import AGAIN, CHEAP, REPEATABLE_TYPES, is_update
+from lms.ir.op_traits import AGAIN, CHEAP, FEWEST_TERMS, REPEATABLE_TYPES, SUM, is_update
 from lms.schedule.op_order import early_ops, floating_ops
 
 REFERENCES = (
@@ -125,7 +125,23 @@ class Repeats:
         # oneDNN would merge the copies where it has not merged the two themselves.
         if any(maker in REFERENCES or is_update(maker) for maker in makers):
             return False
+        if not self._terms.isdisjoint(self.graph.roots[tensor] for tensor in op.inputs):
+            return False
         return not (op.type == "BiasAdd" and "Conv2D" in makers)
+
+    @cached_property
+    def _terms(self) -> frozenset[int]:
+        """The buffers that sums read which begin with what is free: who repeats a reader holds them longer.
+
+        Of other sums it is known what they begin with (:mod:`lms.rewriter.sum_order`).
+        """
+        roots, found = self.graph.roots, set[int]()
+        for op in self.graph.ops:
+            if op.type == SUM and len(op.inputs) >= FEWEST_TERMS:
+                terms = {roots[tensor] for tensor in op.inputs}
+                if any(self.graph.ops[self.graph.tensors[root].op].hands_on for root in terms):
+                    found |= terms
+        return frozenset(found)
 
     def _feeds_merged(self, root: int) -> bool:
         """Tell whether oneDNN would merge the maker of a buffer with a bias that were its only reader."""

@@ -5,8 +5,9 @@ place of the first (``AddNOp`` in aggregate_ops.cc). Who holds a buffer is anoth
 swapped and ops wait for each other. Of the first two terms either may begin: their sum is the same. So only
 a sum that begins with a later one needs another order of its inputs, and all need their later inputs held.
 
-Where it hangs on the taken branch, a loop's turn or another device whether a buffer is free, the sum stays as
-it is: what makes such a term hands on a buffer that an edit changes nothing about.
+Where it hangs on the taken branch, a loop's turn or another device whether a buffer is free, the sum keeps
+its order. Then what something holds for certain without an edit is held, and no op that reads one of the
+terms is repeated (:mod:`lms.planner.recomputation`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,24 +15,18 @@ from typing import NamedTuple
 
 from lms.ir.graph import Graph, Op
 from lms.ir.liveness import Buffers, positions
-from lms.ir.op_traits import SHAPE_READERS, SUM
+from lms.ir.op_traits import FEWEST_TERMS, SHAPE_READERS, SUM
 from lms.planner.recomputation import Recomputation
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import Step
 from lms.schedule.op_order import executor_order
-
-FEWEST_TERMS = 3
-HANDED_ON = frozenset(
-    "Exit If Loop Merge PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile While".split()
-)
-"""What these make is the buffer of a branch, a turn or a function: no plan knows who else holds it."""
 
 
 class Beginning(NamedTuple):
     """Says how a sum adds its terms in an edited step as it does without the edit."""
 
     slot: int
-    """The input that it begins with; 0: the first or the second, or what is free if nobody can tell."""
+    """The input that is put first; 0: the order stays."""
     held: tuple[int, ...]
     """The inputs that are held until it has run, so that it begins with none of these."""
 
@@ -49,12 +44,12 @@ def named_beginnings(step: Step) -> dict[str, Beginning]:
 
 
 def beginnings(step: Step) -> dict[int, Beginning]:
-    """Map each sum of three and more terms to the one that it begins with in the unedited step.
+    """Say of each sum of three and more terms what has it begin as in the unedited step.
 
     Sums are left out of which one of the first two terms is free in any case: no edit changes that. Where
     another reader of a term is neither before nor behind the sum, whether it has run by then is left to
     chance; then the order of an executor with one thread counts. Where nobody can tell whether a term is
-    free that the sum may begin with, only those behind it are held that something holds without an edit.
+    free that the sum may begin with, what something holds for certain without an edit is held.
     """
     graph = step.graph
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
@@ -66,30 +61,46 @@ def beginnings(step: Step) -> dict[int, Beginning]:
     told_late = _told_late(step)
     found = {}
     for bit, op in enumerate(sums):
-        readers = [_others(buffers, op, slot, told_late) for slot in range(len(op.inputs))]
+        terms = [_Term(step, buffers, op, slot, told_late) for slot in range(len(op.inputs))]
         if any(
-            others is not None and all(before[one] >> bit & 1 for one in others) for others in readers[:2]
+            not term.is_held and not term.is_handed_on and all(before[one] >> bit & 1 for one in term.readers)
+            for term in terms[:2]
         ):
             continue
-        unsure = [_is_handed_on(graph, op.inputs[slot]) for slot in range(len(op.inputs))]
+        held = [term.is_held or any(behind[one] >> bit & 1 for one in term.certain) for term in terms]
         free = (
             slot
-            for slot, others in enumerate(readers)
-            if unsure[slot]
-            or others is not None
-            and not any(behind[one] >> bit & 1 or place[one] > place[op.id] for one in others)
+            for slot, term in enumerate(terms)
+            if not held[slot] and not any(place[one] > place[op.id] for one in term.certain)
         )
         slot = next(free, 0)
-        if unsure[slot]:
-            surely = (
-                slot
-                for slot, others in enumerate(readers)
-                if not unsure[slot] and (others is None or any(behind[one] >> bit & 1 for one in others))
-            )
-            found[op.id] = Beginning(0, tuple(slot for slot in surely if slot >= FEWEST_TERMS - 1))
+        unsure = terms[slot].is_handed_on or any(
+            place[one] > place[op.id] for one in terms[slot].readers - terms[slot].certain
+        )
+        if unsure and not held[slot]:
+            found[op.id] = Beginning(0, tuple(slot for slot, is_held in enumerate(held) if is_held))
         else:
             found[op.id] = _begins_with(slot if slot >= FEWEST_TERMS - 1 else 0, op)
     return found
+
+
+class _Term:
+    """A term of a sum, and who else holds its buffer without an edit."""
+
+    def __init__(
+        self, step: Step, buffers: Buffers, op: Op, slot: int, told_late: Mapping[int, Sequence[int]]
+    ) -> None:
+        graph = buffers.graph
+        root = graph.roots[op.inputs[slot]]
+        owner = graph.tensors[root]
+        self.is_handed_on = graph.ops[owner.op].hands_on
+        is_twice = sum(graph.roots[other] == root for other in op.inputs) > 1
+        self.is_held = is_twice or buffers.kept[root] or (owner.outside and not self.is_handed_on)
+        """Tells whether a step never frees it before the sum."""
+        self.readers = {*buffers.users[root], *told_late.get(root, ())} - {op.id}
+        runs, nodes = step.conditions.runs_with, step.members
+        self.certain = {one for one in self.readers if runs(nodes[one][0], nodes[op.id][0])}
+        """The readers that run whenever the sum does: one in a branch that is not taken holds nothing."""
 
 
 def _begins_with(slot: int, op: Op) -> Beginning:
@@ -129,24 +140,6 @@ def _told_late(step: Step) -> dict[int, list[int]]:
                 if node in op_of and source in tensor_of:
                     found.setdefault(step.graph.roots[tensor_of[source]], []).append(op_of[node])
     return found
-
-
-def _others(buffers: Buffers, op: Op, slot: int, told_late: Mapping[int, Sequence[int]]) -> list[int] | None:
-    """Return the other readers of a term's buffer; ``None`` where a step never frees it."""
-    graph = buffers.graph
-    root = graph.roots[op.inputs[slot]]
-    owner = graph.tensors[root]
-    if owner.outside or buffers.kept[root] or _is_handed_on(graph, root):
-        return None
-    if sum(graph.roots[other] == root for other in op.inputs) > 1:
-        return None
-    return [reader for reader in (*buffers.users[root], *told_late.get(root, ())) if reader != op.id]
-
-
-def _is_handed_on(graph: Graph, tensor: int) -> bool:
-    """Tell whether nobody knows who else holds a tensor's buffer."""
-    op = graph.ops[graph.tensors[graph.roots[tensor]].op]
-    return op.elsewhere or op.type in HANDED_ON
 
 
 def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]:

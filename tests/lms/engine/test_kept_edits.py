@@ -51,12 +51,13 @@ MIB = 1 << 20
         (-100_000, 20 * MIB + 50_000, False, 20 * MIB + 100_000),
         (2_000_000, 18 * MIB, False, None),
         (2_000_000, 20 * MIB - 90_000, True, 20 * MIB),
+        (1 << 20, 18 * MIB, True, 19 * MIB),
     ],
 )
 def test_a_kept_edit_serves_where_its_peak_still_fits(
     in_use: int, peak: int, tried: bool, room: int | None
 ) -> None:
-    """One that was tried is taken as it is, and tells the room that it was planned for."""
+    """One that was tried is taken as it is, and tells the room that it was planned for if it has to."""
     pytest.importorskip("tensorflow")
     from lms.engine.kept_edits import Edit, KeptEdits
     from lms.passes.work import Residents, Work

@@ -1,4 +1,4 @@
-"""Feeds larger and larger batches whose size only the iterator's specification tells; prints the peaks."""
+"""Feeds batches that grow, in ways that hide their sizes or the calls; prints the planned peaks."""
 
 import json
 import sys
@@ -46,14 +46,40 @@ def train_on_batch() -> None:
     model.train_on_batch(images, labels)
 
 
+def called_while_traced() -> None:
+    """Call a function several times while another one is traced."""
+    weights = [tf.Variable(tf.random.stateless_normal((64, 64), (layer, 1)) / 8) for layer in range(5)]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 64])])
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.nn.tanh(x @ weight)
+            loss = tf.reduce_mean(x)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    @tf.function
+    def outer() -> Any:
+        with tf.init_scope():
+            for rows in (64, 256, 1024):
+                step(tf.ones([rows, 64]))
+        return tf.constant(1.0)
+
+    step.get_concrete_function()
+    outer()
+
+
 def main() -> None:
     """Print the planned peaks of the steps alone, in bytes, and the warnings of growth."""
     lms.enable(policy="all", min_tensor_bytes=1024)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        {"iterators": iterators, "train_on_batch": train_on_batch}[sys.argv[1]]()
+        ways = {one.__name__: one for one in (iterators, train_on_batch, called_while_traced)}
+        ways[sys.argv[1]]()
     peaks = [(graph.planned_peak_bytes or 0) - graph.base_bytes for graph in lms.report().edited]
-    said = [str(one.message) for one in caught if "planned for batches" in str(one.message)]
+    said = [str(one.message) for one in caught if "was planned for" in str(one.message)]
     print(json.dumps({"peaks": peaks, "said": said}))
 
 

@@ -49,6 +49,13 @@ def test_a_batch_whose_size_its_iterator_specifies_is_planned_for(way: str, lega
         assert said.endswith("step was planned for batches of 16, and is again for 64")
 
 
+def test_each_call_of_a_function_is_compared_while_another_one_is_traced() -> None:
+    pytest.importorskip("tensorflow")
+    seen = run_job("specified_job.py", "called_while_traced")
+    first, second, third = seen["peaks"]
+    assert third > 3 * second > 9 * first > 0
+
+
 class Step:
     """Something that owns plans."""
 

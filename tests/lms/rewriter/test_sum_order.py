@@ -83,12 +83,12 @@ BRANCHES = {
 
 @pytest.mark.parametrize(
     ("third", "fetches", "held"),
-    [("third", ("end",), ()), ("third", ("end", "third"), (2,)), ("either", ("end",), ())],
+    [("third", ("end",), (0,)), ("third", ("end", "third"), (0, 2)), ("either", ("end",), (0, 1))],
 )
 def test_a_sum_that_may_begin_with_what_a_branch_hands_on_stays_as_it_is(
     third: str, fetches: Collection[str], held: tuple[int, ...]
 ) -> None:
-    """Its last term is held only if something holds it without an edit."""
+    """Those terms are held that something holds for certain without an edit."""
     second = "second" if third == "either" else "either"
     more = {**BRANCHES, "sum": ("AddN", "first", second, third), "read": ("Tanh", "first", "^end")}
     more["again"] = ("Log", "second", "^end")
@@ -100,8 +100,14 @@ def added() -> dict[str, Any]:
     return run_job("handed_on_job.py")
 
 
-@pytest.mark.parametrize("way", ["of_branch", "of_case", "of_loop"])
-def test_a_sum_adds_what_is_handed_on_in_its_order(added: dict[str, Any], way: str) -> None:
-    assert added["found"][way] == [1.0] * 6
-    assert len(added["swapped"]) == 3
-    assert all(added["swapped"])
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        *(("of_branch", 1.0), ("of_case", 1.0), ("of_loop", 1.0)),
+        *(("read_again", 0.0), ("in_branch", 1.0), ("repeated", 0.0)),
+    ],
+)
+def test_a_sum_adds_what_is_handed_on_in_its_order(added: dict[str, Any], way: str, wanted: float) -> None:
+    assert added["found"][way] == [wanted] * 6
+    assert len(added["edited"]) == 6
+    assert all(added["edited"])
