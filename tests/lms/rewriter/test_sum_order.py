@@ -30,10 +30,13 @@ NODES = {
 }
 
 
-def beginnings(more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("end",)) -> dict[str, Beginning]:
+def beginnings(
+    more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("end",), away: Collection[str] = ()
+) -> dict[str, Beginning]:
     graph_def = graph_pb2.GraphDef()
     for name, (op_type, *inputs) in {**NODES, **more}.items():
-        node = graph_def.node.add(name=name, op=op_type, input=inputs, device="/device:CPU:0")
+        device = f"/device:CPU:{int(name in away)}"
+        node = graph_def.node.add(name=name, op=op_type, input=inputs, device=device)
         node.attr["T"].type = FLOAT
     table = NodeTable.of(graph_def)
     outputs = [
@@ -41,7 +44,7 @@ def beginnings(more: dict[str, tuple[str, ...]], fetches: Collection[str] = ("en
         for op_type in table.types
     ]
     return named_beginnings(
-        read_step(table, outputs, Place(lambda device: True, PlainCpu()), fetches=fetches)
+        read_step(table, outputs, Place(lambda device: device.endswith("0"), PlainCpu()), fetches=fetches)
     )
 
 
@@ -93,6 +96,12 @@ def test_a_sum_that_may_begin_with_what_a_branch_hands_on_stays_as_it_is(
     more = {**BRANCHES, "sum": ("AddN", "first", second, third), "read": ("Tanh", "first", "^end")}
     more["again"] = ("Log", "second", "^end")
     assert beginnings(more, fetches) == {"sum": Beginning(0, held)}
+
+
+def test_a_sum_that_may_begin_with_what_another_device_makes_stays_as_it_is() -> None:
+    held = {"again": ("Tanh", "first", "^end")}
+    assert beginnings(held, away=("second",)) == {"sum": Beginning(0, (0,))}
+    assert beginnings({}, away=("second",)) == {}, "for the first is free"
 
 
 @pytest.fixture(scope="module")
