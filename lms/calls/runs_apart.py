@@ -35,7 +35,7 @@ class Apart:
     number: int
     """Of the options: below 0, where no plan has its number."""
     runs: int = 0
-    """How often more it runs apart; 0: the graph of these options turns out to be the real one."""
+    """Counts the runs apart that are left; 0: the graph of these options turns out to be the real one."""
     attempt: Attempt | None = None
     """The state kept to undo a run."""
     held: Any = None

@@ -11,8 +11,8 @@ from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDatase
 from lms.reader.shapes import infer, make_known
 
 BATCH_SIZES = ("_batch_size", "_batch_size_t", "_batch_sizes")
-"""What a batching step of a pipeline has; the second that of ``map_and_batch``, which maps first, the third
-that of the step with which a distribution strategy divides batches among its devices."""
+"""Names what a batching step of a pipeline has; ``map_and_batch`` has the second, which maps first, and the
+third the step with which a distribution strategy divides batches among its devices."""
 
 DEEPEST = 64
 """The number of steps of a pipeline that are searched at most."""

@@ -33,7 +33,7 @@ class Specialised:
     like: Mapping[str, str] = field(default_factory=dict)
     """The nodes whose shape is that of another node's output, which is named as inputs are."""
     sums: Mapping[str, Beginning] | None = None
-    """What sums begin with in the step as it was, by name; ``None``: it is as it was."""
+    """Tells by name what sums begin with in the step as it was; ``None``: it is as it was."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Work:
     fetches: tuple[str, ...] = ()
     """The names of outputs that outlive the step."""
     sums: Mapping[str, Beginning] | None = None
-    """What sums begin with, by name, where specialising or ``Holding`` may change that."""
+    """Tells by name what sums begin with, where specialising or ``Holding`` may change that."""
     fits: bool = False
     """Whether nothing needs to be edited, as can be told without reading the step."""
     most_bytes: int | None = None

@@ -55,52 +55,64 @@ def beginnings(step: Step) -> dict[int, Beginning]:
     sums = [op for op in graph.ops if op.type == SUM and len(op.inputs) >= FEWEST_TERMS]
     if not sums:
         return {}
-    buffers = Buffers.of(graph)
-    before, behind = _reach(graph, {op.id: bit for bit, op in enumerate(sums)})
-    place = positions(executor_order(graph))
-    told_late = _told_late(step)
-    found = {}
-    for bit, op in enumerate(sums):
-        terms = [_Term(step, buffers, op, slot, told_late) for slot in range(len(op.inputs))]
-        if any(
-            not term.is_held and not term.is_handed_on and all(before[one] >> bit & 1 for one in term.readers)
-            for term in terms[:2]
-        ):
-            continue
-        held = [term.is_held or any(behind[one] >> bit & 1 for one in term.certain) for term in terms]
-        free = (
-            slot
-            for slot, term in enumerate(terms)
-            if not held[slot] and not any(place[one] > place[op.id] for one in term.certain)
-        )
-        slot = next(free, 0)
-        unsure = terms[slot].is_handed_on or any(
-            place[one] > place[op.id] for one in terms[slot].readers - terms[slot].certain
-        )
-        if unsure and not held[slot]:
-            found[op.id] = Beginning(0, tuple(slot for slot, is_held in enumerate(held) if is_held))
-        else:
-            found[op.id] = _begins_with(slot if slot >= FEWEST_TERMS - 1 else 0, op)
+    holders, found = _Holders(step, sums), {}
+    for op in sums:
+        terms = [holders.of_term(op, slot) for slot in range(len(op.inputs))]
+        if not any(term.is_free for term in terms[:2]):
+            found[op.id] = _beginning(op, terms)
     return found
 
 
-class _Term:
-    """A term of a sum, and who else holds its buffer without an edit."""
+class _Term(NamedTuple):
+    """Tells whether anything else holds a term of a sum when that begins, without an edit."""
 
-    def __init__(
-        self, step: Step, buffers: Buffers, op: Op, slot: int, told_late: Mapping[int, Sequence[int]]
-    ) -> None:
-        graph = buffers.graph
+    is_free: bool
+    """Tells that nothing does in any case."""
+    is_held: bool
+    """Tells that something does in any case."""
+    is_late: bool
+    """Tells that something does in the order of an executor with one thread."""
+    is_unsure: bool
+    """Tells that something may that no plan knows of, or that runs only in one branch."""
+
+
+class _Holders:
+    """Finds what holds the terms of a step's sums."""
+
+    def __init__(self, step: Step, sums: Sequence[Op]) -> None:
+        self._step, self._buffers = step, Buffers.of(step.graph)
+        self._bits = {op.id: 1 << number for number, op in enumerate(sums)}
+        self._before, self._behind = _reach(step.graph, self._bits)
+        self._place = positions(executor_order(step.graph))
+        self._told_late = _told_late(step)
+
+    def of_term(self, op: Op, slot: int) -> _Term:
+        """Describe a term. A reader counts for certain that runs whenever the sum does."""
+        graph, kept, bit = self._step.graph, self._buffers.kept, self._bits[op.id]
         root = graph.roots[op.inputs[slot]]
         owner = graph.tensors[root]
-        self.is_handed_on = graph.ops[owner.op].hands_on
+        is_handed_on = graph.ops[owner.op].hands_on
         is_twice = sum(graph.roots[other] == root for other in op.inputs) > 1
-        self.is_held = is_twice or buffers.kept[root] or (owner.outside and not self.is_handed_on)
-        """Tells whether a step never frees it before the sum."""
-        self.readers = {*buffers.users[root], *told_late.get(root, ())} - {op.id}
-        runs, nodes = step.conditions.runs_with, step.members
-        self.certain = {one for one in self.readers if runs(nodes[one][0], nodes[op.id][0])}
-        """The readers that run whenever the sum does: one in a branch that is not taken holds nothing."""
+        never_freed = is_twice or kept[root] or (owner.outside and not is_handed_on)
+        readers = {*self._buffers.users[root], *self._told_late.get(root, ())} - {op.id}
+        runs_with, nodes = self._step.conditions.runs_with, self._step.members
+        certain = {one for one in readers if runs_with(nodes[one][0], nodes[op.id][0])}
+        late = {one for one in readers if self._place[one] > self._place[op.id]}
+        return _Term(
+            is_free=not never_freed and not is_handed_on and all(self._before[one] & bit for one in readers),
+            is_held=never_freed or any(self._behind[one] & bit for one in certain),
+            is_late=not late.isdisjoint(certain),
+            is_unsure=is_handed_on or not late <= certain,
+        )
+
+
+def _beginning(op: Op, terms: Sequence[_Term]) -> Beginning:
+    """Say what has a sum begin as without an edit, of whose first two terms neither is free for certain."""
+    open_slots = (slot for slot, term in enumerate(terms) if not (term.is_held or term.is_late))
+    slot = next(open_slots, 0)
+    if terms[slot].is_unsure and not terms[slot].is_held:
+        return Beginning(0, tuple(slot for slot, term in enumerate(terms) if term.is_held))
+    return _begins_with(slot if slot >= FEWEST_TERMS - 1 else 0, op)
 
 
 def _begins_with(slot: int, op: Op) -> Beginning:
@@ -148,8 +160,8 @@ def _reach(graph: Graph, bits: Mapping[int, int]) -> tuple[list[int], list[int]]
     behind = [0] * len(graph.ops)
     for op in range(len(graph.ops)):
         for earlier in graph.predecessors[op]:
-            behind[op] |= behind[earlier] | (1 << bits[earlier] if earlier in bits else 0)
+            behind[op] |= behind[earlier] | bits.get(earlier, 0)
     for op in reversed(range(len(graph.ops))):
         for later in graph.successors[op]:
-            before[op] |= before[later] | (1 << bits[later] if later in bits else 0)
+            before[op] |= before[later] | bits.get(later, 0)
     return before, behind
