@@ -151,7 +151,7 @@ class Engine:
             stats = self.books.record(work, task.guest or self.guest)
             if stats is not None:
                 self.steps.planned(work, stats)
-                work.device.reset_peak()
+                self.books.collector.measure(stats, work.device)
         if edit.is_whole:
             self.steps.compiled.left_whole(edit.works)
         return None if edit.graph is None else self.steps.apart(edit.works, edit.graph)

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from lms.device.device import Device, read_devices
-from lms.report.stats import GraphStats, Planned, Report, graph_key
+from lms.report.stats import GraphStats, Planned, Report, graph_key, trace_key
 from lms.transports.base import StoreStats
 
 TRACES = 4
@@ -30,6 +30,8 @@ class Collector:
 
     _planned: dict[Hashable, Planned] = field(default_factory=dict)
     _postponed: list[tuple[GraphStats, Describe]] = field(default_factory=list)
+    _peaks: dict[str, dict[Hashable, int]] = field(default_factory=dict)
+    """By device and trace the most bytes from its latest plan to the next one; 0 for the one planned last."""
 
     def add(self, stats: GraphStats, planned: Planned) -> None:
         """Add a planned graph."""
@@ -43,8 +45,17 @@ class Collector:
         self.plans += 1
         self.graphs.append(stats)
         self._forget(stats)
-        self._planned.pop(_trace(stats), None)
+        self._planned.pop(trace_key(stats), None)
         self._postponed = [*self._postponed, (stats, describe)][-DESCRIBED:]
+
+    def measure(self, stats: GraphStats, device: Device) -> None:
+        """Start a new measurement of a device's peak for a graph that was just planned."""
+        memory, peaks = device.memory(), self._peaks.setdefault(device.name, {})
+        if peaks and memory is not None:
+            peaks[next(reversed(peaks))] = memory[1]
+        peaks.pop(trace_key(stats), None)  # of an earlier plan
+        peaks[trace_key(stats)] = 0
+        device.reset_peak()
 
     def withdraw(self, graphs: Collection[GraphStats]) -> None:
         """Drop the figures of plans that are made once more at once."""
@@ -78,7 +89,7 @@ class Collector:
 
     def _forget(self, stats: GraphStats) -> None:
         """Describe no more what a later plan of the same graph has replaced."""
-        others = [one for one in self._postponed if _trace(one[0]) != _trace(stats)]
+        others = [one for one in self._postponed if trace_key(one[0]) != trace_key(stats)]
         alike = [id(one) for one in others if graph_key(one[0]) == graph_key(stats)]
         older = alike[: max(0, len(alike) - TRACES + 1)]
         self._postponed = [one for one in others if id(one) not in older]
@@ -93,13 +104,13 @@ class Collector:
                 told = replace(found[0], first_run_s=stats.first_run_s, function=stats.function)
                 self.graphs[:] = [told if one is stats else one for one in self.graphs]
                 # It may have been read for another trace.
-                described[_trace(stats)] = replace(found[1], function=stats.function)
+                described[trace_key(stats)] = replace(found[1], function=stats.function)
         if described:
             self._planned = {**described, **self._planned}  # what was planned since is later
 
     def _keep(self, stats: GraphStats, planned: Planned) -> None:
-        self._planned.pop(_trace(stats), None)
-        self._planned[_trace(stats)] = planned
+        self._planned.pop(trace_key(stats), None)
+        self._planned[trace_key(stats)] = planned
         for key in [*self._planned][:-DESCRIBED]:
             del self._planned[key]
 
@@ -145,24 +156,21 @@ class Collector:
             transport.stats() if transport is not None else StoreStats(),
             self.retries,
             tuple(self.warnings),
+            earlier_peaks=dict(self._peaks.get(device.name, {})),
         )
 
     def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
         """Return the figures of a latest plan that fills what it may with the peak that is likely."""
-        planned, peak = self._planned.get(_trace(stats)), stats.planned_peak_bytes
+        planned, peak = self._planned.get(trace_key(stats)), stats.planned_peak_bytes
         is_simple = stats.policy == "budget" and not (stats.segments or stats.whole)
         if planned is None or peak is None or not is_simple or planned.plan.is_empty:
             return stats
-        if next(one for one in reversed(self.graphs) if _trace(one) == _trace(stats)) is not stats:
+        if next(one for one in reversed(self.graphs) if trace_key(one) == trace_key(stats)) is not stats:
             return stats
         room, likely = planned.room_bytes, planned.likely_peak_bytes
         if room is None or likely is None or peak - stats.base_bytes > room:
             return stats
         return replace(stats, planned_peak_bytes=stats.base_bytes + max(likely, planned.plan.peak_bytes))
-
-
-def _trace(stats: GraphStats) -> Hashable:
-    return graph_key(stats), stats.function
 
 
 def report_idle(why: str) -> Report:

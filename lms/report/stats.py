@@ -214,7 +214,7 @@ class Report:
     device: Device
     transport: str
     graphs: tuple[GraphStats, ...]
-    measured_peak_bytes: int | None
+    since_edit_bytes: int | None
     """Most bytes on the device since the last edit; ``None`` where the allocator does not count."""
     store: StoreStats
     retries: int = 0
@@ -224,6 +224,8 @@ class Report:
     idle: str = ""
     """The mode and the reason where LMS plans nothing in this process; the measured peak is then since its
     beginning."""
+    earlier_peaks: Mapping[Hashable, int] = field(default_factory=dict)
+    """By trace (:func:`trace_key`) the most bytes on the device between its latest plan and another's."""
     document: Callable[["Report"], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     """Describes the report with all that is known of the planned step; ``None``: by its figures alone."""
 
@@ -247,6 +249,18 @@ class Report:
         return max((peak for peak in peaks if peak), default=None)
 
     @property
+    def measured_peak_bytes(self) -> int | None:
+        """Most bytes on the device under the plans that :attr:`planned_peak_bytes` counts.
+
+        ``None`` where the allocator does not count.
+        """
+        if self.since_edit_bytes is None:
+            return None
+        kept = {trace_key(graph) for graph in self._latest}
+        earlier = [peak for key, peak in self.earlier_peaks.items() if key in kept]
+        return max([self.since_edit_bytes, *earlier])
+
+    @property
     def loops(self) -> int:
         """Loops whose lists are in no planned peak."""
         return sum(graph.loops for graph in self._latest)
@@ -262,10 +276,10 @@ class Report:
         planned = [graph for graph in self.graphs if graph.policy]
         last = {graph_key(graph): graph for graph in planned}
         kept = [one for one in planned if one.function not in self.gone or one is last[graph_key(one)]]
-        newest = {(graph_key(graph), graph.function): graph for graph in kept}
+        newest = {trace_key(graph): graph for graph in kept}
         live = {key: {one.plan, *one.beside} for key, one in newest.items()}
-        kept = [one for one in kept if one.plan in live[graph_key(one), one.function]]
-        return tuple({(graph_key(one), one.function, one.plan): one for one in kept}.values())
+        kept = [one for one in kept if one.plan in live[trace_key(one)]]
+        return tuple({(trace_key(one), one.plan): one for one in kept}.values())
 
     @property
     def peak_error(self) -> float | None:
@@ -349,6 +363,11 @@ class Planned:
 def graph_key(stats: GraphStats) -> Hashable:
     """Return what the figures of a graph have in common, however often it is traced and planned."""
     return stats.name, stats.place
+
+
+def trace_key(stats: GraphStats) -> Hashable:
+    """Return what the figures of one trace of a graph have in common, however often it is planned."""
+    return graph_key(stats), stats.function
 
 
 def latest_of(graphs: Iterable[GraphStats]) -> tuple[GraphStats, ...]:

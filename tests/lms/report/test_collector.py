@@ -1,7 +1,7 @@
 """Figures that are worked out when they are asked for stand beside those that were there at once."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -41,6 +41,18 @@ def described(told: GraphStats | None = TOLD) -> tuple[Collector, list[int]]:
     return collector, calls
 
 
+class Counting(Device):
+    """A device whose peak since its last reset is set by a test."""
+
+    peaks: ClassVar[list[int]] = []
+
+    def memory(self) -> tuple[int, int]:
+        return 0, self.peaks[-1]
+
+    def reset_peak(self) -> None:
+        self.peaks.append(0)
+
+
 def graphs(collector: Collector, **how: bool) -> tuple[GraphStats, ...]:
     return collector.report(Device("CPU:0", None), None, **how).graphs
 
@@ -49,6 +61,34 @@ def test_what_was_postponed_is_described_once_and_when_asked_for() -> None:
     collector, calls = described()
     assert graphs(collector, settled=False) == (FITS,) and calls == [0]
     assert graphs(collector) == graphs(collector) == (TOLD,) and calls == [1]
+
+
+def test_the_measured_peak_counts_every_plan_that_the_planned_one_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that is planned behind a larger one ends no measurement of that; a new plan of the same does."""
+    monkeypatch.setattr(Counting, "peaks", [99 * MIB])  # before any plan
+    device, collector = Counting("CPU:0", 64 * MIB), Collector()
+    large, small = (
+        replace(EDITED, name=name, policy="budget", planned_peak_bytes=peak * MIB)
+        for name, peak in (("large", 40), ("small", 10))
+    )
+
+    def run(stats: GraphStats, peak: int) -> tuple[int | None, int | None]:
+        collector.add(stats, planned(stats.name))
+        collector.measure(stats, device)
+        device.peaks[-1] = peak * MIB
+        found = collector.report(device, None)
+        return found.planned_peak_bytes, found.measured_peak_bytes
+
+    assert run(large, 41) == (40 * MIB, 41 * MIB)
+    assert run(small, 11) == (40 * MIB, 41 * MIB)
+    assert run(large, 38) == (40 * MIB, 38 * MIB)
+    assert run(replace(small, function="another trace"), 50) == (40 * MIB, 50 * MIB)
+    gone = replace(collector.report(device, None), since_edit_bytes=9 * MIB, gone=frozenset([""]))
+    assert gone.measured_peak_bytes == 38 * MIB  # of the large one, whose last trace is counted all the same
+    device.peaks[-1] = 5 * MIB
+    assert collector.report(replace(device, name="GPU:0"), None).measured_peak_bytes == 5 * MIB
 
 
 def test_the_latest_graphs_alone_are_described() -> None:
