@@ -122,6 +122,15 @@ _DIALECTS: dict[MpiFamily, Dialect] = {
 _PRRTE = OpenMpi(tag=("--output", "tag"))
 
 
+_DECIDED = frozenset(
+    {
+        *("n", "np", "H", "host", "hosts", "hostfile"),
+        *("machine", "machinefile", "rankfile", "rf"),
+    }
+)
+"""Options of some mpirun that say how many ranks there are, and where: lmsrun has planned them."""
+
+
 def dialect_of(flavour: MpiFlavour) -> Dialect:
     """Find the dialect that a flavour speaks."""
     return (
@@ -142,9 +151,18 @@ def build_mpirun(
         extra: The user's own words for it.
 
     Raises:
-        UsageError: If root may not use it, or it cannot reach a host by IPv6 address.
+        UsageError: If it cannot reach a host by IPv6 address, or the user's words contradict the plan.
     """
+    if decided := next((word for word in extra if word.startswith("-") and _name_of(word) in _DECIDED), None):
+        raise UsageError(
+            f"--mpi-args has {decided}, but how many ranks there are, and where, is planned before mpirun "
+            "starts; give lmsrun's own -np, -H or --hostfile"
+        )
     return dialect_of(flavour).build(mpirun, job, files_dir, extra)
+
+
+def _name_of(word: str) -> str:
+    return word.lstrip("-").partition("=")[0]
 
 
 def refuse_root(flavour: MpiFlavour, job: ClusterJob, user_id: int) -> None:

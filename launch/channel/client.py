@@ -11,6 +11,8 @@ from launch.model.rank_variables import CONTROL_KEY
 _LIMIT_S = 2.0
 """For all addresses together; behind a firewall that drops packets nobody answers."""
 _MAX_ADDRESSES = 4
+_ANSWER_LIMIT_S = 5.0
+"""For the supervisor's answer, where a machine is busy."""
 
 
 class Supervisor:
@@ -54,22 +56,46 @@ class Supervisor:
 
 def find_supervisor(environ: Mapping[str, str], rank: int) -> Supervisor | None:
     """Connect to the supervisor of this rank's job, and say who we are; None where there is none to reach."""
-    address = environ.get(VARIABLE, "")
-    if not address:
-        return None
-    connection = _connect_here(address) if address.startswith("/") else _connect_there(address)
+    connection = _connect(environ.get(VARIABLE, ""))
     if connection is None:
         return None
     connection.settimeout(_LIMIT_S)
     supervisor = Supervisor(connection)
-    supervisor.tell(
-        {
-            "job": environ.get(CONTROL_KEY) or environ.get("LMSRUN_JOB_ID", ""),
-            "rank": rank,
-            "pid": os.getpid(),
-        }
-    )
+    supervisor.tell({**_introduce(environ, rank), "pid": os.getpid()})
     return supervisor if supervisor.open else None
+
+
+def open_stream(environ: Mapping[str, str], rank: int, name: str) -> socket.socket | None:
+    """Open a way of its own to the supervisor for a stream of this rank's program; None: it takes none.
+
+    Args:
+        environ: The rank's.
+        rank: Its number; the supervisor has to know it by ``find_supervisor``.
+        name: ``stdout`` or ``stderr``.
+    """
+    connection = _connect(environ.get(VARIABLE, ""))
+    if connection is None:
+        return None
+    connection.settimeout(_ANSWER_LIMIT_S)
+    try:
+        connection.sendall(encode({**_introduce(environ, rank), "stream": name}))
+        if connection.recv(4096):
+            connection.setblocking(False)
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def _introduce(environ: Mapping[str, str], rank: int) -> dict[str, object]:
+    return {"job": environ.get(CONTROL_KEY) or environ.get("LMSRUN_JOB_ID", ""), "rank": rank}
+
+
+def _connect(address: str) -> socket.socket | None:
+    if not address:
+        return None
+    return _connect_here(address) if address.startswith("/") else _connect_there(address)
 
 
 def _connect_here(path: str) -> socket.socket | None:

@@ -34,4 +34,15 @@ class Lost:
     rank: int
 
 
-Event = Joined | Ending | Ended | Lost
+@dataclass(frozen=True)
+class Carried:
+    """A stream of a rank's program, which comes to us and not by way of the launcher."""
+
+    rank: int
+    name: str
+    """``stdout`` or ``stderr``."""
+    fd: int
+    """Where it is read; whoever gets this closes it."""
+
+
+Event = Joined | Ending | Ended | Lost | Carried

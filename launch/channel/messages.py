@@ -10,6 +10,8 @@ VARIABLE = "LMSRUN_CONTROL"
 """Where the supervisor listens: the path of a socket, or ``HOST PORT`` pairs, separated by commas."""
 SOCKET = "control"
 """The socket's name in the receipts' folder."""
+STREAMS = ("stdout", "stderr")
+"""What may come over a connection of its own, byte for byte, once a message has named it."""
 _MAX_LINE_BYTES = 4096
 
 

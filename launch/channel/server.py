@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 
-from launch.channel.events import Ended, Ending, Event, Joined, Lost
-from launch.channel.messages import SOCKET, Reader, encode, to_count
+from launch.channel.events import Carried, Ended, Ending, Event, Joined, Lost
+from launch.channel.messages import SOCKET, STREAMS, Reader, encode, to_count
 from launch.system.process_load import Load
 
 _BACKLOG = 1024
@@ -39,9 +39,25 @@ class RankChannel:
         programs: The processes of ranks' programs, of those that run on this host.
     """
 
-    def __init__(self, job_id: str, world_size: int, grace_s: float, is_elastic: bool = False) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        world_size: int,
+        grace_s: float,
+        is_elastic: bool = False,
+        carries_output: bool = False,
+    ) -> None:
+        """Expect the ranks of a job.
+
+        Args:
+            job_id: What they say to show that they are its ranks.
+            world_size: How many there are.
+            grace_s: The time that they have to end.
+            is_elastic: Whether they come and go.
+            carries_output: Whether what their programs print may come this way.
+        """
         self._job_id, self._world_size, self._grace_s = job_id, world_size, grace_s
-        self._is_elastic = is_elastic
+        self._is_elastic, self._carries_output = is_elastic, carries_output
         self._listening: list[socket.socket] = []
         self._connections: dict[int, _Connection] = {}
         self._ranks: dict[int, _Connection] = {}
@@ -149,10 +165,10 @@ class RankChannel:
         events: list[Event] = []
         for message in messages:
             event = self._take(connection, message)
-            if connection.is_closed:
-                return events
             if event is not None:
                 events.append(event)
+            if connection.is_closed:
+                return events
         if not data:
             events += self._drop(connection)
         return events
@@ -174,20 +190,33 @@ class RankChannel:
         why = message.get("why")
         return Ended(connection.rank, status, why if isinstance(why, str) else "")
 
-    def _welcome(self, connection: _Connection, message: dict[str, object]) -> Joined | None:
+    def _welcome(self, connection: _Connection, message: dict[str, object]) -> Joined | Carried | None:
         rank = to_count(message.get("rank"), _MAX_RANKS if self._is_elastic else self._world_size)
-        if self._is_elastic and rank in self._ranks:
+        stream = message.get("stream")
+        joins = stream is None
+        if self._is_elastic and joins and rank in self._ranks:
             # Numbers change hands there: one that joins may begin with that of one that has another now.
             rank = max(self._ranks) + 1
         job = message.get("job")
         known = isinstance(job, str) and job.isascii() and hmac.compare_digest(job, self._job_id)
-        if not known or rank is None or rank in self._ranks:
+        if not known or rank is None or (rank in self._ranks) == joins:
             self._drop(connection)
             return None
+        if not joins:
+            return self._hand_over(connection, rank, stream)
         connection.rank = rank
         self._ranks[rank] = connection
         self._tell(connection, {"grace_s": self._grace_s})
         return Joined(rank)
+
+    def _hand_over(self, connection: _Connection, rank: int, stream: object) -> Carried | None:
+        """Give the connection to whoever reads output, if anybody does."""
+        if not self._carries_output or stream not in STREAMS or not self._tell(connection, {"carries": True}):
+            self._drop(connection)
+            return None
+        del self._connections[connection.socket.fileno()]
+        connection.is_closed = True
+        return Carried(rank, str(stream), connection.socket.detach())
 
     def _drop(self, connection: _Connection) -> Sequence[Lost]:
         self._connections.pop(connection.socket.fileno(), None)
@@ -197,14 +226,15 @@ class RankChannel:
             return ()
         return () if connection.has_ended else (Lost(connection.rank),)
 
-    def _tell(self, connection: _Connection | None, message: dict[str, object]) -> None:
+    def _tell(self, connection: _Connection | None, message: dict[str, object]) -> bool:
         if connection is None:
-            return
+            return False
         try:
             # A few bytes a message: a peer whose buffer is full of them has not read for very long.
             connection.socket.send(encode(message))
         except OSError:
-            return  # Its end is read next.
+            return False  # Its end is read next.
+        return True
 
 
 def _to_load(value: object) -> Load | None:

@@ -32,6 +32,8 @@ class BatchJob:
     """Variables for the ranks. They stand in the script, which has an owner, and on no command line."""
     inherited: Sequence[str] = ()
     """Names of variables that the ranks get from the shell that hands the script in."""
+    cleared: Sequence[str] = ()
+    """Names of variables of that shell that were for the script, and would be wrong in the job."""
 
 
 def render_script(system: str, job: BatchJob) -> str:
@@ -52,6 +54,7 @@ def render_script(system: str, job: BatchJob) -> str:
         *_inherited(system, job),
         "",
         "set -eu",
+        *([f"unset {' '.join(job.cleared)}"] if job.cleared else ()),
         *path,
         *exports,
         *folder,

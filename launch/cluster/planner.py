@@ -8,6 +8,7 @@ from launch.cluster.hosts import HostShare
 from launch.cluster.job import ClusterJob, escape_args, forwarded_names, withheld_names
 from launch.model.cluster_settings import ClusterSettings, settings_env
 from launch.model.plan import RankPlan
+from launch.model.text import count_of
 from launch.model.tf_cluster import HOSTS_VARIABLE, format_hosts, name_workers
 from launch.model.topology import Machine
 from launch.plan_host.planner import HostPlan, HostRequest, plan_host
@@ -43,16 +44,17 @@ def plan_shares(
     """
     models: dict[tuple[int, int], HostPlan] = {}
     ranks: list[RankPlan] = []
-    warnings: dict[str, str] = {}
+    hosts_of: dict[str, list[str]] = {}
     for share in shares:
         machine = machine_of(share.host)
         key = (id(machine), share.ranks)
         if key not in models:
             models[key] = plan_host(machine, _request_of(share, request))
-            for warning in models[key].warnings:
-                warnings.setdefault(warning, share.host)
+        for warning in models[key].warnings:
+            hosts_of.setdefault(warning, []).append(share.host)
         ranks += _stamp(models[key].ranks, share)
-    return HostPlan(tuple(ranks), tuple(_say(warning, host, shares) for warning, host in warnings.items()))
+    warnings = (_say(warning, hosts, len(shares)) for warning, hosts in hosts_of.items())
+    return HostPlan(tuple(ranks), tuple(warnings))
 
 
 def build_job(
@@ -135,5 +137,9 @@ def _stamp(models: Sequence[RankPlan], share: HostShare) -> list[RankPlan]:
     ]
 
 
-def _say(warning: str, host: str, shares: Sequence[HostShare]) -> str:
-    return warning if len(shares) == 1 else f"{host}: {warning}"
+def _say(warning: str, hosts: Sequence[str], of: int) -> str:
+    """Name the hosts of a warning, whose numbers of ranks count on each host by itself."""
+    if of == 1:
+        return warning
+    others = f" and {count_of(len(hosts) - 1, 'other host')}" if len(hosts) > 1 else ""
+    return f"each host: {warning}" if len(hosts) == of else f"{hosts[0]}{others}: {warning}"

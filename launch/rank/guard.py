@@ -88,7 +88,7 @@ def _keep(
     argv: Sequence[str],
     environ: Mapping[str, str],
     rank: int,
-    tees: "Sequence[Tee]",
+    tees: "list[Tee]",
     starter: int,
     mask: Iterable[int],
     passed: Sequence[int],
@@ -100,6 +100,8 @@ def _keep(
         rename_process(_NAME)
         adopt_orphans()
         supervisor = find_supervisor(environ, rank)
+        if supervisor is not None:
+            tees = _carry_output(environ, rank, tees)
         alarm, parent = take_signals(passed), os.getpid()
         program = os.fork()
         if program == 0:
@@ -137,6 +139,12 @@ def _open_tees(environ: Mapping[str, str], rank: int, folder: str) -> "list[Tee]
     from launch.rank.output import open_tees
 
     return open_tees(environ, rank, folder)
+
+
+def _carry_output(environ: Mapping[str, str], rank: int, kept: "list[Tee]") -> "list[Tee]":
+    from launch.rank.output import carry_output
+
+    return carry_output(environ, rank, kept)
 
 
 def _let_go(child: int) -> int:

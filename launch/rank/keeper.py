@@ -51,8 +51,7 @@ class Keeper:
         """
         self._program, self._supervisor = program, supervisor
         self._starter, self._alarm = starter, alarm
-        self._tees = {tee.source: tee for tee in tees}
-        self._all_tees = tees
+        self._tees = tees
         self._status: int | None = None
         self._first_status: int | None = None
         """Tells how the program itself has ended, while processes that it started still save something."""
@@ -95,9 +94,13 @@ class Keeper:
     def _turn(self) -> None:
         poller = select.poll()
         supervisor = self._supervisor if self._supervisor is not None and self._supervisor.open else None
-        for fd in (self._alarm, self._starter, *self._tees):
+        sources = {tee.source: tee for tee in self._tees if tee.source >= 0 and tee.sink < 0}
+        sinks = {tee.sink: tee for tee in self._tees if tee.sink >= 0}
+        for fd in (self._alarm, self._starter, *sources):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
+        for fd in sinks:
+            poller.register(fd, select.POLLOUT)
         if supervisor is not None:
             poller.register(supervisor.fileno(), select.POLLIN)
         tells = supervisor is not None and not supervisor.sees_us and self._status is None
@@ -107,9 +110,10 @@ class Keeper:
         ready = {fd for fd, _ in poller.poll(wait_ms)}
         if self._alarm in ready:
             self._take_signals(os.read(self._alarm, 4096))
-        for fd in ready & self._tees.keys():
-            if not self._tees[fd].pump():
-                del self._tees[fd]
+        for fd in ready & sources.keys():
+            sources[fd].pump()
+        for fd in ready & sinks.keys():
+            sinks[fd].push()
         if supervisor is not None and supervisor.fileno() in ready:
             self._listen(supervisor)
         if self._starter in ready:
@@ -145,15 +149,14 @@ class Keeper:
             if pid == self._program:
                 self._first_status = status
         is_asked = self._asked_at is not None
-        if self._first_status is not None and not (is_asked and group_lives(self._program)):
+        if self._first_status is None or (is_asked and group_lives(self._program)):
+            return
+        if all([tee.drain() for tee in self._tees]):  # Its last words come before the news of its end.
             first, self._first_status = self._first_status, None
             self._take_end(first)
 
     def _take_end(self, status: int) -> None:
-        for tee in self._tees.values():
-            tee.drain()
-        self._tees = {}
-        lost = next((tee for tee in self._all_tees if tee.error is not None), None)
+        lost = next((tee for tee in self._tees if tee.error is not None), None)
         if lost is not None and lost.error is not None:
             self.why = f"; could not write {lost.name} ({lost.error.strerror})"
         self._status = status or (1 << 8 if self.why else 0)
@@ -221,6 +224,9 @@ class Keeper:
         if self._status is None:
             self._has_killed = True
             signal_group(self._program, signal.SIGKILL)
+            if self._first_status is not None:
+                for tee in self._tees:
+                    tee.give_up()
 
 
 def take_signals(numbers: Sequence[int]) -> int:

@@ -1,41 +1,72 @@
-"""The two output files of a rank that another launcher started, written on the rank's own host.
+"""The output of a rank that another launcher started, as its keeper carries it.
 
-That launcher mixes what its ranks print before lmsrun sees it. So the shim, which stays as the program's
-parent, stands in between: every byte goes on to the launcher's stream and into the rank's file.
+That launcher would mix what its ranks print, and some lose lines of it. So the keeper stands in between:
+every byte goes to the supervisor of the job, or where that cannot be reached to the launcher's stream, and,
+if output is kept, into the rank's own file on the rank's own host.
 """
 
 import fcntl
 import os
 import select
+import socket
 import sys
 import termios
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from launch.channel.client import open_stream
+from launch.channel.messages import STREAMS
 from launch.model.errors import UsageError
-from launch.receipts.lines import ReceiptSieve
-from launch.system.output_file import open_output
 
-_STREAMS = {1: "stdout", 2: "stderr"}
+if TYPE_CHECKING:
+    from launch.receipts.lines import ReceiptSieve
+
 _CHUNK = 1 << 16
 
 
 class Tee:
-    """One stream of the program: a pipe from it, the launcher's stream, and a file.
+    """One stream of the program: a pipe from it, where it goes on to, and a file if it is kept.
 
     Attributes:
-        source: The end of the pipe that we read.
+        fd: The stream's number, in the program and in the launcher.
+        connection: The way to the supervisor; None: what comes goes on to the launcher.
+        source: The end of the pipe that we read; -1 once nothing more is read.
         error: Why the file ends early, if it does.
     """
 
-    def __init__(self, fd: int, file_fd: int, name: str, sieve: ReceiptSieve) -> None:
+    def __init__(
+        self,
+        fd: int,
+        connection: socket.socket | None = None,
+        file_fd: int = -1,
+        name: str = "",
+        sieve: "ReceiptSieve | None" = None,
+    ) -> None:
+        """Stand in for a stream.
+
+        Args:
+            fd: See above.
+            connection: See above.
+            file_fd: A file for it; -1: none.
+            name: The file's.
+            sieve: Takes out what is not for the file.
+        """
         self.source, self._sink = os.pipe()
         self.name = name
         self.error: OSError | None = None
-        self._fd, self._file_fd, self._sieve = fd, file_fd, sieve
+        self.connection = connection
+        self._waiting = b""
+        self.fd, self._file_fd, self._sieve = fd, file_fd, sieve
+
+    @property
+    def sink(self) -> int:
+        """The descriptor that has to take what waits before more is read; -1: nothing waits."""
+        return self.connection.fileno() if self.connection is not None and self._waiting else -1
 
     def become_output(self) -> None:
         """In the child: what it writes to this stream comes to us."""
-        os.dup2(self._sink, self._fd)
+        os.dup2(self._sink, self.fd)
 
     def start(self) -> None:
         """In the parent: from now on only the program holds the pipe's other end."""
@@ -48,32 +79,82 @@ class Tee:
         os.close(self._file_fd)
 
     def pump(self, most: int = _CHUNK) -> int:
-        """Read once and pass it on; returns how many bytes, 0 at the end of the stream."""
+        """Read once and pass it on; returns how many bytes, 0 at the end of the stream and from then on."""
+        if self.source < 0:
+            return 0
         data = os.read(self.source, most)
-        self._save(self._sieve.feed(data) if data else self._sieve.finish())
+        self._save(data)
         try:
-            _write(self._fd, data)
+            if self.connection is None:
+                _write(self.fd, data)
+            else:
+                self._waiting += data
+                self._send()
         except OSError:
             # Nobody reads any more: the program is to learn it as it would have without us.
             data = b""
         if not data:
-            os.close(self.source)
+            self._end()
         return len(data)
 
-    def drain(self) -> None:
-        """Pass on what the pipe holds now; what a daemon of the program writes later is not waited for."""
-        left = _count_waiting(self.source)
+    def push(self) -> None:
+        """Send what waits, as far as it is taken without waiting."""
+        try:
+            self._send()
+        except OSError:
+            self.give_up()
+
+    def drain(self) -> bool:
+        """Pass on what the pipe holds now; what a daemon of the program writes later is not waited for.
+
+        Returns:
+            Whether all is passed on; what waits is left to ``push``.
+        """
+        left = _count_waiting(self.source) if self.source >= 0 else 0
         while left > 0 and (passed := self.pump(min(left, _CHUNK))):
             left -= passed
-        self._save(self._sieve.finish())
+        self._end()
+        return self.sink < 0
+
+    def give_up(self) -> None:
+        """Forget what waits: nobody takes it."""
+        self._waiting = b""
+        self._end()
+
+    def _send(self) -> None:
+        if self.connection is not None and self._waiting:
+            with suppress(BlockingIOError):
+                self._waiting = self._waiting[self.connection.send(self._waiting) :]
+
+    def _end(self) -> None:
+        if self.source >= 0:
+            self._save(b"")
+            os.close(self.source)
+            self.source = -1
 
     def _save(self, data: bytes) -> None:
-        if self.error is not None:
+        """Write what is new to the file; nothing: the stream is at its end."""
+        if self._sieve is None or self.error is not None:
             return
         try:
-            _write(self._file_fd, data)
+            _write(self._file_fd, self._sieve.feed(data) if data else self._sieve.finish())
         except OSError as error:
             self.error = error
+
+
+def carry_output(environ: Mapping[str, str], rank: int, kept: list[Tee]) -> list[Tee]:
+    """Have the supervisor take what the program prints, as far as it does; ``kept`` goes to files as well."""
+    connections: list[socket.socket] = []
+    for stream in STREAMS:
+        connection = open_stream(environ, rank, stream)
+        if connection is None:
+            break  # It would not take the other one either.
+        connections.append(connection)
+    if not kept:
+        return [Tee(fd, connection) for fd, connection in enumerate(connections, 1)]
+    for tee, connection in zip(kept, connections, strict=False):
+        tee.connection = connection
+    return kept
 
 
 def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
@@ -82,6 +163,9 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     Raises:
         UsageError: If the folder or a file cannot be written, or a file is none.
     """
+    from launch.receipts.lines import ReceiptSieve  # Not where nothing is kept.
+    from launch.system.output_file import open_output
+
     comes_back = environ.get("HOROVOD_ELASTIC") or any(
         environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     )
@@ -91,12 +175,13 @@ def open_tees(environ: Mapping[str, str], rank: int, folder: str) -> list[Tee]:
     tees = []
     try:
         os.makedirs(folder, exist_ok=True)
-        for fd, stream in _STREAMS.items():
+        for fd, stream in enumerate(STREAMS, 1):
             path = os.path.join(folder, f"rank-{rank}.{stream}")
             if not (comes_back or is_own_folder):
                 _refuse_to_empty(path)
             file_fd = open_output(path, late)
-            tees.append(Tee(fd, file_fd, path, ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)))
+            sieve = ReceiptSieve(environ.get("LMSRUN_JOB_ID", ""), None)
+            tees.append(Tee(fd, None, file_fd, path, sieve))
     except OSError as error:
         host = os.uname().nodename
         raise UsageError(

@@ -1,6 +1,7 @@
 """What the supervisor starts: the ranks of this host themselves, or the launcher that starts them."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from launch.channel.messages import VARIABLE
 from launch.model.plan import LaunchPlan, RankPlan
 from launch.model.tf_cluster import build_tf_env
 from launch.receipts.judge import Failure, Stages, adopt_binding, read_first_failure, read_receipts
-from launch.supervise.job import JobFiles, JobOptions
+from launch.supervise.job import CONNECTIONS_OF_RANK, OTHER_FILES, JobFiles, JobOptions
 from launch.supervise.oom_kills import explain_memory, read_memory_counters
 from launch.supervise.rendezvous import LOOPBACK, Rendezvous, free_port, slot_env
 from launch.supervise.streams import Sieve
@@ -128,14 +129,13 @@ class OwnRanks:
 class ForeignLauncher:
     """The one child is a launcher, which starts the ranks; their keepers tell of them, and their receipts."""
 
-    mixed = False  # It tags lines itself.
-
     def __init__(self, plan: LaunchPlan, options: JobOptions, command: "Command") -> None:
         self._options, self._command = options, command
         self._name, self._ranks = plan.launcher, plan.ranks
-        # It mixes its ranks' output before we see it; their own files are their shims' work.
+        # Its ranks' own files are their keepers' work.
         self.names: Mapping[int, str] = {0: "launcher"}
         self.elastic = command.elastic
+        self.mixed = plan.world_size > 1 and not self.elastic
         self.channel: RankChannel | None = None
 
     def prepare(self, files: JobFiles, rendezvous: Rendezvous) -> Iterable[Child]:
@@ -143,13 +143,22 @@ class ForeignLauncher:
         from launch.channel.server import RankChannel  # Jobs of our own ranks need no sockets and hashes.
 
         key, grace_s = self._command.control_key or files.job_id, self._options.grace_period_s
-        self.channel = RankChannel(key, len(self._ranks), grace_s, self.elastic)
+        self.channel = RankChannel(
+            key, len(self._ranks), grace_s, self.elastic, self._has_room_for_output and not self.elastic
+        )
         environ = _launcher_environ(self._command, self._options, files, rendezvous.port)
         if self._command.only_here:
             environ[VARIABLE] = self.channel.listen_here(files.receipt_dir)
         elif not self._command.shows_environ:  # Else whoever reads the id could speak for a rank.
             environ[VARIABLE] = self.channel.listen_for(dict.fromkeys(rank.host for rank in self._ranks))
         yield Child(0, self._command.argv, environ, reads_stdin=self._options.stdin is not None)
+
+    @property
+    def _has_room_for_output(self) -> bool:
+        """Whether so many files may be open that every rank's output can come to us, beside its news."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = len(self._ranks) * CONNECTIONS_OF_RANK + OTHER_FILES
+        return soft == resource.RLIM_INFINITY or needed <= soft
 
     def open_sieve(self, files: JobFiles) -> Sieve:
         """See ``Children``."""
@@ -224,7 +233,7 @@ def _launcher_environ(command: "Command", options: JobOptions, files: JobFiles, 
     without = {*command.unset, VARIABLE, "LMSRUN_TF_PORT"}
     inherited = {name: value for name, value in options.environ.items() if name not in without}
     return {
-        # Launchers put their tags before every chunk, so output must come in lines, neither later nor sooner.
+        # A launcher that passes output on puts its tag before every chunk: it must come in lines, at once.
         "LMSRUN_LINE_BUFFERED": "1",
         # Free on this host at the moment, which often is the first of the job too.
         "MASTER_PORT": str(free_port()),

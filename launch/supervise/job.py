@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.channel.messages import STREAMS
 from launch.model.errors import JobError, UsageError
 from launch.model.plan import LaunchPlan
 from launch.receipts.running_note import write_running_note
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 RECEIPTS = "receipts.json"
 """Its name in the output folder."""
-_STREAMS = ("stdout", "stderr")
 _RECEIPT_BYTES = 16 << 10
 """Of one rank: four files of a block each."""
-_OTHER_FILES = 32
+OTHER_FILES = 32
 """Descriptors beside those of the ranks, generously."""
+CONNECTIONS_OF_RANK = 3
+"""Of a rank that another launcher has started: one for news, and one for each stream of its output."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +86,20 @@ class JobFiles:
     """Where ``receipts.json`` and the ranks' reports go."""
 
 
-def open_job(names: Mapping[int, str], options: JobOptions, connections: int = 0) -> JobFiles:
+def open_job(names: Mapping[int, str], options: JobOptions, foreign_ranks: int = 0) -> JobFiles:
     """Open the output files of a job and choose its receipts' folder, before anything is started.
 
     Args:
         names: Number -> name of the output files of each process that we start.
         options: The job's.
-        connections: How many ranks may come to talk; those for which there is no room do without.
+        foreign_ranks: How many ranks may come to talk; those for which there is no room do without.
 
     Raises:
         UsageError: If the output folder cannot be written.
         JobError: If too few files may be open.
     """
-    needed = len(names) * (4 if options.output_dir is not None else 2) + _OTHER_FILES
-    file_limit = _raise_file_limit(needed, needed + connections)
+    needed = len(names) * (4 if options.output_dir is not None else 2) + OTHER_FILES
+    file_limit = _raise_file_limit(needed, needed + foreign_ranks * CONNECTIONS_OF_RANK)
     output_fds = _open_outputs(names, options.output_dir) if options.output_dir is not None else {}
     job_id = os.urandom(8).hex()
     named = options.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - made with mode 0700 and a random name
@@ -183,7 +185,7 @@ def _open_outputs(names: Mapping[int, str], folder: Path) -> dict[tuple[int, str
         return {
             (number, stream): open_output(folder / f"{name}.{stream}")
             for number, name in names.items()
-            for stream in _STREAMS
+            for stream in STREAMS
         }
     except OSError as error:
         raise UsageError(

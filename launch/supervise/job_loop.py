@@ -3,11 +3,13 @@
 import gc
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
-from launch.channel.events import Ended, Ending, Joined, Lost
+from launch.channel.events import Carried, Ended, Ending, Joined, Lost
+from launch.channel.messages import STREAMS
 from launch.ending.device_memory import explain_lack_of_memory
 from launch.ending.job_end import JobEnd, Verdict
 from launch.ending.stall import StallWatch, name_culprits
@@ -38,6 +40,8 @@ from launch.system.process_tree import reap_children, signal_group, sweep
 _SWEEP_LIMIT_S = 5.0
 _QUIET_S = 10.0
 """How long after the last output ranks that wait for another wait for something that goes wrong."""
+_UNDERWAY_S = 5.0
+"""How long output that was sent over a network may take to come."""
 _STALLED = 124
 """The code of a job that was ended because it stood still, as ``timeout`` has it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -141,20 +145,24 @@ class JobLoop:
         self._pids[child.number] = pid
         if not self._has_launcher:
             self._end.rank_started(child.number)
-        self._add_stream(child.number, "stdout", out[0], self._out)
-        self._add_stream(child.number, "stderr", err[0], self._err)
+        for name, (fd, _) in zip(STREAMS, (out, err), strict=True):
+            self._add_stream(child.number, name, fd, is_launchers=self._has_launcher)
         described = self._children.describe(None if self._has_launcher else child.number)
         self._note_if_verbose(f"{described} is process {pid}")
 
-    def _add_stream(self, number: int, name: str, fd: int, console: Console) -> None:
+    def _add_stream(self, number: int, name: str, fd: int, is_launchers: bool) -> None:
+        """Take in a stream of a rank, or of the launcher, which has tags of its own for what it passes on."""
         os.set_blocking(fd, False)
+        console = self._out if name == STREAMS[0] else self._err
         mixed = self._children.mixed
         tags = mixed if self._options.tag_output is None else self._options.tag_output
-        tag = self._tag(number, console) if tags else b""
+        tag = self._tag(number, console) if tags and not is_launchers else b""
         clock = read_clock if self._options.timestamps else None
-        tagged = TaggedStream(tag, clock=clock) if tags or mixed or clock else None
-        file_fd = self._files.output_fds.get((number, name))
-        stream = RankStream(fd, console, tagged, file_fd, f"{self._children.names[number]}.{name}")
+        tagged = TaggedStream(tag, clock=clock) if tag or mixed or clock else None
+        is_child = is_launchers or not self._has_launcher
+        file_fd = self._files.output_fds.get((number, name)) if is_child else None
+        named = self._children.names[number] if is_child else f"rank-{number}"
+        stream = RankStream(fd, console, tagged, file_fd, f"{named}.{name}")
         stream.sieve = self._children.open_sieve(self._files)
         self._streams.append(stream)
 
@@ -291,6 +299,8 @@ class JobLoop:
                     self._end.rank_ended(rank, status)
                 case Lost(rank):
                     self._end.rank_lost(rank)
+                case Carried(rank, name, fd):
+                    self._add_stream(rank, name, fd, is_launchers=False)
 
     def _channel_filenos(self) -> list[int]:
         return self._children.channel.filenos() if self._children.channel is not None else []
@@ -353,9 +363,9 @@ class JobLoop:
             self._lingering.signal(rank, number)
 
     def signal_launcher(self, number: int) -> None:
-        """See ``Orders``."""
+        """See ``Orders``; no launcher cleans up at a SIGQUIT."""
         for pid in self._pids.values():
-            _signal_all_of(pid, number)
+            _signal_all_of(pid, signal.SIGTERM if number == signal.SIGQUIT else number)
 
     def let_go(self) -> None:
         """See ``Orders``."""
@@ -432,13 +442,10 @@ class JobLoop:
         return Outcome(int(self._receipts.lost or unsaved is not None), self._end.statuses, cause)
 
     def _last_lines_of(self, failed: int | None) -> Sequence[str]:
-        """Read what a rank wrote last, or the launcher that carries its output: errors if there are any."""
-        child = 0 if self._has_launcher else failed
-        if child is None:
-            return ()
-        name = self._children.names[child]
+        """Read what a rank wrote last, or the launcher that passed its output on: errors if there are any."""
         written = {stream.file_name: read_last_lines(stream.last, _KEPT_LINES) for stream in self._streams}
-        return written[f"{name}.stderr"] or written[f"{name}.stdout"]
+        names = [f"{who}.{name}" for who in (f"rank-{failed}", "launcher") for name in reversed(STREAMS)]
+        return next((written[name] for name in names if written.get(name)), ())
 
     def _repeat_last_lines(self, failed: int | None) -> None:
         """Say once more what the rank that failed wrote last, if others have written since."""
@@ -450,8 +457,10 @@ class JobLoop:
             return
         if not self._children.mixed:
             return
-        name = f"{self._children.names[failed]}.stderr"
-        own = next(stream for stream in self._streams if stream.file_name == name)
+        name = f"rank-{failed}.stderr"
+        own = next((stream for stream in self._streams if stream.file_name == name), None)
+        if own is None:
+            return  # It came by way of the launcher.
         is_last = all(other.passed <= own.passed for other in self._streams if other.console is own.console)
         if not is_last and (lines := read_last_lines(own.last)):
             self._note("\n  ".join([f"the last lines of rank {failed} on stderr:", *lines]))
@@ -492,14 +501,21 @@ class JobLoop:
 
     def _drain(self, wakeup: int) -> None:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""
+        limit = time.monotonic() + _UNDERWAY_S
         for stream in self._streams:
-            while stream.open and stream.pump():
+            while stream.open and (stream.pump() or self._comes_late(stream, limit)):
                 self._check_file(stream)
                 if stream.console.sink.full:
                     self._flush(stream.console, wakeup)
             stream.close()
         for console in self._consoles():
             console.finish()
+
+    def _comes_late(self, stream: RankStream, limit: float) -> bool:
+        """Wait for what a rank elsewhere had sent before it ended, and is still under way."""
+        if self._end.hurried or not stream.open or not stat.S_ISSOCK(os.fstat(stream.fd).st_mode):
+            return False
+        return bool(poll([stream.fd], [], max(0.0, limit - time.monotonic())))
 
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""

@@ -207,7 +207,12 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     from lmsrun.sources.command_line import render_argv
 
     check_program(request.program, True, environ)
-    here = {"print_script", "walltime", "account", "partition", "hosts", "hostfile", "topology", "dry_run"}
+    here = {"print_script", "hosts", "hostfile", "topology", "dry_run"}
+    if in_file := sorted(here & request.from_files):
+        raise UsageError(
+            f"{request.origins[in_file[0]]} would count in the batch job, too; give it on the command line"
+        )
+    here |= {"walltime", "account", "partition"}
     options = request.options
     given, asked, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     for warning in unset:
@@ -220,9 +225,10 @@ def _print_script(request: Request, parsed: Parsed, environ: Mapping[str, str]) 
     there = {**portable_environ(environ), **given}
     job = plan_script(options, request.program, read_machine(options.topology), there, argv)
     # These are said otherwise, or hold for this command alone.
-    without = {*given, *(OPTIONS[field].env_name for field in (*here, "forward"))}
+    cleared = sorted({OPTIONS[field].env_name for field in here} & environ.keys())
+    without = {*given, *cleared, OPTIONS["forward"].env_name}
     inherited = tuple(name for name in forwarded_names(environ, asked) if name not in without)
-    job = replace(job, exports=given, inherited=inherited)
+    job = replace(job, exports=given, inherited=inherited, cleared=cleared)
     script = os.fsencode(render_script(str(request.options.print_script), job))
     sys.stdout.flush()
     sys.stdout.buffer.write(script)
@@ -314,6 +320,7 @@ def _check_cpus(plan: "LaunchPlan", options: LaunchOptions) -> None:
 
 
 def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | None" = None) -> int:
+    from launch.preflight.hold_environment import endings_raised
     from launch.supervise.job import JobOptions
     from lmsrun.report.recording import recorded
 
@@ -329,7 +336,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | No
         grace_period_s=options.grace_period,
         output_dir=Path(options.output_dir) if options.output_dir else None,
         record_dir=Path(job.record_dir) if job.record_dir and not options.output_dir else None,
-        tag_output=options.tag_output if make_command is None else False,
+        tag_output=options.tag_output,
         numa=options.numa,
         receipt_timeout_s=options.receipt_timeout,
         stall_timeout_s=options.stall_timeout,
@@ -343,7 +350,7 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | No
         quiet=options.quiet,
         stdin=options.stdin,
     )
-    with recorded(plan, job):
+    with endings_raised(), recorded(plan, job):
         if supervised.output_dir is not None and not options.quiet:
             say(f"output goes to {supervised.output_dir}")
         with _watched(options, supervised) as watched:

@@ -139,7 +139,7 @@ def _screen(options: LaunchOptions) -> Iterator[Show]:
     with Live(auto_refresh=False) as live:
 
         def show(jobs: Sequence[JobSample]) -> None:
-            live.update(render_screen(jobs, live.console.width), refresh=True)
+            live.update(render_screen(jobs, live.console.width, live.console.height), refresh=True)
             keep(jobs)
 
         yield show

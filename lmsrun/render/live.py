@@ -14,6 +14,7 @@ _HEADS = ("rank", "GPU", "CPU", "memory/plan", "swapped/s", "step", "steps", "bi
 _WIDTHS = (4, 4, 5, 11, 9, 7, 6, 8)
 """Of all columns but the last, which gets what is left."""
 WIDTH = 80
+HEIGHT = 24
 NO_JOB = "no running job of this user on this host"
 _BY_WORTH = ("rank", "memory/plan", "step", "binding", "CPU", "GPU", "swapped/s", "steps", "last line")
 """Which columns a narrow terminal keeps: those that fit, in this order."""
@@ -59,8 +60,21 @@ def fitting_columns(width: int) -> list[int]:
     return sorted(chosen)
 
 
-def render_screen(jobs: Sequence[JobSample], width: int = WIDTH) -> "Group":
-    """Draw the same for a terminal, with rich; a narrow one gets fewer columns."""
+def fitting_ranks(jobs: Sequence[JobSample], height: int) -> list[int]:
+    """Choose how many ranks of each job a terminal has room for, below titles and above what has moved."""
+    left = height - sum(2 + len(_astray(job)) for job in jobs)
+    if sum(len(job.ranks) for job in jobs) > left:
+        left -= 1  # For the line that counts the others.
+    chosen = []
+    for position, job in enumerate(jobs, 1):
+        for_others = len(jobs) - position
+        chosen.append(max(1, min(len(job.ranks), left - for_others)))
+        left -= chosen[-1]
+    return chosen
+
+
+def render_screen(jobs: Sequence[JobSample], width: int = WIDTH, height: int = HEIGHT) -> "Group":
+    """Draw the same for a terminal, with rich; a narrow one gets fewer columns, a low one fewer ranks."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -69,7 +83,8 @@ def render_screen(jobs: Sequence[JobSample], width: int = WIDTH) -> "Group":
         return Group(Text(NO_JOB))
     columns = fitting_columns(width)
     parts: list[Text | Table] = []
-    for job in jobs:
+    shown = fitting_ranks(jobs, height)
+    for job, count in zip(jobs, shown, strict=True):
         table = Table(box=None, padding=(0, 1, 0, 0), expand=len(_HEADS) - 1 in columns)
         for at in columns:
             head, least = _HEADS[at], _WIDTHS[at] if at < len(_WIDTHS) else None
@@ -82,7 +97,7 @@ def render_screen(jobs: Sequence[JobSample], width: int = WIDTH) -> "Group":
                 justify="left" if head in ("binding", "last line") else "right",
                 header_style="bold",
             )
-        for rank in job.ranks:
+        for rank in job.ranks[:count]:
             row = [Text(cell) for cell in _row(rank)]
             if rank.drift:
                 row[7].stylize("bold red")
@@ -92,6 +107,9 @@ def render_screen(jobs: Sequence[JobSample], width: int = WIDTH) -> "Group":
             Text(f"rank {rank.rank} is not where it was put: {rank.drift}", style="red")
             for rank in _astray(job)
         ]
+    if hidden := sum(len(job.ranks) for job in jobs) - sum(shown):
+        said = f"{count_of(hidden, 'rank')} more; `lmsrun top --once` shows all"
+        parts.append(Text(said, style="bold", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from launch.cluster.batch_script import job_name
 from launch.model.errors import LmsrunError, UsageError
-from launch.preflight.hold_environment import endings_raised
 from launch.supervise.run_folder import make_run_folder, remove_unused
 from launch.system.output_file import write_unnamed, write_whole
 from lmsrun.command_steps import say
@@ -35,19 +34,18 @@ def recorded(plan: "LaunchPlan", job: "ResolvedJob") -> Iterator[None]:
         yield
         return
     folder = Path(job.options.output_dir or job.record_dir)
-    with endings_raised():
-        _make(folder, keeps_output=bool(job.options.output_dir))
-        try:
-            _write_plan(folder, plan, job)
-            yield
-            _write_page(folder, job.options.report)
-        except LmsrunError:
-            (folder / JOB).unlink(missing_ok=True)
-            remove_unused(folder)
-            raise
-        finally:
-            if not job.options.output_dir:
-                shutil.rmtree(folder, ignore_errors=True)
+    _make(folder, keeps_output=bool(job.options.output_dir))
+    try:
+        _write_plan(folder, plan, job)
+        yield
+        _write_page(folder, job.options.report)
+    except LmsrunError:
+        (folder / JOB).unlink(missing_ok=True)
+        remove_unused(folder)
+        raise
+    finally:
+        if not job.options.output_dir:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(folder: Path, *, keeps_output: bool) -> None:

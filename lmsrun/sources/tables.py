@@ -11,6 +11,9 @@ from lmsrun.options import BY_SHORT_FLAG, OPTIONS
 
 _PATHS = frozenset({"DIR", "FILE", "PATH", "SRC"})
 """The metavars of options that name a path."""
+_LMS_PATHS = ("store_dir", "stats_file", "tensorboard")
+_KINDS: Mapping[type, str] = {dict: "a table", list: "a list of more than texts and numbers"}
+"""What TOML calls a value that no option has; all else is a date or a time."""
 
 
 def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -36,6 +39,12 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
     return values
 
 
+def find_home(lms_table: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a path of an ``[lms]`` table begin with ``~``."""
+    paths = {name: lms_table[name] for name in _LMS_PATHS if isinstance(lms_table.get(name), str)}
+    return {**lms_table, **{name: os.path.expanduser(path) for name, path in paths.items()}}
+
+
 def find_free_options(values: Mapping[str, Any]) -> list[str]:
     """Name the options whose values are no switch, number or declared word: programs, paths, hosts ..."""
     return sorted(
@@ -48,7 +57,8 @@ def find_free_options(values: Mapping[str, Any]) -> list[str]:
 def _from_toml(declared: Option, value: Any, where: str) -> Any:
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, (str, int, float)) for item in items):
-        raise UsageError(f"{where} is {type(value).__name__}; needed {declared.metavar or 'true or false'}")
+        kind = _KINDS.get(type(value), "a date or a time")
+        raise UsageError(f"{where} is {kind}; needed {declared.metavar or 'true or false'}")
     texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
     if any("\0" in text for text in texts):  # TOML can write it; a command line and a variable cannot
         raise UsageError(f"{where} holds a NUL character; needed {declared.metavar or 'true or false'}")

@@ -1,6 +1,8 @@
 """Hosts and launchers on the command line: plans for elsewhere, and every mistake as one line and code 2."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +306,32 @@ def test_a_batch_script_names_what_it_inherits_and_holds_no_value_of_it(
     assert (f"#PBS -v {','.join(names)}\n" in script) is (system == "pbs")
     assert "hidden" not in script and "WANDB" not in script and "export A=b\n" in script
     assert "warning: -x C: C is not set here" in said
+
+
+def test_a_batch_job_does_what_the_script_says_whatever_was_exported(
+    dgx: str, capsys: Capture, tmp_path: Path
+) -> None:
+    exported = {"LMSRUN_PRINT_SCRIPT": "slurm", "LMSRUN_HOSTS": "a,b", "LMSRUN_NUMA": "strict"}
+    assert main(["--topology", dgx, "t.py"], {"PATH": "/nowhere", **exported}) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "lmsrun").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "lmsrun").chmod(0o755)
+    # PATH stands in the script as it was here; the job's lmsrun is this one.
+    mine = re.sub(r"(?m)^export PATH=.*$", f"export PATH={tmp_path}:/usr/bin:/bin", script)
+    environ = {"PATH": "/usr/bin:/bin", **exported}
+    done = subprocess.run(["bash"], input=mine, env=environ, capture_output=True, text=True, check=True)
+    of_lmsrun = [line for line in done.stdout.splitlines() if line.startswith("LMSRUN_")]
+    assert of_lmsrun == ["LMSRUN_NUMA=strict"]
+
+
+@pytest.mark.parametrize("key", ['hostfile = "h"', 'hosts = ["a", "b"]'])
+def test_what_a_file_says_of_a_script_would_count_in_its_job(
+    dgx: str, capsys: Capture, tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "job.toml").write_text(f"{key}\n")
+    words = ["--config", str(tmp_path / "job.toml"), "--topology", dgx]
+    assert main([*words, "--print-script", "slurm", "t.py"], {"PATH": "/nowhere"}) == 2
+    assert "would count in the batch job, too; give it on the command line" in capsys.readouterr().err
 
 
 def test_a_batch_script_has_what_a_variable_forwards(dgx: str, capsys: Capture) -> None:

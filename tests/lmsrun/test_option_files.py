@@ -110,6 +110,16 @@ def test_a_path_in_a_file_may_begin_with_the_home(places: Places, monkeypatch: p
     assert options.forward == ("A=~/x",), "which is no path"
 
 
+def test_a_path_for_lms_in_a_file_may_begin_with_the_home(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(places.home))
+    places.own.write_text('[lms]\nstats_file = "~/a.csv"\ntensorboard = "b/~"\nexcl_scopes = ["~/x"]\n')
+    found = places.read().lms_table
+    expected = {"stats_file": f"{places.home}/a.csv", "tensorboard": "b/~", "excl_scopes": ["~/x"]}
+    assert found == expected, "which of them is a path"
+
+
 def test_the_users_folder_may_be_elsewhere(places: Places, tmp_path: Path) -> None:
     places.user.write_text("num-proc = 4\n")
     (tmp_path / "xdg").mkdir()

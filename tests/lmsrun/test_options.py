@@ -220,7 +220,12 @@ def test_a_variable_that_is_like_no_option_is_told() -> None:
         ),
         ("num-proc = 1.5", "lmsrun.toml: num-proc is '1.5'"),
         ('strict = "yes"', "lmsrun.toml: strict is 'yes'; needed true or false"),
-        ("numa = {a = 1}", "lmsrun.toml: numa is dict"),
+        ("numa = {a = 1}", "lmsrun.toml: numa is a table; needed auto|strict|off"),
+        (
+            "gpus = [{a = 1}]",
+            "lmsrun.toml: gpus is a list of more than texts and numbers; needed auto|none|LIST",
+        ),
+        ("walltime = 1979-05-27", "lmsrun.toml: walltime is a date or a time; needed HH:MM:SS"),
         (
             "[lmsrun]\nnp = 1",
             "unknown key 'lmsrun'; that is a table, and options stand in none; write them above",

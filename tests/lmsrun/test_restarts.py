@@ -162,6 +162,33 @@ sys.exit(cli.main(sys.argv[1:], os.environ))
 """Signals the front when the supervisor has decided how the job ended, and waits until it was passed on."""
 
 
+SIGNALLED_BETWEEN = """
+import os, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+from launch.supervise import run_folder
+from lmsrun import cli
+
+number = int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_folder.set_aside = lambda *_: os.kill(os.getpid(), number)
+sys.exit(cli.main(sys.argv[1:], os.environ))
+"""
+"""Signals the front between two attempts."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_between_two_attempts_ends_the_job_in_order(
+    start: JobStarter, number: signal.Signals, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", SIGNALLED_BETWEEN, str(ROOT), str(int(number)), "run")
+    watched = ("--output-dir", "out", "--metrics", "job.prom")
+    job = start("train.py", "7", np=1, options=options(3, *watched), command=command)
+    assert job.finish() == 128 + number, job.stderr
+    assert job.stdout == b"attempt 0 goes on at 0\n"
+    assert "lmsrun_jobs 0" in (tmp_path / "job.prom").read_text(), "who looked at the job has ended, too"
+    job.assert_nothing_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_comes_as_an_attempt_ends_keeps_the_next_from_starting(
     start: JobStarter, number: signal.Signals

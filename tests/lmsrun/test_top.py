@@ -93,6 +93,28 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_whole(width: int) -> None
     assert set(heads.split()) <= whole and {"rank", "memory/plan"} <= set(heads.split())
 
 
+@pytest.mark.parametrize("height", [11, 24, 50])
+def test_a_low_terminal_counts_the_ranks_that_it_has_no_room_for(height: int) -> None:
+    from rich.console import Console
+
+    jobs = [
+        JobSample(5, "a.py", (*(RankSample(rank, "a") for rank in range(30)), replace(FULL, rank=30))),
+        JobSample(6, "b.py", (RankSample(0, "b"), RankSample(1, "b"))),
+    ]
+    console = Console(width=80, height=height, file=io.StringIO(), record=True)
+    console.print(render_screen(jobs, 80, height))
+    lines = console.export_text().splitlines()
+    assert len(lines) == min(height, 38)
+    assert [line for line in lines if line.startswith("job")] == [
+        "job 5, 31 ranks: a.py",
+        "job 6, 2 ranks: b.py",
+    ]
+    assert "rank 30 is not where it was put: 2 threads on CPUs 8-11" in lines
+    shown = sum(bool(re.match(r" *[0-9]+ ", line)) for line in lines if " ranks more" not in line)
+    said = [f"{33 - shown} ranks more; `lmsrun top --once` shows all"] if shown < 33 else []
+    assert [line for line in lines if "more" in line] == said and shown >= 2
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (999, "999"), (1000, "1.0K"), (1 << 20, "1.0M"), (17.1 * 2**20, "17.1M"), (3 << 40, "3.0T")],

@@ -118,6 +118,15 @@ def test_what_cannot_carry_ipv6_says_so() -> None:
         build_horovodrun(IPV6, HorovodOptions())
 
 
+@pytest.mark.parametrize("flavour", ["openmpi-4", "intel"])
+@pytest.mark.parametrize("said", ["--rankfile r.txt", "-np 3", "--host=c", "--mca a b -machinefile m"])
+def test_words_for_mpirun_contradict_no_plan(flavour: str, said: str) -> None:
+    extra = tuple(said.split())
+    with pytest.raises(UsageError, match="is planned before mpirun starts; give lmsrun's own -np"):
+        build_mpirun("mpirun", FLAVOURS[flavour], EVEN, "/run", extra)
+    build_mpirun("mpirun", FLAVOURS[flavour], EVEN, "/run", ("--mca", "np", "host", "--timeout", "9"))
+
+
 def test_flux_refuses_hosts_that_differ_in_ranks() -> None:
     with pytest.raises(UsageError, match="as many ranks, but found a:4, b:1; give the hosts equal slots"):
         build_flux(UNEVEN)

@@ -3,14 +3,15 @@
 import errno
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from jobs import wait_until
 
 from launch.channel import client, server
-from launch.channel.client import Supervisor, find_supervisor
-from launch.channel.events import Ended, Ending, Event, Joined, Lost
+from launch.channel.client import Supervisor, find_supervisor, open_stream
+from launch.channel.events import Carried, Ended, Ending, Event, Joined, Lost
 from launch.channel.messages import VARIABLE, Reader, encode
 from launch.channel.server import RankChannel
 from launch.system.process_load import Load
@@ -22,7 +23,7 @@ class Listening:
     """A channel for two ranks, served when asked."""
 
     def __init__(self, folder: Path, over_tcp: bool, is_elastic: bool = False) -> None:
-        self.channel = RankChannel(JOB, 2, 4.5, is_elastic)
+        self.channel = RankChannel(JOB, 2, 4.5, is_elastic, carries_output=not is_elastic)
         address = self.channel.listen_for(["localhost"]) if over_tcp else self.channel.listen_here(folder)
         self.environ = {VARIABLE: address, "LMSRUN_JOB_ID": JOB}
         self.events: list[Event] = []
@@ -82,6 +83,51 @@ def test_a_rank_elsewhere_tells_what_it_is_at(listening: Listening, monkeypatch:
     assert listening.channel.loads() == {1: Load(True, 1.5, 7.25)}
     monkeypatch.setattr(server, "_OLD_S", 0.0)
     assert listening.channel.loads() == {}, "old ones say nothing"
+
+
+def open_while_served(listening: Listening, rank: int, name: str, job: str = JOB) -> socket.socket | None:
+    """Open a stream as a rank does that waits for the answer in a process of its own."""
+    environ = {**listening.environ, "LMSRUN_JOB_ID": job}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(open_stream, environ, rank, name)
+        wait_until(lambda: (listening.serve(), asked.done())[1], "the rank has its answer", 10)
+    return asked.result()
+
+
+def test_output_comes_over_a_connection_of_its_own(listening: Listening) -> None:
+    rank_itself = listening.join(1)
+    listening.heard(1)
+    stream = open_while_served(listening, 1, "stderr")
+    assert stream is not None
+    carried = listening.events[1]
+    assert isinstance(carried, Carried) and (carried.rank, carried.name) == (1, "stderr")
+    stream.sendall(b"\xff\n{")
+    stream.close()
+    with open(carried.fd, "rb") as file:
+        assert file.read() == b"\xff\n{", "it is no message, and all of it has come"
+    assert listening.serve()[2:] == [], "the end of the stream is not that of the rank"
+    assert rank_itself.open
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "job"), [(0, "stdout", JOB), (1, "stdin", JOB), (1, "stdout", "guessed")]
+)
+def test_output_of_strangers_is_not_taken(listening: Listening, rank: int, name: str, job: str) -> None:
+    rank_itself = listening.join(1)
+    listening.heard(1)
+    assert open_while_served(listening, rank, name, job) is None
+    assert listening.events == [Joined(1)]
+    assert rank_itself.open
+
+
+def test_a_job_without_room_for_output_leaves_it_to_the_launcher(tmp_path: Path) -> None:
+    listening = Listening(tmp_path, over_tcp=False, is_elastic=True)
+    rank_itself = listening.join(1)
+    listening.heard(1)
+    assert open_while_served(listening, 1, "stdout") is None
+    assert listening.events == [Joined(1)]
+    listening.channel.close()
+    assert rank_itself.open
 
 
 def test_a_rank_that_goes_without_a_word_is_lost(listening: Listening) -> None:

@@ -33,6 +33,19 @@ def test_alike_hosts_get_the_same_plan() -> None:
         assert "LMSRUN_EXPECT" not in other.env, "a rank decides its binding on its own machine"
 
 
+def test_a_warning_names_all_hosts_that_it_is_about() -> None:
+    machines = {name: machine(SPECS["dgx"]) for name in "abcd"}
+
+    def said(*ranks: int) -> list[str]:
+        shares = [HostShare(name, 0, count) for name, count in zip("abcd", ranks, strict=False)]
+        warnings = plan_shares(shares, machines.__getitem__, REQUEST).warnings
+        return [line.partition(": GPU memory")[0] for line in warnings if "GPU memory cannot be read" in line]
+
+    assert said(2, 2, 2) == ["each host: ranks 0-1"]
+    assert said(2, 2, 1) == ["a and 1 other host: ranks 0-1", "c: rank 0"]
+    assert said(2, 2, 2, 1) == ["a and 2 other hosts: ranks 0-1", "d: rank 0"]
+
+
 def test_mixed_hosts_are_legal_and_said() -> None:
     machines = {"a": machine(SPECS["dgx"]), "b": machine(SPECS["ac922"])}
     planned = plan_shares((HostShare("a", 0, 6), HostShare("b", 6, 4)), machines.__getitem__, REQUEST)

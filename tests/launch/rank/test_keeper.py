@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event as Flag
+from threading import Thread
 
 import pytest
 from jobs import wait_until
 
-from launch.channel.events import Ended, Ending, Event, Joined
+from launch.channel.events import Carried, Ended, Ending, Event, Joined
 from launch.channel.messages import VARIABLE
 from launch.channel.server import RankChannel
 from launch.rank import keeper
@@ -28,7 +30,7 @@ Start = Callable[[str], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[RankChannel]:
-    found = RankChannel(JOB, 1, 2.0)
+    found = RankChannel(JOB, 1, 2.0, carries_output=True)
     yield found
     found.close()
 
@@ -44,8 +46,8 @@ def start(channel: RankChannel, tmp_path: Path) -> Iterator[Start]:
 
     def begin(script: str) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, str(LMSRUN), "worker", "--", "sh", "-c", script]
-        started.append(subprocess.Popen(argv, cwd=tmp_path, env=environ))
-        wait_until((tmp_path / "up").exists, "the program is up", 8)
+        started.append(subprocess.Popen(argv, cwd=tmp_path, env=environ, stdout=subprocess.PIPE))
+        wait_until((tmp_path / "up").exists, "the program is up", 20)
         return started[0]
 
     yield begin
@@ -83,6 +85,65 @@ def test_nothing_is_left_when_nobody_is_there(channel: RankChannel, start: Start
     channel.close()
     program = Path("/proc", (tmp_path / "up").read_text().strip())
     wait_until(lambda: not program.exists(), "the program is gone", 10)
+
+
+class Listening:
+    """Serves the channel beside a test, and keeps what it has heard."""
+
+    def __init__(self, channel: RankChannel) -> None:
+        self.events: list[Event] = []
+        self._channel, self._over = channel, Flag()
+        self._thread = Thread(target=self._serve)
+
+    def __enter__(self) -> "Listening":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._over.wait(0.005):
+            self.events += self._channel.serve(self._channel.filenos())
+
+    def stream(self, name: str) -> int:
+        """Give the descriptor of a stream that has come."""
+        fd = next(each.fd for each in self.events if isinstance(each, Carried) and each.name == name)
+        os.set_blocking(fd, True)
+        return fd
+
+    def has_ended(self) -> bool:
+        return any(isinstance(event, Ended) for event in self.events)
+
+
+def test_last_words_come_before_the_news_of_the_end(channel: RankChannel, start: Start) -> None:
+    with Listening(channel) as listening:
+        shim = start("echo >up; head -c 5000000 /dev/zero; exit 3")
+        left = 5_000_000
+        while left:
+            assert left < 2_000_000 or not listening.has_ended()
+            left -= len(os.read(listening.stream("stdout"), left))
+        wait_until(listening.has_ended, lambda: f"heard {listening.events}", 10)
+        channel.let_go()
+        assert shim.wait(300) == 0
+        assert os.read(listening.stream("stdout"), 4096) == b""
+    assert listening.events[-1] == Ended(0, 3 << 8, "")
+    assert shim.stdout is not None and shim.stdout.read() == b"", "the launcher gets none of it"
+
+
+def test_a_reader_that_waits_keeps_no_signal_from_the_program(
+    channel: RankChannel, start: Start, tmp_path: Path
+) -> None:
+    flood = "head -c 5000000 /dev/zero & wait"
+    with Listening(channel) as listening:
+        start(f"trap 'touch asked; exit 7' TERM; echo >up; {flood}")
+        stream = listening.stream("stdout")
+        wait_until(lambda: len(os.read(stream, 1)) == 1, "output is under way", 10)
+        channel.signal(0, signal.SIGTERM)
+        wait_until((tmp_path / "asked").exists, "the program was asked to end", 10)
+        wait_until(listening.has_ended, lambda: f"heard {listening.events}", 10)
+    assert listening.events[-1] == Ended(0, 7 << 8, "")
 
 
 @pytest.mark.parametrize(

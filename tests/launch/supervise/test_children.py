@@ -1,12 +1,15 @@
 """What the supervisor may ask of its children: of own ranks, and of a launcher that starts them."""
 
 import json
+import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launch.channel.client import find_supervisor, open_stream
 from launch.cluster.job import Command
 from launch.model.plan import LaunchPlan, RankPlan
 from launch.receipts.file import write_receipt
@@ -67,11 +70,37 @@ def test_a_launcher_is_one_child_whatever_it_starts(files: JobFiles) -> None:
     assert (only.number, only.argv, only.is_shim) == (0, ("mpirun", "x"), False)
     assert only.environ["TOKEN"] == "t" and "SECRET" not in only.environ
     assert only.environ["LMSRUN_RENDEZVOUS_PORT"] == str(rendezvous.port)
-    assert (theirs.names, theirs.mixed, theirs.elastic) == ({0: "launcher"}, False, False)
+    assert (theirs.names, theirs.mixed, theirs.elastic) == ({0: "launcher"}, True, False)
     assert theirs.open_sieve(files) is not None
     assert theirs.describe(None) == "mpirun"
     assert theirs.channel is not None
     assert only.environ["LMSRUN_CONTROL"] == str(files.receipt_dir / "control")
+    theirs.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("files_at_once", "elastic", "carries"), [(38, False, True), (37, False, False), (38, True, False)]
+)
+def test_output_comes_to_us_where_files_suffice_and_ranks_stay(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch, files_at_once: int, elastic: bool, carries: bool
+) -> None:
+    """Two ranks with three connections each, and 32 files beside them."""
+    theirs = children(replace(COMMAND, elastic=elastic))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files_at_once, resource.RLIM_INFINITY))
+    rendezvous = Rendezvous(PLAN, print, lambda: None)
+    try:
+        (only,) = theirs.prepare(files, rendezvous)
+    finally:
+        rendezvous.stop()
+    assert theirs.channel is not None
+    environ = {**only.environ, "LMSRUN_JOB_ID": "job"}
+    rank = find_supervisor(environ, 1)
+    assert rank is not None
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(open_stream, environ, 1, "stdout")
+        while not asked.done():
+            theirs.channel.serve(theirs.channel.filenos())
+    assert (asked.result() is not None) is carries
     theirs.channel.close()
 
 

@@ -336,6 +336,15 @@ sys.exit(job((), ["sh", "-c", sys.argv[2]], elastic=True, output_dir=Path(sys.ar
     assert (move["rank"], move["pid"]) == (1, 9)
 
 
+def test_a_launcher_may_clean_up_at_a_sigquit(tmp_path: Path) -> None:
+    """Open MPI 4 dies of it, and leaves its folder of the job behind."""
+    call = """
+launcher = "trap 'echo cleaned up; exit 1' TERM; kill -QUIT %d; while :; do sleep 0.1; done" % os.getpid()
+sys.exit(job((), ["sh", "-c", launcher]))"""
+    done = drive(call, tmp_path)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGQUIT, "cleaned up\n"), done.stderr
+
+
 def test_a_job_that_stands_still_is_told_and_ended_when_asked(start: JobStarter) -> None:
     stall = ("--numa", "off", "--stall-timeout", "0.5")
     job = start(STUB, "ready", "0:wait_for=go", "1:die=SIGSTOP", options=stall)
