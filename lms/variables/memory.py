@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from lms.variables.handles import static_bytes, value_shape, value_type, variable_handles
 
+OF_OBJECTS = frozenset({tf.string, tf.variant, tf.resource})
+"""The types of tensors whose buffers hold objects, and no numbers."""
 WORTH_BYTES = 4 << 10
 """Smaller values may share a buffer: that they are looked at takes longer than they take room."""
 
@@ -78,6 +80,8 @@ def _copied_bytes(handle: Any) -> int:
 
 def address_of(value: Any) -> int | None:
     """Return the address of a tensor's buffer in its device's memory; ``None`` where it cannot be known."""
+    if value.dtype in OF_OBJECTS:  # TensorFlow ends the process instead of raising an error
+        return None
     try:
         capsule = tf.experimental.dlpack.to_dlpack(value)
     except (tf.errors.OpError, TypeError, ValueError):

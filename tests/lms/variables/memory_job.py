@@ -1,6 +1,6 @@
 """What lies on the device before a step, as planned and as counted; prints JSON.
 
-python memory_job.py shared|raced|trained
+python memory_job.py shared|raced|trained|objects
 """
 
 import json
@@ -39,6 +39,16 @@ def shared() -> dict[str, Any]:
     held = [read(changed[1]) for _ in range(2)]
     found["reads share"] = address_of(held[0]) == address_of(held[1])
     return found
+
+
+def objects() -> dict[str, Any]:
+    """A text, many texts, and a list of tensors."""
+    things = (
+        tf.constant("a"),
+        tf.fill([5000], "b"),
+        tf.raw_ops.EmptyTensorList(element_shape=[1], max_num_elements=1, element_dtype=tf.float32),
+    )
+    return {"addresses": [address_of(one) for one in things], "of numbers": bool(address_of(tf.zeros(9)))}
 
 
 def grown_kib(inputs: list[Any]) -> int:
@@ -99,4 +109,5 @@ def trained() -> dict[str, Any]:
     return {"planned": graph.base_bytes, "counted": in_use()}
 
 
-print(json.dumps({"shared": shared, "raced": raced, "trained": trained}[sys.argv[1]]()))
+CASES = {"shared": shared, "raced": raced, "trained": trained, "objects": objects}
+print(json.dumps(CASES[sys.argv[1]]()))

@@ -30,6 +30,11 @@ def test_changed_variables_that_share_a_buffer_get_their_own() -> None:
     assert found == {"again": 0, "same": True, "reads share": True}
 
 
+def test_a_tensor_of_texts_or_objects_has_no_address() -> None:
+    """TensorFlow ends the process where somebody asks for it."""
+    assert run("objects") == {"addresses": [None, None, None], "of numbers": True}
+
+
 def test_a_step_in_another_thread_loses_no_update() -> None:
     """Between the ops of LMS it writes to the variable that is given memory of its own."""
     found = run("raced")
