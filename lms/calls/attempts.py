@@ -3,12 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from lms.calls.planning_engine import PlanningEngine
 from lms.calls.runs_apart import RunsApart
@@ -32,6 +33,10 @@ help, and the message says what does."""
 FULL_POOL = (
     "The pool of pinned host memory, which swaps and batches share, is full. Raise "
     "TF_GPU_HOST_MEM_LIMIT_IN_MB (MiB) as far as the host has memory, or use less batch."
+)
+BESIDE = (
+    "Other threads were calling steps at that moment, and each step is planned for the whole device: call "
+    "one at a time, or share the device out by policy='budget' and budget_bytes."
 )
 
 
@@ -110,6 +115,7 @@ class Attempts:
         aside: Callable[[], AbstractContextManager[None]],
         idle: bool = True,
         is_alone: Callable[[], bool],
+        beside: Callable[[], Sequence[Any]] = tuple,
     ) -> Any:
         """Run the step, and try it again after each failure that another plan may mend.
 
@@ -122,6 +128,7 @@ class Attempts:
             aside: Has sessions of this thread run something for us.
             idle: Whether the log has a line of it although it moves nothing.
             is_alone: Tells whether no other step may have changed its variables since it began.
+            beside: Returns the functions that other threads are calling now.
         """
         log, engine, function = self.log, self._engine, call.function
         try:
@@ -130,7 +137,7 @@ class Attempts:
                 try:
                     done = once() if log is None else log.run(owner, logged, once, idle=idle)
                 except tf.errors.OpError as error:
-                    self._prepare(error, call, rescue, owner, aside=aside, is_alone=is_alone)
+                    self._prepare(error, call, rescue, owner, aside=aside, is_alone=is_alone, beside=beside)
                 except _RanApart:
                     logger.info("%s ran apart from other ranks, to see whether its plan fits", function._name)
                     with aside():
@@ -158,6 +165,7 @@ class Attempts:
         *,
         aside: Callable[[], AbstractContextManager[None]],
         is_alone: Callable[[], bool],
+        beside: Callable[[], Sequence[Any]],
     ) -> None:
         """Undo a failed step, to be tried again; nothing here holds its error then, and with that its inputs.
 
@@ -170,7 +178,8 @@ class Attempts:
         with aside():
             is_retried = rescue.prepare(call, is_alone=is_alone())
         if not is_retried:
-            raise self._explained(failure, owner, call, rescue.refusal) from error
+            others = BESIDE if beside() else ""
+            raise self._explained(failure, owner, call, rescue.refusal, others) from error
         self._apart.leave(call, undone=True)
 
     def _real(self, call: Call, step: Callable[[], Any]) -> Any:
@@ -180,7 +189,7 @@ class Attempts:
             _RanApart: If that is so. Other errors than want of memory may come of that: copies are no sums.
         """
         try:
-            made = step()
+            made = _finished(step)
         except tf.errors.OpError as error:
             if not self._apart.is_apart(call) or is_out_of_memory(error):
                 raise
@@ -267,7 +276,7 @@ class Attempts:
         failed_otherwise = not is_out_of_memory(failure) or FULL_STORE in failure.message
         return failure if failed_otherwise else None
 
-    def _explained(self, error: Any, owner: Any, call: Call, refusal: str) -> Exception:
+    def _explained(self, error: Any, owner: Any, call: Call, *lines: str) -> Exception:
         collector, name = self._engine.books.collector, call.function._name
         if collector.latest is not None and not self.history.holds_step(owner):
             limit = self._engine.fullest_device.limit_bytes
@@ -277,7 +286,22 @@ class Attempts:
         report = self._engine.report()
         planned = collector.planned_of(name, call.functions)
         explanation = explain_out_of_memory(planned, report, policy=policy, swaps=swaps, streams=streams)
-        return _with_lines(error, explanation, refusal)
+        return _with_lines(error, explanation, *lines)
+
+
+def _finished(step: Callable[[], Any]) -> Any:
+    """Run a step to its end, also where functions run asynchronously (``set_synchronous_execution``).
+
+    What ran is compared with the plan, and what failed is tried again, behind it.
+    """
+    made = step()
+    if context.is_async():
+        try:
+            context.async_wait()
+        except tf.errors.OpError:
+            context.async_clear_error()  # else each later op raises the error again
+            raise
+    return made
 
 
 def _with_lines(error: Any, *lines: str) -> Exception:

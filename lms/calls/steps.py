@@ -216,6 +216,7 @@ class Steps:
                 *(call, once, self.rescue, function, function._name),
                 aside=self.sessions.watch.aside,
                 is_alone=partial(self.watch.is_alone, call),
+                beside=partial(self.watch.beside, call),
             )
         finally:
             if call.feed.takes_several:

@@ -251,6 +251,22 @@ def a_loop_whose_step_takes_its_batch() -> None:
     assert any("numpy_function or py_function runs once more" in text for text in texts), texts
 
 
+def a_function_that_runs_asynchronously() -> None:
+    """Its call returns before it has run, and errors come with a later one."""
+
+    def run() -> None:
+        step = tf.function(train)
+        tf.config.experimental.set_synchronous_execution(False)
+        try:
+            for x, _ in batches(5):
+                step(x)
+        finally:
+            tf.config.experimental.set_synchronous_execution(True)
+
+    texts = require_same(run)
+    assert not any("has not taken" in text for text in texts), texts
+
+
 def every_structure_is_given_again() -> None:
     """Dictionaries, nothing, ragged and sparse tensors, strings, small floats, several iterators."""
 
@@ -678,6 +694,36 @@ def a_step_of_another_thread_is_told_of() -> None:
     assert len(told) == 1, texts
 
 
+def an_error_names_the_calls_of_other_threads() -> None:
+    """Each of them is planned for the whole device, although it fits alone."""
+    start()
+    begun, done, errors = threading.Event(), threading.Event(), list[str]()
+
+    def wait(first: Any) -> Any:
+        begun.set()
+        done.wait(60)
+        return first
+
+    first = tf.function(lambda x: train(tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)))
+    other = tf.function(lambda x: train(x))
+    with tried(9, policy="all"):
+        thread = threading.Thread(target=lambda: require_error(first, errors))
+        thread.start()
+        begun.wait(60)
+        require_error(other, errors)
+        done.set()
+        thread.join()
+    assert ["Other threads were calling steps" in text for text in errors] == [True, False], errors
+
+
+def require_error(function: Any, errors: list[str]) -> None:
+    """Call a function that runs out of memory, and note what it says."""
+    try:
+        function(BATCH)
+    except tf.errors.ResourceExhaustedError as error:
+        errors.append(str(error))
+
+
 def what_a_pipeline_raises_is_raised() -> None:
     """As it is, and not as the stand-in would put it; the iterator goes on behind it."""
 
@@ -756,6 +802,7 @@ KERAS_CASES = (
 LOOP_CASES = (
     malloc_keeps_its_blocks,  # the first: from_generator in another case would have malloc map each
     a_loop_whose_step_takes_its_batch,
+    a_function_that_runs_asynchronously,
     the_steps_behind_the_first_are_tried_again,
     every_structure_is_given_again,
     a_loop_in_the_step,
@@ -778,6 +825,7 @@ LOOP_CASES = (
     rows_of_ragged_tensors_reach_the_step,
     calls_of_other_threads_are_no_part_of_it,
     a_step_of_another_thread_is_told_of,
+    an_error_names_the_calls_of_other_threads,
     what_a_pipeline_raises_is_raised,
     batches_are_kept_outside_of_the_device,
 )
