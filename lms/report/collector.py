@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from lms.device.device import Device, read_devices
+from lms.planner.planner import LEAVES_WHAT_FITS
 from lms.report.stats import GraphStats, Planned, Report, graph_key, trace_key
 from lms.transports.base import StoreStats
 
@@ -162,8 +163,8 @@ class Collector:
     def _with_likely_peak(self, stats: GraphStats) -> GraphStats:
         """Return the figures of a latest plan that fills what it may with the peak that is likely."""
         planned, peak = self._planned.get(trace_key(stats)), stats.planned_peak_bytes
-        is_simple = stats.policy == "budget" and not (stats.segments or stats.whole)
-        if planned is None or peak is None or not is_simple or planned.plan.is_empty:
+        is_simple = stats.policy in LEAVES_WHAT_FITS and not (stats.segments or stats.whole)
+        if planned is None or peak is None or not is_simple:
             return stats
         if next(one for one in reversed(self.graphs) if trace_key(one) == trace_key(stats)) is not stats:
             return stats

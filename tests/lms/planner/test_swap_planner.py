@@ -22,6 +22,7 @@ from lms.schedule.op_order import (
     waits_for_device,
 )
 from lms.simulate.cost_model import Costs
+from lms.simulate.executor import peaks_by_chance
 from lms.simulate.step_time import simulate
 
 U = 256
@@ -54,6 +55,31 @@ def test_auto_leaves_a_step_that_fits_alone_and_says_so():
     made = plan(graph, config(), limit_bytes=18 * U)
     assert made.is_empty and made.feasible and made.peak_bytes == made.peak_before_bytes == 18 * U
     assert made.notes == ("nothing is edited: the step fits (0.0 MiB)",)
+
+
+def beside(count=5, size=10):
+    """A chain of small ops, beside each of which a large buffer is made and read once."""
+    build = GraphBuilder()
+    (chained,) = build.add("images", "Placeholder", outputs=[U])
+    ends = []
+    for index in range(count):
+        (large,) = build.add(f"large{index}", "Conv2D", inputs=[chained], outputs=[size * U])
+        ends += build.add(f"small{index}", "ConvGrad", inputs=[large], outputs=[U])
+        (chained,) = build.add(f"chained{index}", "Conv2D", inputs=[chained], outputs=[U])
+    return build.build(kept=[*ends, chained])
+
+
+@pytest.mark.parametrize(
+    ("threads", "limit", "ordered"), [(1, 20, False), (2, 20, True), (2, 24, True), (2, 28, False)]
+)
+def test_a_step_that_fits_unless_its_ops_meet_gets_an_order(threads, limit, ordered):
+    """One after the other its ops need 16; two threads make two large buffers, which need 26."""
+    costs = replace(FAST, threads=threads)
+    case = Case.of(beside(), config(), costs)
+    assert case.peak_before_bytes == 16 * U
+    made = plan_in_pieces(case, config(), limit * U)
+    assert made.is_empty != ordered and made.feasible and not made.swaps
+    assert None not in peaks_by_chance(case.buffers, made, costs, [limit * U])
 
 
 def test_a_budget_that_is_barely_missed_is_told_in_bytes():
