@@ -24,6 +24,10 @@ from launch.model.plan import RankPlan
 class Dialect(Protocol):
     """How one MPI's launcher wants to be told."""
 
+    @property
+    def planned(self) -> frozenset[str]:
+        """The names of its options that say how many ranks there are, and where: lmsrun has planned them."""
+
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """Build the command that starts the job; files that it needs will be written below ``files_dir``."""
 
@@ -35,6 +39,13 @@ class OpenMpi:
     tag: tuple[str, ...] = ("--tag-output",)
     multi_host: Mapping[str, str] = field(default_factory=dict)
     """Variables of its own for jobs over several hosts."""
+
+    planned: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("n", "np", "c", "N", "npernode", "npersocket", "H", "host", "hostfile", "machinefile"),
+            *("default-hostfile", "add-host", "add-hostfile", "rankfile", "rf"),
+        }
+    )
 
     # ORTE and Spectrum MPI warn about a variable that is not set, so only those that are set are named.
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
@@ -66,6 +77,13 @@ class OpenMpi:
 @dataclass(frozen=True)
 class Hydra:
     """MPICH's and MVAPICH's launcher."""
+
+    planned: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("n", "np", "host", "hosts", "f", "hostfile", "machine", "machinefile"),
+            *("ppn", "perhost", "grr", "rr"),
+        }
+    )
 
     def build(self, mpirun: str, job: ClusterJob, files_dir: str, extra: tuple[str, ...]) -> Command:
         """See ``Dialect``."""
@@ -122,15 +140,6 @@ _DIALECTS: dict[MpiFamily, Dialect] = {
 _PRRTE = OpenMpi(tag=("--output", "tag"))
 
 
-_DECIDED = frozenset(
-    {
-        *("n", "np", "H", "host", "hosts", "hostfile"),
-        *("machine", "machinefile", "rankfile", "rf"),
-    }
-)
-"""Options of some mpirun that say how many ranks there are, and where: lmsrun has planned them."""
-
-
 def dialect_of(flavour: MpiFlavour) -> Dialect:
     """Find the dialect that a flavour speaks."""
     return (
@@ -153,12 +162,14 @@ def build_mpirun(
     Raises:
         UsageError: If it cannot reach a host by IPv6 address, or the user's words contradict the plan.
     """
-    if decided := next((word for word in extra if word.startswith("-") and _name_of(word) in _DECIDED), None):
-        raise UsageError(
-            f"--mpi-args has {decided}, but how many ranks there are, and where, is planned before mpirun "
-            "starts; give lmsrun's own -np, -H or --hostfile"
-        )
-    return dialect_of(flavour).build(mpirun, job, files_dir, extra)
+    dialect = dialect_of(flavour)
+    for word in extra:
+        if word.startswith("-") and _name_of(word) in dialect.planned:
+            raise UsageError(
+                f"--mpi-args has {word}, but how many ranks there are, and where, is planned before mpirun "
+                "starts; give lmsrun's own -np, -H or --hostfile"
+            )
+    return dialect.build(mpirun, job, files_dir, extra)
 
 
 def _name_of(word: str) -> str:

@@ -1,6 +1,7 @@
 """The rank's end of the channel to its job's supervisor."""
 
 import os
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -34,6 +35,12 @@ class Supervisor:
     def fileno(self) -> int:
         """Return the descriptor to watch."""
         return self._socket.fileno()
+
+    def answers(self) -> bool:
+        """Wait for the first answer, which is left to ``receive``, and tell whether it comes soon."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(_ANSWER_LIMIT_S * 1000))
 
     def receive(self) -> list[dict[str, object]]:
         """Read what has come; nothing, and ``open`` is false, when the supervisor is gone."""
@@ -70,7 +77,7 @@ def open_stream(environ: Mapping[str, str], rank: int, name: str) -> socket.sock
 
     Args:
         environ: The rank's.
-        rank: Its number; the supervisor has to know it by ``find_supervisor``.
+        rank: Its number; the supervisor has to have answered it.
         name: ``stdout`` or ``stderr``.
     """
     connection = _connect(environ.get(VARIABLE, ""))

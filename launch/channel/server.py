@@ -61,6 +61,7 @@ class RankChannel:
         self._listening: list[socket.socket] = []
         self._connections: dict[int, _Connection] = {}
         self._ranks: dict[int, _Connection] = {}
+        self._carried: set[tuple[int, str]] = set()
         self.programs: dict[int, int] = {}
         self._loads: dict[int, tuple[float, Load]] = {}
         """By rank when it was told what the rank is at."""
@@ -135,17 +136,18 @@ class RankChannel:
         for listening in self._listening:
             if listening.fileno() != fd:
                 continue
-            try:
-                accepted, _ = listening.accept()
-            except OSError as error:
-                no_room = error.errno in (errno.EMFILE, errno.ENFILE)
-                if no_room and not self._drop_silent(time.monotonic()):
-                    # Those for whom there is no room are their launcher's alone.
-                    self._listening.remove(listening)
-                    listening.close()
-                return  # Else whoever knocked is gone again.
-            accepted.setblocking(False)
-            self._connections[accepted.fileno()] = _Connection(accepted)
+            while True:  # A job of thousands of ranks knocks all at once.
+                try:
+                    accepted, _ = listening.accept()
+                except OSError as error:
+                    no_room = error.errno in (errno.EMFILE, errno.ENFILE)
+                    if no_room and not self._drop_silent(time.monotonic()):
+                        # Those for whom there is no room are their launcher's alone.
+                        self._listening.remove(listening)
+                        listening.close()
+                    return  # Else nobody knocks any more.
+                accepted.setblocking(False)
+                self._connections[accepted.fileno()] = _Connection(accepted)
 
     def _drop_silent(self, since: float) -> bool:
         """Send away who has come by then and not said who it is; returns whether there was one."""
@@ -211,9 +213,11 @@ class RankChannel:
 
     def _hand_over(self, connection: _Connection, rank: int, stream: object) -> Carried | None:
         """Give the connection to whoever reads output, if anybody does."""
-        if not self._carries_output or stream not in STREAMS or not self._tell(connection, {"carries": True}):
+        is_wanted = self._carries_output and stream in STREAMS and (rank, stream) not in self._carried
+        if not is_wanted or not self._tell(connection, {"carries": True}):
             self._drop(connection)
             return None
+        self._carried.add((rank, str(stream)))
         del self._connections[connection.socket.fileno()]
         connection.is_closed = True
         return Carried(rank, str(stream), connection.socket.detach())

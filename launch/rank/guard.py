@@ -100,7 +100,7 @@ def _keep(
         rename_process(_NAME)
         adopt_orphans()
         supervisor = find_supervisor(environ, rank)
-        if supervisor is not None:
+        if supervisor is not None and supervisor.answers():
             tees = _carry_output(environ, rank, tees)
         alarm, parent = take_signals(passed), os.getpid()
         program = os.fork()

@@ -54,7 +54,9 @@ class Keeper:
         self._tees = tees
         self._status: int | None = None
         self._first_status: int | None = None
-        """Tells how the program itself has ended, while processes that it started still save something."""
+        """Tells how the program itself has ended, while processes that it started still save something, or
+        its last words wait."""
+        self._is_drained = False
         self._grace_s: float | None = None  # Until the supervisor has taken us in.
         self._asked_at: float | None = None
         self._kill_at: float | None = None
@@ -75,6 +77,8 @@ class Keeper:
             self._turn()
         if self._supervisor is not None:
             sweep(_SWEEP_LIMIT_S)
+        for tee in self._tees:
+            tee.drain()
         return self._status
 
     @property
@@ -94,7 +98,9 @@ class Keeper:
     def _turn(self) -> None:
         poller = select.poll()
         supervisor = self._supervisor if self._supervisor is not None and self._supervisor.open else None
-        sources = {tee.source: tee for tee in self._tees if tee.source >= 0 and tee.sink < 0}
+        # What the program has left running goes on writing, but not before the program's own last words.
+        reads = not self._is_drained or self._status is not None
+        sources = {tee.source: tee for tee in self._tees if reads and tee.source >= 0 and tee.sink < 0}
         sinks = {tee.sink: tee for tee in self._tees if tee.sink >= 0}
         for fd in (self._alarm, self._starter, *sources):
             if fd >= 0:
@@ -151,7 +157,12 @@ class Keeper:
         is_asked = self._asked_at is not None
         if self._first_status is None or (is_asked and group_lives(self._program)):
             return
-        if all([tee.drain() for tee in self._tees]):  # Its last words come before the news of its end.
+        if not self._is_drained:
+            self._is_drained = True
+            for tee in self._tees:
+                tee.drain()
+        # Its last words come before the news of its end, unless nobody takes them.
+        if self._has_killed or all(tee.sink < 0 for tee in self._tees):
             first, self._first_status = self._first_status, None
             self._take_end(first)
 
@@ -224,9 +235,6 @@ class Keeper:
         if self._status is None:
             self._has_killed = True
             signal_group(self._program, signal.SIGKILL)
-            if self._first_status is not None:
-                for tee in self._tees:
-                    tee.give_up()
 
 
 def take_signals(numbers: Sequence[int]) -> int:

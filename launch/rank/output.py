@@ -102,24 +102,18 @@ class Tee:
         try:
             self._send()
         except OSError:
-            self.give_up()
+            self._waiting = b""  # Nobody takes it.
+            self._end()
 
-    def drain(self) -> bool:
-        """Pass on what the pipe holds now; what a daemon of the program writes later is not waited for.
+    def drain(self) -> None:
+        """Pass on what the pipe holds now, as far as it is taken without waiting; ``push`` does the rest.
 
-        Returns:
-            Whether all is passed on; what waits is left to ``push``.
+        What a daemon of the program writes later is not waited for.
         """
         left = _count_waiting(self.source) if self.source >= 0 else 0
         while left > 0 and (passed := self.pump(min(left, _CHUNK))):
             left -= passed
-        self._end()
-        return self.sink < 0
-
-    def give_up(self) -> None:
-        """Forget what waits: nobody takes it."""
-        self._waiting = b""
-        self._end()
+        self._save(b"")
 
     def _send(self) -> None:
         if self.connection is not None and self._waiting:
@@ -133,7 +127,7 @@ class Tee:
             self.source = -1
 
     def _save(self, data: bytes) -> None:
-        """Write what is new to the file; nothing: the stream is at its end."""
+        """Write what is new to the file; nothing: what was held back as well."""
         if self._sieve is None or self.error is not None:
             return
         try:

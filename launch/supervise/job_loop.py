@@ -185,7 +185,7 @@ class JobLoop:
         if self._front in ready:
             self._front_is_gone()
         for stream in self._streams:
-            if stream.open and stream.fd in ready:
+            if stream.open and stream.fd in ready and not stream.console.sink.full:
                 stream.pump()
                 self._stall.progress()
                 self._check_file(stream)
@@ -503,7 +503,7 @@ class JobLoop:
         """Pass on what the ranks had written; a pipe that some outsider holds open is not waited for."""
         limit = time.monotonic() + _UNDERWAY_S
         for stream in self._streams:
-            while stream.open and (stream.pump() or self._comes_late(stream, limit)):
+            while stream.open and (stream.pump() or self._comes_late(stream, limit, wakeup)):
                 self._check_file(stream)
                 if stream.console.sink.full:
                     self._flush(stream.console, wakeup)
@@ -511,11 +511,14 @@ class JobLoop:
         for console in self._consoles():
             console.finish()
 
-    def _comes_late(self, stream: RankStream, limit: float) -> bool:
+    def _comes_late(self, stream: RankStream, limit: float, wakeup: int) -> bool:
         """Wait for what a rank elsewhere had sent before it ended, and is still under way."""
         if self._end.hurried or not stream.open or not stat.S_ISSOCK(os.fstat(stream.fd).st_mode):
             return False
-        return bool(poll([stream.fd], [], max(0.0, limit - time.monotonic())))
+        ready = poll([stream.fd, wakeup], [], max(0.0, limit - time.monotonic()))
+        if wakeup in ready:
+            self._take_notice(os.read(wakeup, 4096))
+        return bool(ready)
 
     def _flush(self, console: Console, wakeup: int) -> None:
         """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""

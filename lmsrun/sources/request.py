@@ -11,7 +11,7 @@ from lms.config import find_free_texts
 from lmsrun.options import OPTIONS, LaunchOptions
 from lmsrun.sources.command_line import Parsed
 from lmsrun.sources.files import read_files
-from lmsrun.sources.tables import find_free_options, find_home, parse_table
+from lmsrun.sources.tables import expand_home, find_free_options, parse_table
 from lmsrun.sources.variables import check_variables
 
 _CONTRADICTIONS = (
@@ -66,7 +66,7 @@ def read_request(parsed: Parsed, environ: Mapping[str, str], folder: Path) -> Re
         of_lms = own.pop("lms") if isinstance(own.get("lms"), dict) else {}
         values = parse_table(own, file.name)
         file.refuse_others_texts([*find_free_options(values), *map("lms.{}".format, find_free_texts(of_lms))])
-        lms_table |= find_home(of_lms)
+        lms_table |= expand_home(of_lms)
         lms_files += [file.name] if of_lms else []
         from_files.append(values)
         origins |= {field: f"{file.name}: {OPTIONS[field].name}" for field in values}

@@ -39,7 +39,7 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
     return values
 
 
-def find_home(lms_table: Mapping[str, Any]) -> dict[str, Any]:
+def expand_home(lms_table: Mapping[str, Any]) -> dict[str, Any]:
     """Let a path of an ``[lms]`` table begin with ``~``."""
     paths = {name: lms_table[name] for name in _LMS_PATHS if isinstance(lms_table.get(name), str)}
     return {**lms_table, **{name: os.path.expanduser(path) for name, path in paths.items()}}

@@ -118,8 +118,18 @@ def test_what_cannot_carry_ipv6_says_so() -> None:
         build_horovodrun(IPV6, HorovodOptions())
 
 
-@pytest.mark.parametrize("flavour", ["openmpi-4", "intel"])
-@pytest.mark.parametrize("said", ["--rankfile r.txt", "-np 3", "--host=c", "--mca a b -machinefile m"])
+@pytest.mark.parametrize(
+    ("flavour", "said"),
+    [
+        *(
+            (name, text)
+            for name in ("openmpi-4", "intel")
+            for text in ("-np 3", "--host=c", "-a b -machinefile m")
+        ),
+        *(("openmpi-4", text) for text in ("--rankfile r.txt", "-c 3", "-npernode 1")),
+        *(("intel", text) for text in ("-f hosts", "-ppn 1")),
+    ],
+)
 def test_words_for_mpirun_contradict_no_plan(flavour: str, said: str) -> None:
     extra = tuple(said.split())
     with pytest.raises(UsageError, match="is planned before mpirun starts; give lmsrun's own -np"):

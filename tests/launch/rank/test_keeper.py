@@ -2,9 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -117,19 +120,47 @@ class Listening:
         return any(isinstance(event, Ended) for event in self.events)
 
 
-def test_last_words_come_before_the_news_of_the_end(channel: RankChannel, start: Start) -> None:
+def capacity() -> int:
+    """Return how many bytes a connection holds that nobody reads, at most."""
+    nbytes = 0
+    ours, theirs = socket.socketpair()
+    with ours, theirs, suppress(BlockingIOError):
+        ours.setblocking(False)
+        while True:
+            nbytes += ours.send(bytes(1 << 16))
+    return nbytes
+
+
+def test_last_words_come_before_the_news_of_the_end(
+    channel: RankChannel, start: Start, tmp_path: Path
+) -> None:
+    """More than the connection holds, and less than that and the pipe: the rest waits with the keeper."""
+    nbytes = capacity() + 60_000
     with Listening(channel) as listening:
-        shim = start("echo >up; head -c 5000000 /dev/zero; exit 3")
-        left = 5_000_000
-        while left:
-            assert left < 2_000_000 or not listening.has_ended()
-            left -= len(os.read(listening.stream("stdout"), left))
+        shim = start(f"echo >up; head -c {nbytes} /dev/zero; touch done; exit 3")
+        stream = listening.stream("stdout")
+        wait_until((tmp_path / "done").exists, "all is written", 10)
+        time.sleep(0.3)
+        assert not listening.has_ended()
+        while nbytes:
+            read = os.read(stream, nbytes)
+            assert read, f"{nbytes} bytes are lost"
+            nbytes -= len(read)
         wait_until(listening.has_ended, lambda: f"heard {listening.events}", 10)
         channel.let_go()
         assert shim.wait(300) == 0
-        assert os.read(listening.stream("stdout"), 4096) == b""
+        assert os.read(stream, 4096) == b""
     assert listening.events[-1] == Ended(0, 3 << 8, "")
     assert shim.stdout is not None and shim.stdout.read() == b"", "the launcher gets none of it"
+
+
+def test_what_the_program_leaves_running_goes_on_writing(channel: RankChannel, start: Start) -> None:
+    with Listening(channel) as listening:
+        start("(sleep 1; echo late) & echo first; echo >up; exit 0")
+        stream = listening.stream("stdout")
+        wait_until(listening.has_ended, lambda: f"heard {listening.events}", 10)
+        assert os.read(stream, 4096) == b"first\n"
+        assert os.read(stream, 4096) == b"late\n"
 
 
 def test_a_reader_that_waits_keeps_no_signal_from_the_program(
