@@ -175,10 +175,10 @@ class Attempts:
         failure = call.feed.failure or error
         if (other := self._other_than_device_memory(failure)) is not None:
             raise other from (None if other is failure else error)
+        others = BESIDE if beside() else ""
         with aside():
             is_retried = rescue.prepare(call, is_alone=is_alone())
         if not is_retried:
-            others = BESIDE if beside() else ""
             raise self._explained(failure, owner, call, rescue.refusal, others) from error
         self._apart.leave(call, undone=True)
 
@@ -276,17 +276,17 @@ class Attempts:
         failed_otherwise = not is_out_of_memory(failure) or FULL_STORE in failure.message
         return failure if failed_otherwise else None
 
-    def _explained(self, error: Any, owner: Any, call: Call, *lines: str) -> Exception:
+    def _explained(self, error: Any, owner: Any, call: Call, refusal: str, others: str) -> Exception:
         collector, name = self._engine.books.collector, call.function._name
         if collector.latest is not None and not self.history.holds_step(owner):
             limit = self._engine.fullest_device.limit_bytes
-            return _with_lines(error, explain_unplanned(name, limit))
+            return _with_lines(error, explain_unplanned(name, limit), others)
         policy, swaps = self._engine.config.policy, self._engine.config.recompute != "only"
         streams = self._engine.resources.host.is_on
         report = self._engine.report()
         planned = collector.planned_of(name, call.functions)
         explanation = explain_out_of_memory(planned, report, policy=policy, swaps=swaps, streams=streams)
-        return _with_lines(error, explanation, *lines)
+        return _with_lines(error, explanation, refusal, others)
 
 
 def _finished(step: Callable[[], Any]) -> Any:
@@ -294,13 +294,14 @@ def _finished(step: Callable[[], Any]) -> Any:
 
     What ran is compared with the plan, and what failed is tried again, behind it.
     """
-    made = step()
-    if context.is_async():
-        try:
+    try:
+        made = step()
+        if context.is_async():
             context.async_wait()
-        except tf.errors.OpError:
+    except tf.errors.OpError:
+        if context.is_async():
             context.async_clear_error()  # else each later op raises the error again
-            raise
+        raise
     return made
 
 

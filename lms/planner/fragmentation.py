@@ -60,9 +60,6 @@ LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
 with those that do, and no step of the others ran out of memory."""
-MOST_MORE = 2
-"""A step without a plan takes at most so many times the bytes of its ops one after the other, whichever run
-side by side. The most seen in ``bench/fit_accuracy.py`` is 1.2, and 1.6 in steps that were made for it."""
 TELLING = 1.1
 """A note names an allocator without pieces where a plan may take less than its bytes over this."""
 LARGER = 1.04
@@ -152,8 +149,8 @@ def _plan_alone(case: Case, config: LMSConfig, limit_bytes: int | None, thorough
 
 def _fits_unordered(case: Case, untouched: SwapPlan, room: int) -> bool:
     """Tell whether a step fits as it is in what the margin leaves, whichever of its ops run side by side."""
-    if case.costs.maps_pages or untouched.peak_bytes * MOST_MORE <= room:
-        return True
+    if case.costs.maps_pages or untouched.peak_bytes * case.costs.threads <= room:
+        return True  # each thread has what one alone would have
     return _fits_by_chance(case, untouched, (room,))
 
 

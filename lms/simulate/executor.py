@@ -60,7 +60,7 @@ def peaks_by_chance(
 
 
 def likely_peak(buffers: Buffers, plan: SwapPlan, costs: Costs, room: int) -> int | None:
-    """Return the median peak of runs on the threads of a CPU, as the allocator counts it.
+    """Return the peak that is likely on the threads of a CPU, as the allocator counts it: the median of runs.
 
     A run in which a buffer finds no chunk counts as one that takes all of the room. ``None`` where there is
     one thread, so that ops come in one order. The peak of twelve real steps was within 10% of this median for
