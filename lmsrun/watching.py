@@ -1,6 +1,7 @@
 """``--live`` and ``--metrics``: ``lmsrun top`` looks at a job in a process of its own, as long as it runs."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from lmsrun.render.live import can_draw
 if TYPE_CHECKING:
     from launch.supervise.job import JobOptions
 
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
+"""Signals that end a look at jobs."""
 CONSOLE = "console.log"
 """What would have been printed, in the output folder, while a table has the terminal."""
 _MAIN = Path(__file__).with_name("__main__.py")
@@ -57,7 +60,12 @@ def watched(options: LaunchOptions, supervised: "JobOptions") -> Iterator["JobOp
             words_fd=words.fileno(),
             tag_output=True if supervised.tag_output is not False else None,
         )
-    watcher = subprocess.Popen(_command(options), stdin=subprocess.DEVNULL, stdout=2)
+    # What ends it while it starts waits until it looks for signals: then it leaves the metrics of no job.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        watcher = subprocess.Popen(_command(options), stdin=subprocess.DEVNULL, stdout=2)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield supervised
     finally:

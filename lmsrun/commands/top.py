@@ -18,6 +18,7 @@ from lmsrun.options import LaunchOptions
 from lmsrun.render.live import can_draw, render_block, render_screen
 from lmsrun.render.prometheus import write_metrics
 from lmsrun.sources.command_line import parse_argv
+from lmsrun.watching import ENDING
 
 USAGE = "lmsrun top [options] [PID]"
 ABOUT = (
@@ -34,7 +35,6 @@ EXAMPLES = (
 )
 OPERAND = "PID"
 
-_ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
 _SHARE = 0.01
 """Of one core: where looking costs more, it is done less often."""
 Show = Callable[[Sequence[JobSample]], None]
@@ -85,7 +85,7 @@ def _follow(
     look: Callable[[], list[JobSample]], options: LaunchOptions, pid: int | None, is_mine: bool
 ) -> int:
     # Blocked and waited for: a handler that wakes a waiting thread can meet the lock that this thread holds.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     draws = not options.quiet and can_draw(sys.stdout)
     with (_screen if draws else _log)(options) as show:
         while True:
@@ -98,7 +98,7 @@ def _follow(
             if jobs or pid is None:
                 show(jobs)
             pause_s = max(options.period, (time.process_time() - before_s) / _SHARE)
-            if signal.sigtimedwait(_ENDING, pause_s) is not None:
+            if signal.sigtimedwait(ENDING, pause_s) is not None:
                 break
     if options.metrics:
         _end_metrics(Path(options.metrics).resolve())

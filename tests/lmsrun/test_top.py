@@ -315,6 +315,13 @@ def test_metrics_are_kept_while_a_job_runs_and_say_its_end(start: JobStarter, tm
 
 
 @pytest.mark.ranks
+def test_a_job_that_ends_at_once_leaves_its_metrics_too(start: JobStarter, tmp_path: Path) -> None:
+    """It has ended before whoever looks at it has started."""
+    job = start("true", np=1, options=("--numa", "off", "--no-lms", "--metrics", "m.prom"))
+    assert job.finish() == 0, job.stderr
+    assert "lmsrun_jobs 0" in (tmp_path / "m.prom").read_text()
+
+
 def test_live_in_a_log_is_blocks_beside_the_output(start: JobStarter, tmp_path: Path) -> None:
     program = (
         "import os, pathlib, time; print('said', flush=True)\n"
