@@ -39,6 +39,7 @@ def launchers(ranks: int) -> dict[str, list[str]]:
     if mpirun:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         plain = [mpirun, *root, "--oversubscribe", "-np", str(ranks)]
+        found["lmsrun, by mpirun"] = [*entry, "--no-lms", "--launcher", "mpirun", *root]
         found |= {"mpirun": plain, "mpirun, tags": [*plain, "--tag-output"]}
     return found
 
@@ -101,7 +102,7 @@ def main() -> int:
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     for name, median in medians.items():
         speed = chosen.ranks * chosen.megabytes / median
-        print(f"{name:<16} {median:7.2f} s {speed:7.0f} MB/s  {faults[name] or 'lines whole, in order'}")
+        print(f"{name:<18} {median:7.2f} s {speed:7.0f} MB/s  {faults[name] or 'lines whole, in order'}")
     if chosen.json:
         chosen.json.write_text(json.dumps({"seconds": times, "faults": faults}, indent=2) + "\n")
     slower = "mpirun" in medians and medians["lmsrun"] > medians["mpirun"]
