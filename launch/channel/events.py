@@ -42,7 +42,7 @@ class Carried:
     name: str
     """``stdout`` or ``stderr``."""
     fd: int
-    """Where it is read; whoever gets this closes it."""
+    """Is where it is read; whoever gets this closes it."""
 
 
 Event = Joined | Ending | Ended | Lost | Carried

@@ -11,7 +11,7 @@ VARIABLE = "LMSRUN_CONTROL"
 SOCKET = "control"
 """The socket's name in the receipts' folder."""
 STREAMS = ("stdout", "stderr")
-"""What may come over a connection of its own, byte for byte, once a message has named it."""
+"""Names what may come over a connection of its own, byte for byte, once a message has named it."""
 _MAX_LINE_BYTES = 4096
 
 

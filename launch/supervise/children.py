@@ -155,7 +155,7 @@ class ForeignLauncher:
 
     @property
     def _has_room_for_output(self) -> bool:
-        """Whether so many files may be open that every rank's output can come to us, beside its news."""
+        """Tell whether so many files may be open that every rank's output can come to us, beside its news."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = len(self._ranks) * CONNECTIONS_OF_RANK + OTHER_FILES
         return soft == resource.RLIM_INFINITY or needed <= soft

@@ -41,7 +41,7 @@ _SWEEP_LIMIT_S = 5.0
 _QUIET_S = 10.0
 """How long after the last output ranks that wait for another wait for something that goes wrong."""
 _UNDERWAY_S = 5.0
-"""How long output that was sent over a network may take to come."""
+"""Limits how long output that was sent over a network may take to come."""
 _STALLED = 124
 """The code of a job that was ended because it stood still, as ``timeout`` has it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

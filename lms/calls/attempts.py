@@ -34,7 +34,7 @@ FULL_POOL = (
     "The pool of pinned host memory, which swaps and batches share, is full. Raise "
     "TF_GPU_HOST_MEM_LIMIT_IN_MB (MiB) as far as the host has memory, or use less batch."
 )
-BESIDE = (
+OTHER_THREADS = (
     "Other threads were calling steps at that moment, and each step is planned for the whole device: call "
     "one at a time, or share the device out by policy='budget' and budget_bytes."
 )
@@ -175,7 +175,7 @@ class Attempts:
         failure = call.feed.failure or error
         if (other := self._other_than_device_memory(failure)) is not None:
             raise other from (None if other is failure else error)
-        others = BESIDE if beside() else ""
+        others = OTHER_THREADS if beside() else ""
         with aside():
             is_retried = rescue.prepare(call, is_alone=is_alone())
         if not is_retried:

@@ -135,7 +135,8 @@ class Steps:
         """Note that a frame of a graph has been planned."""
         self.attempts.planned(stats)
         call, runtime, run = self.watch.call, self.watch.runtime, self.sessions.watch.run
-        fits, is_body = _fits(work), work.task.is_body
+        fits = work.decision is None or (work.decision.plan.feasible and not work.lacks_room_in_pieces)
+        is_body = work.task.is_body
         if run is not None:
             self.sessions.planned(run, work, fits=fits, covered=stats.covers_all, edited=stats.edited)
             return
@@ -269,14 +270,6 @@ class Steps:
         if told is not None or not self.growth.watches_size(function):
             return told
         return call.batch_size() or call.specified_size()
-
-
-def _fits(work: Work) -> bool:
-    """Tell whether a plan keeps to its budget, and its buffers find room; else none was found that does."""
-    decided, limit = work.decision, work.limit_bytes
-    if decided is None:
-        return True
-    return decided.plan.feasible and (limit is None or decided.peak_bytes <= limit)
 
 
 def _open_arguments(work: Work, hints: ShapeHints) -> list[int]:

@@ -136,6 +136,17 @@ class Work:
     """By pass."""
 
     @property
+    def lacks_room_in_pieces(self) -> bool:
+        """Tell whether a plan keeps to its budget, and its buffers find no room all the same.
+
+        A step without a plan has not been planned for less, and says nothing of that.
+        """
+        decided, limit = self.decision, self.limit_bytes
+        if decided is None or limit is None or decided.plan.is_empty:
+            return False
+        return decided.plan.feasible and decided.peak_bytes > limit
+
+    @property
     def limit_bytes(self) -> int | None:
         """The bytes that the device has for the step's own tensors; ``None`` where they are not known."""
         whole = self.device.limit_bytes

@@ -155,7 +155,7 @@ class Books:
         before = "" if whole is None or base < whole / 2 else _before(base, whole)
         self._tell_of_plan(name, made, before, has_unknown=bool(step.unknown))
         limit = work.limit_bytes
-        if limit is not None and made.feasible and not made.is_empty and decided.peak_bytes > limit:
+        if limit is not None and work.lacks_room_in_pieces:
             why = "" if decided.case.costs.maps_pages else "free memory lies in pieces, so "
             self.warn(
                 f"{name} may run out of memory: {why}its buffers need "

@@ -250,7 +250,7 @@ class Report:
 
     @property
     def measured_peak_bytes(self) -> int | None:
-        """Most bytes on the device under the plans that :attr:`planned_peak_bytes` counts.
+        """Return the most bytes on the device under the plans that :attr:`planned_peak_bytes` counts.
 
         ``None`` where the allocator does not count.
         """

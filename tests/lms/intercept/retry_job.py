@@ -670,8 +670,9 @@ def calls_of_other_threads_are_no_part_of_it() -> None:
     require_same(run)
 
 
-def a_step_of_another_thread_is_told_of() -> None:
-    """Both are planned for the whole device."""
+@contextmanager
+def step_under_way(call: Callable[[Any], Any]) -> Iterator[Any]:
+    """Have ``call`` run a step in another thread while the block runs; gives a step of this one."""
     start()
     begun, done = threading.Event(), threading.Event()
 
@@ -681,38 +682,28 @@ def a_step_of_another_thread_is_told_of() -> None:
         return first
 
     first = tf.function(lambda x: train(tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)))
-    other = tf.function(lambda x: train(x))
-    with tried(0, policy="all") as texts:
-        thread = threading.Thread(target=first, args=(BATCH,))
-        thread.start()
-        begun.wait(60)
+    thread = threading.Thread(target=call, args=(first,))
+    thread.start()
+    begun.wait(60)
+    yield tf.function(lambda x: train(x))
+    done.set()
+    thread.join()
+
+
+def a_step_of_another_thread_is_told_of() -> None:
+    """Both are planned for the whole device."""
+    with tried(0, policy="all") as texts, step_under_way(lambda first: first(BATCH)) as other:
         other(BATCH)
         other(BATCH)
-        done.set()
-        thread.join()
     told = [text for text in texts if "another thread runs beside it" in text]
     assert len(told) == 1, texts
 
 
 def an_error_names_the_calls_of_other_threads() -> None:
     """Each of them is planned for the whole device, although it fits alone."""
-    start()
-    begun, done, errors = threading.Event(), threading.Event(), list[str]()
-
-    def wait(first: Any) -> Any:
-        begun.set()
-        done.wait(60)
-        return first
-
-    first = tf.function(lambda x: train(tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)))
-    other = tf.function(lambda x: train(x))
-    with tried(9, policy="all"):
-        thread = threading.Thread(target=lambda: require_error(first, errors))
-        thread.start()
-        begun.wait(60)
+    errors: list[str] = []
+    with tried(9, policy="all"), step_under_way(lambda first: require_error(first, errors)) as other:
         require_error(other, errors)
-        done.set()
-        thread.join()
     assert ["Other threads were calling steps" in text for text in errors] == [True, False], errors
 
 

@@ -24,6 +24,31 @@ def test_the_store_holds_what_is_swapped_and_what_streams() -> None:
 
 
 @pytest.mark.parametrize(
+    ("peak_bytes", "is_empty", "feasible", "lacks"),
+    [
+        (101, False, True, True),
+        (100, False, True, False),
+        (101, True, True, False),
+        (101, False, False, False),
+    ],
+)
+def test_only_a_plan_within_its_budget_lacks_room_in_pieces(
+    peak_bytes: int, is_empty: bool, feasible: bool, lacks: bool
+) -> None:
+    """For a step that was left as it is, plans for less memory have not been tried."""
+    pytest.importorskip("tensorflow")
+    from lms.device.device import Device
+    from lms.passes.work import Work
+
+    unused: Any = None
+    task: Any = SimpleNamespace(limit_bytes=None)
+    plan = SimpleNamespace(is_empty=is_empty, feasible=feasible)
+    decision: Any = SimpleNamespace(plan=plan, peak_bytes=peak_bytes)
+    work = Work(task, Device("GPU:0", 100), unused, decision=decision)
+    assert work.lacks_room_in_pieces is lacks
+
+
+@pytest.mark.parametrize(
     ("op_type", "fills"), [("Relu", True), ("HorovodAllreduce", False), ("CollectiveReduceV2", False)]
 )
 def test_a_step_that_talks_to_other_ranks_gets_no_fillers(
