@@ -297,6 +297,8 @@ class Forecaster:
             config = LMSConfig(policy="auto", recompute=RECOMPUTE[mode])
             made = decide(graph, config, device_type, room, costs)
         seconds, fits = made.case.makespan_s(made.plan), made.peak_bytes <= room
+        if fits and not made.is_sure:
+            return _Run(room + 1, seconds, False, made.peak_bytes)
         if costs.threads > 1 and fits:
             found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, (room,)))
             if None in found:

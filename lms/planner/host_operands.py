@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
-from lms.planner.fragmentation import fits_in_any_order, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import is_sure, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.planner.recomputation import Recomputation
 from lms.simulate.cost_model import Costs
@@ -87,8 +87,9 @@ class Decision:
     plan: SwapPlan
     peak_bytes: int
     """What the device's allocator will report for the step."""
-    fits_in_any_order: bool = True
-    """Tell whether a plan that takes from the margin fits whichever ops meet; True of other plans."""
+    is_sure: bool = True
+    """Tell whether the plan, if it fits, does so whatever comes by chance: see
+    :func:`lms.planner.fragmentation.is_sure`."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""
@@ -156,14 +157,14 @@ def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Deci
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)
     peak_bytes = predicted_peak(found.case, plan, limit_bytes)
-    sure = fits_in_any_order(found.case, plan, peak_bytes, limit_bytes)
-    return replace(found, plan=plan, peak_bytes=peak_bytes, fits_in_any_order=sure)
+    sure = is_sure(found.case, plan, peak_bytes, limit_bytes, config.margin)
+    return replace(found, plan=plan, peak_bytes=peak_bytes, is_sure=sure)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
     made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
     peak_bytes = predicted_peak(case, made, limit_bytes)
-    return Decision(case, made, peak_bytes, fits_in_any_order(case, made, peak_bytes, limit_bytes))
+    return Decision(case, made, peak_bytes, is_sure(case, made, peak_bytes, limit_bytes, config.margin))
 
 
 def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:
@@ -182,7 +183,9 @@ def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> 
         return True
     if config.policy == "threshold" or (found.plan.is_empty and found.plan.feasible):
         return False
-    return not found.plan.feasible or (limit_bytes is not None and found.peak_bytes > limit_bytes)
+    if limit_bytes is not None and found.peak_bytes > limit_bytes:
+        return True
+    return not (found.plan.feasible and found.is_sure)
 
 
 def _told(made: SwapPlan, relocation: Relocation) -> SwapPlan:

@@ -124,6 +124,11 @@ class Demand:
         """The region sizes found so far, by the size at first and whether small buffers are pooled."""
         return {}
 
+    @cached_property
+    def borne(self) -> dict[tuple[int, int, int, int], bool]:
+        """Note by the arguments of :func:`lms.simulate.rehearsal.bears_batches` what it has found so far."""
+        return {}
+
 
 def batch_bytes(buffers: Buffers) -> int:
     """Return the bytes of the large buffers of the batch that a step takes from an input pipeline."""

@@ -6,7 +6,8 @@ neighbours. A pool that grows consists of regions, and chunks of two regions are
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from math import ceil, log
 from operator import length_hint
 
 from lms.ir.liveness import GRANULE_BYTES
@@ -18,6 +19,10 @@ LARGEST_WASTE_BYTES = 128 << 20
 LEFT = 8
 """Of what a buffer is given beyond what it asks for a filler leaves this part, so that small buffers that
 come between do no harm. The plain 3D U-Net of ``bench/models.py`` fits with a quarter, too."""
+
+HALF, MOST_OTHERS = 7 / 16, 8
+"""A request for more than about half of a chunk is given all of it; and how many other chunks a filler takes
+before it gives a place up (``kHalf`` and ``kMostOthers`` of ``lms/ops/filler.cc``)."""
 
 FIRST_REGION_BYTES = 2 << 20
 """The first region of a pool that grows; each further one is twice as large, or as large as it takes
@@ -208,8 +213,10 @@ class Arena:
             chunks[register] = offset
         return True
 
-    def take_rest(self, sizes: Iterable[int], least: int) -> tuple[int, int]:
-        """Take what one of some buffers would be given beyond what it asks for (``lms/ops/filler.cc``).
+    def take_rest(self, sizes: Sequence[int], least: int) -> tuple[int, int]:
+        """Do what ``lms/ops/filler.cc`` does: take what a buffer would be given beyond what it asks for.
+
+        On the way it takes more for a moment, which the peak counts.
 
         Args:
             sizes: Bytes of the buffers, in the order in which they are allocated afterwards.
@@ -218,39 +225,45 @@ class Arena:
         Returns:
             The offset of the chunk that is taken, and its bytes; ``NOWHERE`` and 0 if nothing is worth it.
         """
-        spare, end, given = self._most_wasted(sizes)
-        nbytes = (spare - spare // LEFT) // GRANULE_BYTES * GRANULE_BYTES
-        if spare < least or not nbytes:
-            return NOWHERE, 0
-        size, begin = next(chunk for chunk in self._free if chunk[1] < end <= sum(chunk))
-        self.peak = max(self.peak, self.used + given)
-        del self._free[bisect_left(self._free, (size, begin))]
-        del self._ends[begin + size]
-        offset = begin + size - nbytes
-        self._begins[begin], self._ends[offset] = offset, begin
-        insort(self._free, (size - nbytes, begin))
-        self._taken[offset] = nbytes
-        self.used += nbytes
-        return offset, nbytes
+        held: list[int] = []
+        offset = self._rest(sizes, least, held)
+        for other in held:
+            if other != offset:
+                self.release(other)
+        return offset, self._taken.get(offset, 0)
 
-    def _most_wasted(self, sizes: Iterable[int]) -> tuple[int, int, int]:
-        """Return the most bytes that a buffer would be given beyond what it asks for, and where they begin.
-
-        The third number is what all of them would be given.
-        """
-        free, most, where, given = self._free.copy(), 0, 0, 0
+    def _rest(self, sizes: Sequence[int], least: int, held: list[int]) -> int:
+        """Take chunks until one of them is the rest; return its offset. All that are taken get ``held``."""
         for nbytes in sizes:
-            index = bisect_left(free, (nbytes, 0))
-            if index == len(free):
-                return 0, 0, 0
-            size, offset = free.pop(index)
-            if size >= 2 * nbytes or size - nbytes >= LARGEST_WASTE_BYTES:
-                insort(free, (size - nbytes, offset + nbytes))
-                size = nbytes
-            given += size
-            if size - nbytes > most:
-                most, where = size - nbytes, offset + nbytes
-        return most, where, given
+            if (offset := self.allocate(nbytes)) is None:
+                return NOWHERE
+            held.append(offset)
+        beyond = [self._taken[offset] - nbytes for offset, nbytes in zip(held, sizes, strict=True)]
+        spare = max(beyond, default=0)
+        wanted = _rounded(spare - spare // LEFT)
+        if spare < least or not wanted:
+            return NOWHERE
+        begin = held.pop(beyond.index(spare))
+        given = self._taken[begin]
+        self.release(begin)
+        # Pieces keep the buffer's place, each the same share of what is free when it is taken.
+        left = wanted / given
+        count = max(1, ceil(log(left) / log(1 - HALF)))
+        share = 1 - left ** (1 / count)
+        pieces = (_rounded(given * share * (1 - share) ** number) for number in range(count))
+        if any(self._take_within(piece, begin, given, held) == NOWHERE for piece in pieces):
+            return NOWHERE
+        return self._take_within(wanted, begin, given, held)
+
+    def _take_within(self, nbytes: int, begin: int, given: int, held: list[int]) -> int:
+        """Take bytes of the chunk of ``given`` bytes at ``begin``, and whole others if they are given."""
+        for _ in range(MOST_OTHERS if nbytes else 0):
+            if (offset := self.allocate(nbytes)) is None:
+                break
+            held.append(offset)
+            if begin <= offset < begin + given:
+                return offset
+        return NOWHERE
 
     def reserve(self, nbytes: int) -> int:
         """Cut ``nbytes`` off the largest free chunk, which must hold them, and return the offset.
@@ -352,3 +365,7 @@ class Arena:
         self.used += nbytes
         if self.used > self.peak:
             self.peak = self.used
+
+
+def _rounded(nbytes: float) -> int:
+    return int(nbytes) // GRANULE_BYTES * GRANULE_BYTES

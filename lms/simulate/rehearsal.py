@@ -116,6 +116,13 @@ def bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int)
         ready: The most batches that wait for their steps.
         seed: Of the moments at which they come and go.
     """
+    key = size, nbytes, ready, seed
+    if key not in demand.borne:
+        demand.borne[key] = _bears_batches(demand, size, nbytes, ready, seed)
+    return demand.borne[key]
+
+
+def _bears_batches(demand: Demand, size: int, nbytes: int, ready: int, seed: int) -> bool:
     calls = demand.tape.calls
     fills = [(fill.place, fill) for fill in demand.tape.fills]
     chance = Random(seed)  # noqa: S311 - the same in each process
@@ -298,7 +305,7 @@ class Rehearsal:
         free = (Chunk(offset, nbytes, None, is_free=True) for offset, nbytes in self._arena.free)
         return sorted((*held, *free))
 
-    def take_rest(self, register: int, sizes: Iterable[int], least: int) -> int:
+    def take_rest(self, register: int, sizes: Sequence[int], least: int) -> int:
         """Let a filler take memory, as :meth:`Arena.take_rest` does; return its bytes."""
         self._chunks[register], nbytes = self._arena.take_rest(sizes, least)
         return nbytes

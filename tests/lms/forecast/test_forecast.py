@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lms.forecast import forecaster
 from lms.forecast.forecaster import MODES, Forecast, Forecaster, Target
 from lms.forecast.step import TracedStep
 from lms.forecast.ways import LEAST, Variant, plain_way, repeated_variants, swapping_ways
@@ -299,6 +300,13 @@ def test_a_step_that_may_run_out_by_chance_does_not_fit() -> None:
     assert unplanned(limit, 1).fits
     found = unplanned(limit, 2)
     assert not found.fits and found.peak_bytes > limit
+
+
+def test_a_plan_that_may_fail_by_chance_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = forecaster.decide
+    monkeypatch.setattr(forecaster, "decide", lambda *given: replace(made(*given), is_sure=False))
+    found = unplanned(1024 * MIB, 1)
+    assert not found.fits and found.peak_bytes > 1024 * MIB
 
 
 def test_the_largest_batch_of_the_device_at_hand_is_one_that_a_run_would_fit() -> None:

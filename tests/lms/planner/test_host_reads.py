@@ -8,6 +8,7 @@ from child_job import run_job
 
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
+from lms.planner import host_operands
 from lms.planner.host_operands import FETCH, HELD, SEND, narrow_movers, needed, read_from_host
 from lms.planner.hybrid import decide
 from lms.planner.planner import Case
@@ -130,6 +131,14 @@ def test_a_budget_reads_from_the_host_only_where_it_is_not_met_otherwise() -> No
     assert plenty.relocation is None and plenty.plan.feasible
     assert tight.relocation is not None and tight.plan.feasible
     assert decide(graph, LMSConfig(policy="threshold"), "CPU", None).relocation is None
+
+
+def test_a_plan_that_may_fail_by_chance_wants_less() -> None:
+    config, limit = LMSConfig(policy="auto", recompute="off"), 48 * MIB
+    made = decide(joined()[0], config, "CPU", limit)
+    assert made.plan.feasible and not made.plan.is_empty
+    assert not host_operands._wants_less(replace(made, is_sure=True), config, limit)
+    assert host_operands._wants_less(replace(made, is_sure=False), config, limit)
 
 
 @pytest.mark.tensorflow

@@ -27,7 +27,6 @@ claim = PoolClaim(os.environ)
 claim.install()
 tf.constant(0.0)
 assert GPU or claim.is_whole
-region = 64 * M - (0 if GPU else 2 * M)  # the CPU's first region is one of its own
 ops = load_library(FILLER, os.environ).ops
 with tf.device(DEVICE):
     held = empty(8 * M)
@@ -35,11 +34,13 @@ with tf.device(DEVICE):
     whole = empty(30 * M)
     without = in_use() - before
     del whole
+    tf.config.experimental.reset_memory_stats(DEVICE)
     rest = ops.lms_filler(sizes=[30 * M], least=M)
     taken = in_use() - before
+    peak = int(tf.config.experimental.get_memory_info(DEVICE)["peak"]) - before
     buffer = empty(30 * M)
     given = in_use() - before - taken
-    arena = Arena(region)
+    arena = Arena(64 * M)
     arena.allocate(8 * M)
     _, simulated = arena.take_rest([30 * M], M)
     del rest, buffer
@@ -48,6 +49,8 @@ with tf.device(DEVICE):
             {
                 "taken": taken,
                 "simulated": simulated,
+                "peak": peak,
+                "simulated peak": arena.peak - 8 * M,
                 "given": given,
                 "given without": without,
                 "nothing": int(tf.size(ops.lms_filler(sizes=[10 * M], least=M))),

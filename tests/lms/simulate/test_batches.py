@@ -11,7 +11,7 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation
-from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, is_sure, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.cost_model import Costs, costs_of
@@ -127,6 +127,20 @@ def test_a_plan_bears_batches_that_lie_between_its_buffers(
     assert any(out_of_memory(graph, other, ahead, seed, limit_bytes) for seed in range(20))
 
 
+def test_a_plan_that_batches_may_break_is_not_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs, limit_bytes = net_of_many_sizes(1000 * KIB), costs_of("CPU"), 24 * MIB
+    case, plan = planned(graph, costs, limit_bytes)
+    with monkeypatch.context() as patched:
+        patched.setattr(fragmentation, "bears_batches", lambda *_: True)
+        _, other = planned(graph, costs, limit_bytes)
+
+    def sure(made: SwapPlan, limit: int | None = limit_bytes) -> bool:
+        return is_sure(case, made, predicted_peak(case, made, limit), limit, LMSConfig().margin)
+
+    assert sure(plan) and not sure(other)
+    assert sure(other, None), "what the device has is not known"
+
+
 def test_where_no_plan_bears_batches_fillers_do_better(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, costs, limit_bytes = net(768 * KIB, 6 * MIB), costs_of("CPU"), 28 * MIB
 
@@ -136,7 +150,7 @@ def test_where_no_plan_bears_batches_fillers_do_better(monkeypatch: pytest.Monke
 
     _, plan = planned(graph, costs, limit_bytes)
     assert plan.fillers
-    monkeypatch.setattr(fragmentation, "_surest", lambda _case, found, *_: found)
+    monkeypatch.setattr(fragmentation, "_surest", lambda _case, options, *_: next(options))
     _, bare = planned(graph, costs, limit_bytes)
     assert not bare.fillers
     assert failures(plan) <= 5 and failures(bare) >= 15

@@ -15,14 +15,17 @@ from lms.simulate.pool_map import map_pool
 from lms.simulate.rehearsal import peak_in_pieces
 
 K = 1 << 20
+NEAR = 1024
+"""Bytes that rounding may add: the chunk is taken in pieces."""
 
 
 def test_a_filler_takes_what_a_buffer_would_be_given_beyond_its_size() -> None:
     arena = Arena(12 * K)
     offset, taken = arena.take_rest([8 * K], K)
-    assert taken == 4 * K - 4 * K // LEFT and offset == 12 * K - taken, "at the end of the chunk"
+    assert offset == 12 * K - taken, "at the end of the chunk"
+    assert 0 <= taken - (4 * K - 4 * K // LEFT) <= NEAR
     first = arena.allocate(8 * K)
-    assert first == 0 and arena.size_of(first) == 8 * K + 4 * K // LEFT
+    assert first == 0 and arena.size_of(first) == 12 * K - taken
     assert arena.peak == 12 * K
     arena.release(offset)
     assert arena.allocate(3 * K) == offset
@@ -46,7 +49,8 @@ def test_a_filler_looks_at_all_buffers_of_its_point() -> None:
     """Two of 4 MiB are cut off the chunk of 12, and a third would be given all that is left."""
     arena = Arena(14 * K)
     _, taken = arena.take_rest([4 * K] * 3, K)
-    assert taken == 2 * K - 2 * K // LEFT
+    assert 0 <= taken - (2 * K - 2 * K // LEFT) <= NEAR
+    assert arena.peak == 14 * K
     assert [arena.allocate(4 * K) for _ in range(3)] == [0, 4 * K, 8 * K]
 
 
@@ -127,7 +131,7 @@ def test_a_full_region_is_drawn_with_fillers_that_take_nothing() -> None:
 
 @pytest.mark.tensorflow
 def test_the_allocator_does_what_is_simulated() -> None:
-    """In a region of 62 MiB with a chunk of 8 in use."""
+    """In a region of 64 MiB with a chunk of 8 in use."""
     pytest.importorskip("tensorflow")
     seen = run_job(
         "filler_job.py",
@@ -135,7 +139,8 @@ def test_the_allocator_does_what_is_simulated() -> None:
         TF_CPU_BFC_MEM_LIMIT_IN_MB="64",
         CUDA_VISIBLE_DEVICES="",
     )
-    assert 0 <= seen["taken"] - seen["simulated"] <= 1024, "but for small tensors of eager execution"
+    assert abs(seen["taken"] - seen["simulated"]) <= NEAR, "but for small tensors of eager execution"
+    assert abs(seen["peak"] - seen["simulated peak"]) <= NEAR
     assert seen["simulated"] > 8 * K
     assert seen["given"] < seen["given without"] - 8 * K
     assert seen["nothing"] == 0, "where half of the chunk would remain"
