@@ -69,7 +69,8 @@ class Attempts:
         self, engine: PlanningEngine, environ: Mapping[str, str], growth: Growth, apart: RunsApart
     ) -> None:
         self._engine, self._growth, self._apart, config = engine, growth, apart, engine.config
-        self.log = StepLog(config.stats_file, environ, self._counters) if config.stats_file else None
+        warn, path = engine.books.warn, config.stats_file
+        self.log = StepLog(path, environ, self._counters, warn) if path else None
         self.status = open_status(config.tensorboard, environ, self._figures)
         self.history = History(lambda: self._counters()[1])
         self._fresh = _Fresh()
@@ -151,7 +152,6 @@ class Attempts:
                 self._growth.renew(function, [one.name for one in call.ran] or [""])  # a session has no name
                 engine.books.collector.retries += 1
                 engine.books.warn(rescue.message)
-                log = None
         finally:
             with aside():
                 self._apart.leave(call)

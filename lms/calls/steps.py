@@ -11,6 +11,7 @@ import tensorflow as tf
 from lms.calls.apart import without_peers
 from lms.calls.attempts import Attempts
 from lms.calls.compiled_steps import CompiledSteps
+from lms.calls.old_kernels import OldKernels
 from lms.calls.outside_memory import OutsideMemory
 from lms.calls.planning_engine import PlanningEngine
 from lms.calls.runs_apart import RunsApart
@@ -54,7 +55,7 @@ class Steps:
         self._engine, config = engine, engine.config
         self.batch_sizes, self.growth, self.feeder = BatchSizes(), Growth(), Feeder()
         self.rescue = Rescue(config, engine.resources.host)
-        self.runs_apart = RunsApart(self.rescue)
+        self.runs_apart, self.old_kernels = RunsApart(self.rescue), OldKernels()
         self.values = VariableValues(engine.resources.host)
         self.unseen = Unseen(engine.books.warn, engine.refuse_unseen)
         self.compiled = CompiledSteps(engine, self.growth)
@@ -165,6 +166,8 @@ class Steps:
                 open_arguments=arguments,
                 draws=draws,
             )
+            constant_bytes = work.residents.constants
+            self.old_kernels.planned(runtime.copy or runtime.name, constant_bytes, draws=draws)
             self.outside.planned(call.function, runtime.name, work)
 
     def apart(self, works: Sequence[Work], graph: bytes) -> bytes:
@@ -192,6 +195,9 @@ class Steps:
 
     def number(self, call: Call, runtime: RuntimeCall, generation: int) -> int:
         """Return the number of the options for a call that runs this plan."""
+        others = self.growth.beside(call.function, runtime.name)
+        is_alone = self.watch.is_only(call)
+        self.old_kernels.runs(runtime.copy or runtime.name, generation, others, is_alone=is_alone)
         return self.runs_apart.number(call, runtime.name, generation)
 
     def ran(self, runtime: RuntimeCall) -> None:

@@ -29,6 +29,8 @@ NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch 
 
 IN_PYTHON = "errors_impl.ResourceExhaustedError: "
 """Marks the message of a ``py_function`` whose code ran out of memory."""
+PYTHONS_OWN = "MemoryError: "
+"""Marks the message of a ``py_function`` or ``numpy_function`` whose code had no host memory."""
 HOST_POOL = "_host_bfc"
 """A part of the allocator's name where the pool of pinned host memory has no room: swaps fill it."""
 
@@ -187,9 +189,10 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     one that was chosen. The second is a ``NotFoundError`` that lists why each of them failed
     (``BestCudnnConvAlgorithm``), the third an ``UnknownError`` or ``InternalError``
     (``AllocateScratchOrFallback``). An error within a ``py_function`` is an ``UnknownError``, too, that names
-    its class (``py_func.cc``).
+    its class (``py_func.cc``); a ``MemoryError`` there is a ``ResourceExhaustedError``, and not the device's.
     """
-    if HOST_POOL in getattr(error, "message", ""):
+    message = getattr(error, "message", "")
+    if HOST_POOL in message or PYTHONS_OWN in message:
         return False
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)

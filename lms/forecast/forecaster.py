@@ -297,14 +297,12 @@ class Forecaster:
             config = LMSConfig(policy="auto", recompute=RECOMPUTE[mode])
             made = decide(graph, config, device_type, room, costs)
         seconds, fits = made.case.makespan_s(made.plan), made.peak_bytes <= room
-        if fits and not made.is_sure:
-            return _Run(room + 1, seconds, False, made.peak_bytes)
+        found: tuple[int | None, ...] = (made.peak_bytes,)
         if costs.threads > 1 and fits:
             found = tuple(peaks_by_chance(made.case.buffers, made.plan, made.case.costs, (room,)))
-            if None in found:
-                return _Run(room + 1, seconds, False, made.peak_bytes)
-            return _Run(max(peak or 0 for peak in found), seconds, True, made.peak_bytes)
-        return _Run(made.peak_bytes, seconds, fits, made.peak_bytes)
+        if fits and (made.doubt or None in found):
+            return _Run(room + 1, seconds, False, made.peak_bytes)
+        return _Run(max(peak or 0 for peak in found), seconds, fits, made.peak_bytes)
 
     def _largest(self, ways: Sequence[Way], usable: int, costs: Costs) -> Way:
         """Return the fastest of the ways to run nearly the largest batch."""

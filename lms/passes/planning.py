@@ -9,8 +9,9 @@ from lms.device.memory_pool import PoolClaim
 from lms.intercept.side_effects import may_reach_peers
 from lms.ir.assignments import in_place
 from lms.passes.work import Work
+from lms.planner.fragmentation import BY_BATCHES
 from lms.planner.host_operands import Decision
-from lms.planner.hybrid import decide, score
+from lms.planner.hybrid import Score, decide, score
 from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
 from lms.rewriter.segments import compilable_ops
@@ -115,7 +116,11 @@ class Planning:
             # What XLA allocates inside of a segment comes in an order of its own.
             unfilled = replace(held, fills=False)
             made = plan_segments(work.graph, may, plain, kind, work.limit_bytes, unfilled, made)
-        return replace(work, decision=min([made, *others], key=lambda one: score(one, work.limit_bytes)))
+
+        def rank(one: Decision) -> Score:  # a plan with segments is made without regard to batches
+            return score(replace(one, doubt="") if one.doubt == BY_BATCHES else one, work.limit_bytes)
+
+        return replace(work, decision=min([made, *others], key=rank))
 
 
 def _assigns_in_place(decided: Decision | None) -> bool:

@@ -56,9 +56,12 @@ LATE_RUNS, LATE_OPS = 10, 60_000
 BATCH_RUNS, BATCH_OPS = 100, 60_000
 """The most rehearsals of a plan with batches that come by chance, and the ops that these may go through: of a
 small step 400 steps are rehearsed. A plan for the CPU device that bears them may take any time."""
-SURE = 0.9
-"""The part of these rehearsals in which a plan must fit to be called sure. Of three small steps whose plans
-fitted in none, 31% and 35% all ran out of memory within 40 steps, in 6 of 7 trainings."""
+MAY_MISS = 0.1
+"""The part of these rehearsals in which a plan may not fit and be trusted all the same. Plans of three small
+steps fitted in 0, 31 and 35% of them; 6 of 7 trainings by these ran out of memory within 40 steps."""
+BY_ORDER = "in every order of its ops"
+BY_BATCHES = "beside all batches that the input pipeline may make ready"
+"""How a plan that fits may not by chance."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long
@@ -350,8 +353,8 @@ def _runs_with_batches(case: Case, made: SwapPlan, room: int, limit_bytes: int) 
 
 
 def _bears_nearly_all(case: Case, made: SwapPlan, room: int, limit_bytes: int) -> bool:
-    """Tell whether a plan fits in :data:`SURE` of the rehearsals with batches that come by chance."""
-    missed, most = 0, (1 - SURE) * _runs(case, BATCH_RUNS, BATCH_OPS)
+    """Tell whether a plan fits in all but :data:`MAY_MISS` of the rehearsals with batches."""
+    missed, most = 0, MAY_MISS * _runs(case, BATCH_RUNS, BATCH_OPS)
     for fits in _runs_with_batches(case, made, room, limit_bytes):
         missed += not fits
         if missed > most:
@@ -459,10 +462,10 @@ def _told(case: Case, made: SwapPlan, first: SwapPlan) -> SwapPlan:
     return replace(told, notes=(note,) if told.feasible else (*made.notes, note))
 
 
-def is_sure(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None, margin: float) -> bool:
-    """Tell whether a plan that fits does so whichever ops run side by side, and nearly whatever batches come.
+def doubt_of(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None, margin: float) -> str:
+    """Return why a plan that fits may not by chance, on the CPU device; empty where nothing says so.
 
-    On the CPU device a plan that takes from the margin may fail for the first, and any for the second.
+    A plan that takes from the margin may fail if other ops run side by side, and any if batches come between.
 
     Args:
         case: The step.
@@ -472,12 +475,14 @@ def is_sure(case: Case, made: SwapPlan, peak_bytes: int, limit_bytes: int | None
         margin: The part of the limit that plans leave.
     """
     if limit_bytes is None or case.costs.maps_pages or made.is_empty or peak_bytes > limit_bytes:
-        return True
+        return ""
     takes_margin = made.budget_bytes is not None and made.budget_bytes < peak_bytes
     if takes_margin and not _fits_by_chance(case, made, (limit_bytes,)):
-        return False
+        return BY_ORDER
     room = int(limit_bytes * (1 - margin))
-    return case.costs.overlaps or _bears_nearly_all(case, made, room, limit_bytes)
+    if case.costs.overlaps or _bears_nearly_all(case, made, room, limit_bytes):
+        return ""
+    return BY_BATCHES
 
 
 def predicted_peak(case: Case, made: SwapPlan, limit_bytes: int | None) -> int:

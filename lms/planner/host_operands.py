@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
-from lms.planner.fragmentation import is_sure, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import doubt_of, plan_in_pieces, predicted_peak
 from lms.planner.planner import Case
 from lms.planner.recomputation import Recomputation
 from lms.simulate.cost_model import Costs
@@ -87,9 +87,8 @@ class Decision:
     plan: SwapPlan
     peak_bytes: int
     """What the device's allocator will report for the step."""
-    is_sure: bool = True
-    """Tell whether the plan, if it fits, does so whatever comes by chance: see
-    :func:`lms.planner.fragmentation.is_sure`."""
+    doubt: str = ""
+    """Why the plan may not fit by chance although it does (:func:`lms.planner.fragmentation.doubt_of`)."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""
@@ -141,7 +140,11 @@ def plan_swaps(
     other = _decide(case, config, limit_bytes, thorough)
     made = _told(other.plan, relocation)
     more_lacks = costs.host_lacks(made.bytes_out) > costs.host_lacks(found.plan.bytes_out)
-    if more_lacks or needed(other, limit_bytes) >= needed(found, limit_bytes):
+    if config.policy != "all" and _fits(found, limit_bytes):  # but may fail by chance
+        is_better = _fits(other, limit_bytes) and not other.doubt
+    else:
+        is_better = needed(other, limit_bytes) < needed(found, limit_bytes)
+    if more_lacks or not is_better:
         return found
     return replace(other, plan=made, relocation=relocation)
 
@@ -157,14 +160,14 @@ def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Deci
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)
     peak_bytes = predicted_peak(found.case, plan, limit_bytes)
-    sure = is_sure(found.case, plan, peak_bytes, limit_bytes, config.margin)
-    return replace(found, plan=plan, peak_bytes=peak_bytes, is_sure=sure)
+    doubt = doubt_of(found.case, plan, peak_bytes, limit_bytes, config.margin)
+    return replace(found, plan=plan, peak_bytes=peak_bytes, doubt=doubt)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
     made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
     peak_bytes = predicted_peak(case, made, limit_bytes)
-    return Decision(case, made, peak_bytes, is_sure(case, made, peak_bytes, limit_bytes, config.margin))
+    return Decision(case, made, peak_bytes, doubt_of(case, made, peak_bytes, limit_bytes, config.margin))
 
 
 def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:
@@ -183,9 +186,11 @@ def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> 
         return True
     if config.policy == "threshold" or (found.plan.is_empty and found.plan.feasible):
         return False
-    if limit_bytes is not None and found.peak_bytes > limit_bytes:
-        return True
-    return not (found.plan.feasible and found.is_sure)
+    return bool(found.doubt) or not _fits(found, limit_bytes)
+
+
+def _fits(found: Decision, limit_bytes: int | None) -> bool:
+    return found.plan.feasible and (limit_bytes is None or found.peak_bytes <= limit_bytes)
 
 
 def _told(made: SwapPlan, relocation: Relocation) -> SwapPlan:

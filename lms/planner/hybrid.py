@@ -248,11 +248,11 @@ def _least_s(case: Case, config: LMSConfig) -> float:
 def score(decided: Decision, limit_bytes: int | None) -> Score:
     """Return what is missing on the host, in the budget and on the device, and the time of a step.
 
-    A plan that may fail by chance ranks behind those that are sure, whatever time they take.
+    A plan that may fail by chance ranks behind those that do not, whatever time they take.
     """
     made = decided.plan
     needed = decided.peak_bytes - limit_bytes if limit_bytes is not None else 0
-    missing = (*_memory_score(decided.case, made), max(0, needed), not decided.is_sure)
+    missing = (*_memory_score(decided.case, made), max(0, needed), bool(decided.doubt))
     return (*missing, _makespan_s(decided.case, made))
 
 

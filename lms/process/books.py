@@ -162,11 +162,10 @@ class Books:
                 f"{decided.peak_bytes / 2**20:.1f} MiB where {limit / 2**20:.1f} MiB are left, and no plan "
                 "was found that needs less; a smaller batch would help"
             )
-        elif limit is not None and not decided.is_sure:
+        elif limit is not None and decided.doubt:
             self.warn(
                 f"{name} may run out of memory: its buffers fit in the {limit / 2**20:.1f} MiB that are "
-                "left, but not beside all batches that the input pipeline may make ready, or not in every "
-                "order of the ops; a smaller batch would help"
+                f"left, but not {decided.doubt}; a smaller batch would help"
             )
         planned = Planned(
             name,

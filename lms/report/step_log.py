@@ -1,6 +1,7 @@
 """``LMS_STATS_FILE``: a CSV line for each training step, of Keras, a loop or a session."""
 
 import csv
+import logging
 import os
 import time
 import weakref
@@ -11,6 +12,8 @@ from typing import Any
 from lms.config import STATS_OWNER_VARIABLE
 from lms.transports.base import StoreStats
 from lms.user_paths import require_file
+
+logger = logging.getLogger("lms")
 
 COLUMNS = ("step", "name", "duration_s", "swap_outs", "swap_ins", "bytes_out", "bytes_in", "peak_bytes")
 
@@ -29,17 +32,24 @@ class StepLog:
             ``steps.rank1.csv``, and so has a process where another one uses the file, ``steps.4711.csv``.
         environ: Where this process's rank stands.
         counters: Asked before and after each step.
+        warn: Told once that the file cannot be written any more; training goes on.
 
     Raises:
         PlaceError: If the file cannot be written.
     """
 
-    def __init__(self, path: str, environ: Mapping[str, str], counters: Counters) -> None:
+    def __init__(
+        self,
+        path: str,
+        environ: Mapping[str, str],
+        counters: Counters,
+        warn: Callable[[str], object] = logger.warning,
+    ) -> None:
         self.path = self._wanted = rank_path(Path(os.path.abspath(path)), environ)
         self._found = _stamp(self._wanted)
         self._writer = self._steps = 0
-        self._is_new = True
-        self._counters = counters
+        self._is_new, self._is_broken = True, False
+        self._counters, self._warn = counters, warn
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
         require_file(self._wanted, "stats_file (LMS_STATS_FILE)")
 
@@ -61,8 +71,13 @@ class StepLog:
         result = step()
         duration_s = time.perf_counter() - started_s
         after, peak = self._counters()
-        if owner in self._planned and (idle or after is None or after != before):
-            self._write(name, duration_s, before, after, peak)
+        if owner in self._planned and not self._is_broken and (idle or after is None or after != before):
+            try:
+                self._write(name, duration_s, before, after, peak)
+            except OSError as error:
+                self._is_broken = True
+                why = error.strerror or error
+                self._warn(f"stats_file (LMS_STATS_FILE): cannot write {self.path}: {why}")
         return result
 
     def _write(

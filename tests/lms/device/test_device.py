@@ -72,6 +72,7 @@ def test_the_driver_s_pool_of_a_gpu_maps_pages(monkeypatch: pytest.MonkeyPatch) 
         ("UnknownError", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{x}} OOM", True),
         ("UnknownError", "errors_impl.ResourceExhaustedError: OOM by allocator gpu_host_bfc", False),
         ("UnknownError", "ValueError: no room", False),
+        ("ResourceExhaustedError", "{{node PyFunc}} MemoryError: replay buffer is full", False),
     ],
 )
 def test_what_is_out_of_memory(kind: str, text: str, memory: bool) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import lms
 from lms.engine import installation  # noqa: E402
 from lms.errors import BuildError
-from lms.planner import fragmentation
+from lms.planner import fragmentation, host_operands
 from lms.process import resources  # noqa: E402
 
 LIMIT = int(sys.argv[1]) << 20
@@ -70,6 +70,8 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
     return found
 
 
+if "doubtful" in sys.argv:
+    host_operands.doubt_of = lambda *_: fragmentation.BY_BATCHES
 if "without" in sys.argv:
     resources.load_filler = refuse
 fragmentation._peak = peak_with_fillers

@@ -38,3 +38,12 @@ def test_a_plan_that_does_not_fit_in_pieces_is_warned_of() -> None:
     assert found["swaps"] > 0
     (told,) = found["warnings"]
     assert "may run out of memory: free memory lies in pieces" in told
+
+
+def test_a_plan_that_may_fail_by_chance_is_warned_of() -> None:
+    pytest.importorskip("tensorflow")
+    found = run_job("filled_job.py", "9", "doubtful", **POOL)
+    assert found["swaps"] > 0
+    (told,) = found["warnings"]
+    assert "may run out of memory: its buffers fit in the" in told
+    assert "but not beside all batches that the input pipeline may make ready; a smaller batch" in told

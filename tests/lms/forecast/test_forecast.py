@@ -304,8 +304,8 @@ def test_a_step_that_may_run_out_by_chance_does_not_fit() -> None:
 
 def test_a_plan_that_may_fail_by_chance_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = forecaster.decide
-    monkeypatch.setattr(forecaster, "decide", lambda *given: replace(made(*given), is_sure=False))
-    found = unplanned(1024 * MIB, 1)
+    monkeypatch.setattr(forecaster, "decide", lambda *given: replace(made(*given), doubt="by chance"))
+    found = unplanned(1024 * MIB, 2)
     assert not found.fits and found.peak_bytes > 1024 * MIB
 
 

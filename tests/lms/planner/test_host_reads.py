@@ -137,8 +137,8 @@ def test_a_plan_that_may_fail_by_chance_wants_less() -> None:
     config, limit = LMSConfig(policy="auto", recompute="off"), 48 * MIB
     made = decide(joined()[0], config, "CPU", limit)
     assert made.plan.feasible and not made.plan.is_empty
-    assert not host_operands._wants_less(replace(made, is_sure=True), config, limit)
-    assert host_operands._wants_less(replace(made, is_sure=False), config, limit)
+    assert not host_operands._wants_less(replace(made, doubt=""), config, limit)
+    assert host_operands._wants_less(replace(made, doubt="by chance"), config, limit)
 
 
 @pytest.mark.tensorflow

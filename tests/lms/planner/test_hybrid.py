@@ -110,5 +110,5 @@ def test_a_plan_that_fits_is_better_than_a_faster_one_that_does_not() -> None:
     assert score(fast, limit)[-1] <= score(slow, limit)[-1]
     lacking = replace(fast, peak_bytes=limit + 1)
     assert score(slow, limit) < score(lacking, limit)
-    unsure = replace(fast, is_sure=False)
+    unsure = replace(fast, doubt="by chance")
     assert score(fast, limit) < score(unsure, limit) < score(lacking, limit)

@@ -158,6 +158,16 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
             StepLog(str(path), {}, lambda: (None, None))
 
 
+def test_a_file_that_cannot_be_written_any_more_ends_no_training(tmp_path: Path) -> None:
+    path, owner, said = tmp_path / "folder" / "steps.csv", Owner(), list[str]()
+    path.parent.mkdir()
+    log = StepLog(str(path), {}, lambda: (None, None), said.append)
+    log.planned(owner)
+    path.parent.rmdir()
+    assert [log.run(owner, "a", lambda: "result") for _ in range(2)] == ["result"] * 2
+    assert said == [f"stats_file (LMS_STATS_FILE): cannot write {path}: No such file or directory"]
+
+
 def test_a_process_that_trains_nothing_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("of another process")

@@ -11,7 +11,14 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
 from lms.planner import fragmentation
-from lms.planner.fragmentation import BATCHES, LEAST_BATCHES, is_sure, plan_in_pieces, predicted_peak
+from lms.planner.fragmentation import (
+    BATCHES,
+    BY_BATCHES,
+    LEAST_BATCHES,
+    doubt_of,
+    plan_in_pieces,
+    predicted_peak,
+)
 from lms.planner.planner import Case
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.cost_model import Costs, costs_of
@@ -127,18 +134,33 @@ def test_a_plan_bears_batches_that_lie_between_its_buffers(
     assert any(out_of_memory(graph, other, ahead, seed, limit_bytes) for seed in range(20))
 
 
-def test_a_plan_that_batches_may_break_is_not_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_batches_may_break_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, costs, limit_bytes = net_of_many_sizes(1000 * KIB), costs_of("CPU"), 24 * MIB
     case, plan = planned(graph, costs, limit_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(fragmentation, "bears_batches", lambda *_: True)
         _, other = planned(graph, costs, limit_bytes)
 
-    def sure(made: SwapPlan, limit: int | None = limit_bytes) -> bool:
-        return is_sure(case, made, predicted_peak(case, made, limit), limit, LMSConfig().margin)
+    def doubt(made: SwapPlan, limit: int | None = limit_bytes) -> str:
+        return doubt_of(case, made, predicted_peak(case, made, limit), limit, LMSConfig().margin)
 
-    assert sure(plan) and not sure(other)
-    assert sure(other, None), "what the device has is not known"
+    assert (doubt(plan), doubt(other)) == ("", BY_BATCHES)
+    assert not doubt(other, None), "what the device has is not known"
+
+
+def test_of_plans_that_fit_the_one_is_taken_that_bears_batches_most_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, plan = planned(net(600 * KIB), costs_of("CPU"))
+    options = [replace(plan, batches=number) for number in range(4)]
+    borne = {0: [True, False], 1: [True, True, False], 2: [True, True], 3: [True]}
+    monkeypatch.setattr(fragmentation, "_runs_with_batches", lambda _case, made, *_: borne[made.batches])
+
+    def surest(count: int, costs: Costs = case.costs) -> SwapPlan | None:
+        return fragmentation._surest(replace(case, costs=costs), options[:count], 1, 2)
+
+    assert [surest(count) for count in range(5)] == [None, options[0], options[1], options[2], options[2]]
+    assert surest(4, costs_of("GPU")) == options[0], "batches do not come between its buffers"
 
 
 def test_where_no_plan_bears_batches_fillers_do_better(monkeypatch: pytest.MonkeyPatch) -> None:
