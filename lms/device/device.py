@@ -29,6 +29,8 @@ NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch 
 
 IN_PYTHON = "errors_impl.ResourceExhaustedError: "
 """Marks the message of a ``py_function`` whose code ran out of memory."""
+NO_TENSOR = "OOM when allocating"
+"""What TensorFlow says where the device has no room for a tensor."""
 PYTHONS_OWN = "MemoryError: "
 """Marks the message of a ``py_function`` or ``numpy_function`` whose code had no host memory."""
 HOST_POOL = "_host_bfc"
@@ -189,10 +191,11 @@ def is_out_of_memory(error: Exception) -> TypeGuard[Any]:
     one that was chosen. The second is a ``NotFoundError`` that lists why each of them failed
     (``BestCudnnConvAlgorithm``), the third an ``UnknownError`` or ``InternalError``
     (``AllocateScratchOrFallback``). An error within a ``py_function`` is an ``UnknownError``, too, that names
-    its class (``py_func.cc``); a ``MemoryError`` there is a ``ResourceExhaustedError``, and not the device's.
+    its class (``py_func.cc``). A ``MemoryError`` there is a ``ResourceExhaustedError``, and the device's only
+    where it says so.
     """
     message = getattr(error, "message", "")
-    if HOST_POOL in message or PYTHONS_OWN in message:
+    if HOST_POOL in message or (PYTHONS_OWN in message and NO_TENSOR not in message):
         return False
     if isinstance(error, tf.errors.NotFoundError):
         return NO_ALGORITHM in error.message and any(sign in error.message for sign in NO_ROOM)

@@ -515,7 +515,7 @@ class NoRoom:
         """Return the value, but for the first time."""
         if self.fails:
             self.fails = False
-            raise MemoryError("no room")
+            raise MemoryError("OOM when allocating tensor")
         return value
 
 
