@@ -54,8 +54,8 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
     job = build_job(
         shares, options, request, resolved.environ, resolved.asked, place.only_here, options.tag_output
     )
-    if options.stdin is not None:
-        job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": str(options.stdin)})
+    reader = "none" if options.stdin is None else str(options.stdin)
+    job = replace(job, stdin=options.stdin, env={**job.env, "LMSRUN_STDIN": reader})
     record = resolved.record_dir
     if options.output_dir:
         record = os.path.abspath(options.output_dir)

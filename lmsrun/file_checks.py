@@ -276,6 +276,8 @@ def _why_not(program: str, arguments: Sequence[str]) -> str:
         return f"is not in PATH; try ./{program}"
     if os.path.isfile(program):
         return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
+    if os.path.exists(program):
+        return "is a pipe or a device; needed a file, which every rank can read from its beginning"
     folder, name = os.path.split(program)
     is_there = os.path.isdir(folder or ".")
     known = {entry.name for entry in Path(folder).glob("*.py") if entry.is_file()} if is_there else set()

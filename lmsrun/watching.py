@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.model.errors import UsageError
+from launch.supervise.streams import Sink, poll
 from lmsrun.options import LaunchOptions
 from lmsrun.render.live import can_draw
+from lmsrun.render.prometheus import write_metrics
 
 if TYPE_CHECKING:
     from launch.supervise.job import JobOptions
@@ -22,6 +24,8 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
 """Signals that end a look at jobs."""
 CONSOLE = "console.log"
 """What would have been printed, in the output folder, while a table has the terminal."""
+_PATIENCE_S = 3.0
+"""How long a terminal may take nothing once the job was told to end: its sender may send SIGKILL next."""
 _MAIN = Path(__file__).with_name("__main__.py")
 
 
@@ -42,11 +46,18 @@ def _draws(options: LaunchOptions) -> bool:
 
 
 @contextmanager
-def watched(options: LaunchOptions, supervised: "JobOptions") -> Iterator["JobOptions"]:
+def watched(
+    options: LaunchOptions, supervised: "JobOptions", heard: Set[signal.Signals]
+) -> Iterator["JobOptions"]:
     """Have a job looked at while the block runs; gives the options to run it with.
 
     On a terminal a table takes the place of the output, which goes to files; what lmsrun itself had to say is
-    printed at the end.
+    printed at the end. A terminal that takes nothing is waited for; not for long if the job was told to end.
+
+    Args:
+        options: What to look at.
+        supervised: How the job would run without a look at it.
+        heard: The signals to end that the job got; read when the block is over.
     """
     draws = _draws(options) and supervised.output_dir is not None
     words = tempfile.TemporaryFile(dir=supervised.output_dir) if draws else None
@@ -69,29 +80,40 @@ def watched(options: LaunchOptions, supervised: "JobOptions") -> Iterator["JobOp
     try:
         yield supervised
     finally:
-        watcher.terminate()
-        watcher.wait()
+        patience_s = _PATIENCE_S if heard - {signal.SIGINT} else None
+        _end(watcher, options, patience_s)
         if words is not None:
             os.close(supervised.stdout_fd)
             with words:
                 words.seek(0)
-                said = words.read().decode(errors="replace")
+                said = words.read()
             if sys.stderr is not None:
-                _print_at_end(said)
+                _print_at_end(said, patience_s)
 
 
-def _print_at_end(said: str) -> None:
-    """Print what lmsrun itself had to say; a terminal that was closed does not cost the job's exit code."""
+def _end(watcher: "subprocess.Popen[bytes]", options: LaunchOptions, patience_s: float | None) -> None:
+    """End the look; who sits in a write to a terminal that takes nothing is killed, and leaves no metrics."""
+    watcher.terminate()
     try:
-        sys.stderr.write(said)
-        sys.stderr.flush()
-    except OSError:
-        # It is still buffered, and would be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        with suppress(subprocess.TimeoutExpired):
+            watcher.wait(patience_s)
+    finally:
+        watcher.kill()  # Nothing, if it has ended.
+        if watcher.wait() == -signal.SIGKILL and options.metrics:
+            with suppress(OSError):
+                write_metrics(Path(options.metrics), [])
+
+
+def _print_at_end(said: bytes, patience_s: float | None) -> None:
+    """Print what lmsrun itself had to say; a terminal that was closed does not cost the job's exit code."""
+    sink = Sink(sys.stderr.fileno())
+    sink.write(said)
+    while sink.waiting and poll([], [sink.fd], patience_s):
+        sink.pump()
 
 
 def _command(options: LaunchOptions) -> list[str]:
-    metrics = ["--metrics", os.path.abspath(options.metrics)] if options.metrics else []
+    metrics = [f"--metrics={options.metrics}"] if options.metrics else []
     quiet = "--no-quiet" if options.live else "--quiet"
     return [
         sys.executable,

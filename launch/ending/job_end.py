@@ -113,6 +113,11 @@ class JobEnd:
         return self._termination.hurried
 
     @property
+    def was_told(self) -> bool:
+        """Whether a signal other than Ctrl-C's asked for the end: its sender asks once."""
+        return any(number != signal.SIGINT for number in self._told_at)
+
+    @property
     def over(self) -> bool:
         """Whether nothing of the job runs any more, or all has been tried."""
         if self._running and not self._termination.given_up:

@@ -11,7 +11,7 @@ from typing import Any
 
 from launch.discover.nvml import import_nvml
 from launch.model.idset import IdSet, format_ids
-from launch.model.text import count_of, printable
+from launch.model.text import count_of, shown_line
 from launch.receipts.judge import read_object
 from launch.receipts.running_note import FOLDER_PREFIX, PlannedRank, RunningNote, read_running_note
 from launch.system.process_load import read_load
@@ -227,11 +227,11 @@ def read_last_line(output_dir: Path, rank: int) -> str:
     try:
         with newest[1].open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).decode(errors="replace").replace("\r", "\n").split("\n")
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
     except OSError:
         return ""
-    said = [line.strip() for line in reversed(lines) if line.strip()]
-    return printable(next((line for line in said if not _LOG.match(line)), said[0] if said else ""))
+    said = [shown for line in reversed(lines) if (shown := shown_line(line).strip())]
+    return next((line for line in said if not _LOG.match(line)), said[0] if said else "")
 
 
 def _number(value: object) -> int | None:

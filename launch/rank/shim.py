@@ -201,6 +201,7 @@ def _leave_input(rank: int, environ: Mapping[str, str]) -> None:
     if reader and reader != str(rank):
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
+        os.set_inheritable(0, True)  # where 0 was closed it is the one just opened
 
 
 def _apply(expected: Expectation) -> list[str]:
@@ -314,16 +315,32 @@ def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execve(argv[0], list(argv), dict(environ))  # noqa: S606 - an argv list, no shell
     except OSError as error:
-        raise ProgramError(f"cannot run {argv[0]}: {_why_not(error)}", NOT_EXECUTABLE) from error
+        raise ProgramError(f"cannot run {argv[0]}: {_why_not(argv[0], error)}", NOT_EXECUTABLE) from error
 
 
-def _why_not(error: OSError) -> str:
-    """Why the kernel does not run a file that is there and executable."""
+def _why_not(program: str, error: OSError) -> str:
+    """Say why the kernel does not run a file that is there and executable."""
     if error.errno == errno.ENOENT:
-        return "the interpreter that its first line names is not here"
+        return _lacks(program)
     if error.errno == errno.ENOEXEC:
         return "neither a program for this machine nor a script that begins with #!"
     return error.strerror or str(error)
+
+
+def _lacks(program: str) -> str:
+    """Say what the kernel would have started for a file, and has not found."""
+    try:
+        with open(program, "rb") as file:
+            first = os.fsdecode(file.readline(256))
+    except OSError as error:
+        return error.strerror or str(error)
+    if not first.startswith("#!"):
+        return "the loader that it was linked for is not here; needed a program for this machine"
+    # The kernel takes a carriage return for a part of the name.
+    name = first[2:].rstrip("\n").replace("\t", " ").strip(" ").partition(" ")[0]
+    hint = "; its lines end as on Windows; try dos2unix" if name.endswith("\r") else ""
+    what = "cannot be started itself" if os.path.exists(name) else "is not here"
+    return f"its first line names the interpreter {name!r}, which {what}{hint}"
 
 
 def _folder() -> str:

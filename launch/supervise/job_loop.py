@@ -42,6 +42,8 @@ _QUIET_S = 10.0
 """How long after the last output ranks that wait for another wait for something that goes wrong."""
 _UNDERWAY_S = 5.0
 """Limits how long output that was sent over a network may take to come."""
+_PAUSE_S = 1.0
+"""Readers of our output that are slow may pause for so long, also where ranks have no time to end."""
 _STALLED = 124
 """The code of a job that was ended because it stood still, as ``timeout`` has it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -521,10 +523,15 @@ class JobLoop:
         return bool(ready)
 
     def _flush(self, console: Console, wakeup: int) -> None:
-        """Wait for the reader of our output; if the user insists on the end, write only what goes at once."""
+        """Wait for the reader of our output, which may be a person with a pager.
+
+        If the user insists on the end, only what goes at once is written. Where the job was told to end, a
+        reader that takes nothing has as long as a rank, and a second at least.
+        """
         while console.sink.waiting:
+            patience_s = max(_PAUSE_S, self._options.grace_period_s) if self._end.was_told else None
             watched = [wakeup, self._front] if self._front >= 0 else [wakeup]
-            ready = poll(watched, [console.sink.fd], 0 if self._end.hurried else None)
+            ready = poll(watched, [console.sink.fd], 0 if self._end.hurried else patience_s)
             if wakeup in ready:
                 self._take_notice(os.read(wakeup, 4096))
             if self._front in ready:
@@ -533,6 +540,12 @@ class JobLoop:
                 self._pump_sinks({console.sink.fd})
             elif self._end.hurried:
                 return
+            elif not ready:
+                console.sink.give_up()
+                rest = "only in the files" if self._files.output_dir is not None else "lost"
+                self._note(
+                    f"error: nobody has read the output for {patience_s:g} s; the rest of it is {rest}"
+                )
 
     def _note(self, text: str) -> None:
         self._err.note(f"lmsrun: {text}")

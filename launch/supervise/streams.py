@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from launch.model.text import printable
+from launch.model.text import shown_line
 
 MAX_LINE_BYTES = 1 << 16
 """A longer line is shown in pieces of this size (the rank's own file has it whole)."""
@@ -27,6 +27,9 @@ the open file, which the user's shell shares."""
 
 _LARGE_WRITE_BYTES = 1 << 16
 """What goes at once where no write blocks: a pipe's usual capacity."""
+
+_NEW_TERMINAL = os.makedev(5, 2)
+"""Opening /dev/ptmx, the other side of a terminal, makes another terminal."""
 
 PIPE_BYTES = 1 << 18
 """Wished capacity of a rank's pipe: a rank writes on while we are busy with another. Users may have 1 MiB."""
@@ -110,6 +113,11 @@ class Sink:
         self._pending.clear()
         self._pending_bytes = 0
 
+    def give_up(self) -> None:
+        """Drop what waits, and what is still to come: nobody reads it."""
+        self.error = TimeoutError(errno.ETIMEDOUT, "nobody reads it")
+        self._clear()
+
     @property
     def closed_by_reader(self) -> bool:
         """Whether the reader went away, as ``| head`` does."""
@@ -119,16 +127,18 @@ class Sink:
 def _open_to_write(fd: int) -> tuple[int, int]:
     """Open the descriptor to write to; tell how many bytes go at once without blocking for long.
 
-    A pipe is opened a second time: O_NONBLOCK then belongs to us alone. One of another user's cannot be.
+    A pipe or a terminal is opened a second time: O_NONBLOCK then belongs to us alone. One of another user's
+    cannot be.
     """
     try:
-        kind = os.fstat(fd).st_mode
-        if stat.S_ISREG(kind):
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
             return fd, _LARGE_WRITE_BYTES
-        if stat.S_ISFIFO(kind):
-            return os.open(
-                f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            ), _LARGE_WRITE_BYTES
+        # A terminal that nobody reads (^S, a dead ssh) may poll as writable and take less than the safe size.
+        is_terminal = os.isatty(fd) and status.st_rdev != _NEW_TERMINAL
+        if is_terminal or stat.S_ISFIFO(status.st_mode):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+            return os.open(f"/proc/self/fd/{fd}", flags), _LARGE_WRITE_BYTES
     except OSError:
         pass
     return fd, _SAFE_WRITE_BYTES
@@ -350,7 +360,7 @@ class RankStream:
 
 def read_last_lines(text: bytes, count: int = 6) -> list[str]:
     """Read the last lines of a stream's end that say something, without what would change a terminal."""
-    lines = [printable(line.decode(errors="replace").rstrip(), keep="\t") for line in text.split(b"\n")]
+    lines = [shown_line(line.decode(errors="replace"), keep="\t") for line in text.split(b"\n")]
     # The first may be the rest of a longer one.
     whole = lines[1:] if len(text) >= LAST_BYTES and len(lines) > 1 else lines
     return [line for line in whole if line.strip()][-count:]

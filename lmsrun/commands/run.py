@@ -353,28 +353,34 @@ def _start(plan: "LaunchPlan", job: ResolvedJob, make_command: "MakeCommand | No
     with endings_raised(), recorded(plan, job):
         if supervised.output_dir is not None and not options.quiet:
             say(f"output goes to {supervised.output_dir}")
-        with _watched(options, supervised) as watched:
-            return _run_often_enough(plan, watched, make_command, options.max_restarts)
+        heard: set[Signals] = set()
+        with _watched(options, supervised, heard) as watched:
+            return _run_often_enough(plan, watched, make_command, options.max_restarts, heard)
 
 
-def _watched(options: LaunchOptions, supervised: "JobOptions") -> "AbstractContextManager[JobOptions]":
+def _watched(
+    options: LaunchOptions, supervised: "JobOptions", heard: "set[Signals]"
+) -> "AbstractContextManager[JobOptions]":
     """Have the job followed by ``lmsrun top`` where that is asked for."""
     if not (options.live or options.metrics):
         return nullcontext(supervised)
     from lmsrun.watching import watched
 
-    return watched(options, supervised)
+    return watched(options, supervised, heard)
 
 
 def _run_often_enough(
-    plan: "LaunchPlan", options: "JobOptions", make_command: "MakeCommand | None", restarts: int
+    plan: "LaunchPlan",
+    options: "JobOptions",
+    make_command: "MakeCommand | None",
+    restarts: int,
+    heard: "set[Signals]",
 ) -> int:
     """Run a job, and again while ranks fail by themselves with a code that another attempt may change."""
     from mmap import mmap  # What the supervisor, another process, writes is to be seen here.
 
     rank_failed, give_again = mmap(-1, 1), _keep_stdin(options.stdin if restarts else None)
     earlier: tuple[dict[str, object], ...] = ()
-    heard: set[Signals] = set()
     for attempt in range(restarts + 1):
         rank_failed[0] = 0
         told = replace(

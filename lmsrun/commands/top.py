@@ -68,7 +68,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         jobs = look()
         if not options.quiet:
             print(render_block(jobs, time.time()), flush=True)
-        _write_metrics(options, jobs)
+        Metrics(options.metrics).write(jobs)
         return 0
     return _follow(look, options, pid, is_mine)
 
@@ -87,6 +87,7 @@ def _follow(
     # Blocked and waited for: a handler that wakes a waiting thread can meet the lock that this thread holds.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     draws = not options.quiet and can_draw(sys.stdout)
+    metrics = Metrics(options.metrics)
     with (_screen if draws else _log)(options) as show:
         while True:
             before_s = time.process_time()
@@ -97,79 +98,73 @@ def _follow(
                 break
             if jobs or pid is None:
                 show(jobs)
+                metrics.keep(jobs)
             pause_s = max(options.period, (time.process_time() - before_s) / _SHARE)
             if signal.sigtimedwait(ENDING, pause_s) is not None:
                 break
-    if options.metrics:
-        _end_metrics(Path(options.metrics).resolve())
+    metrics.end()
     return 0
-
-
-def _end_metrics(path: Path) -> None:
-    """Leave no metric that outlives its job."""
-    try:
-        write_metrics(path, [])
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        say(f"warning: cannot write {path}: {error.strerror}")
 
 
 @contextmanager
 def _log(options: LaunchOptions) -> Iterator[Show]:
     """Show blocks of plain text, or nothing."""
-    was_idle, keep = False, _keep_metrics(options)
+    was_idle = False
 
     def show(jobs: Sequence[JobSample]) -> None:
         nonlocal was_idle
         if not options.quiet and (jobs or not was_idle):
             print(render_block(jobs, time.time()), flush=True)
         was_idle = not jobs
-        keep(jobs)
 
     yield show
 
 
 @contextmanager
-def _screen(options: LaunchOptions) -> Iterator[Show]:
+def _screen(_options: LaunchOptions) -> Iterator[Show]:
     """Show a table that is drawn anew."""
     from rich.live import Live
 
-    keep = _keep_metrics(options)
     with Live(auto_refresh=False) as live:
 
         def show(jobs: Sequence[JobSample]) -> None:
             live.update(render_screen(jobs, live.console.width, live.console.height), refresh=True)
-            keep(jobs)
 
         yield show
 
 
-def _keep_metrics(options: LaunchOptions) -> Show:
-    """Keep the file of metrics; that it cannot be written is said once, until it can."""
-    has_failed = False
+class Metrics:
+    """Keeps the file of metrics, if one is named; that it cannot be written is said once, until it can."""
 
-    def keep(jobs: Sequence[JobSample]) -> None:
-        nonlocal has_failed
+    def __init__(self, name: str | None) -> None:
+        self._name, self._path = name, Path(name).resolve() if name else None
+        self._has_failed = False
+
+    def write(self, jobs: Sequence[JobSample]) -> None:
+        """Write the file.
+
+        Raises:
+            JobError: If it cannot be written.
+        """
+        if self._path is not None:
+            try:
+                write_metrics(self._path, jobs)
+            except OSError as error:
+                raise JobError(f"cannot write {self._name}: {error.strerror}") from None
+
+    def keep(self, jobs: Sequence[JobSample]) -> None:
+        """Write the file, or say why not."""
         try:
-            _write_metrics(options, jobs)
-            has_failed = False
+            self.write(jobs)
+            self._has_failed = False
         except JobError as error:
-            if not has_failed:
+            if not self._has_failed:
                 say(str(error))
-            has_failed = True
+            self._has_failed = True
 
-    return keep
-
-
-def _write_metrics(options: LaunchOptions, jobs: Sequence[JobSample]) -> None:
-    """Write the file of metrics, if one is named.
-
-    Raises:
-        JobError: If it cannot be written.
-    """
-    if options.metrics:
-        try:
-            write_metrics(Path(options.metrics).resolve(), jobs)
-        except OSError as error:
-            raise JobError(f"cannot write {options.metrics}: {error.strerror}") from None
+    def end(self) -> None:
+        """Leave no metric that outlives its job."""
+        self.keep([])
+        if self._has_failed and self._path is not None:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)

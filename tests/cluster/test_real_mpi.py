@@ -106,6 +106,16 @@ def test_receipts_come_back(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_reads_its_input_finds_none(mpi: str, tmp_path: Path) -> None:
+    """Hydra gives all ranks but the first a pipe that it never closes."""
+    program = ("sh", "-c", 'test "$(readlink /proc/self/fd/0)" = /dev/null && wc -c')
+    done = run(lmsrun("run", *options(mpi), "-np", "3", "--oversubscribe", "--", *program), tmp_path)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 0", "[1] 0", "[2] 0"]), (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize("mpi", MPIS)
 def test_lines_of_all_ranks_arrive_whole_and_in_order(mpi: str, tmp_path: Path) -> None:
     """Open MPI 4.1 drops a third of such lines where it tags them, and cuts lines into each other's."""
     program = tmp_path / "many.py"

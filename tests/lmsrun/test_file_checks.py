@@ -60,6 +60,13 @@ def test_what_an_option_names_is_looked_at_first(here: Path, capsys: Capture, ar
     assert not (here / "started").exists()
 
 
+def test_a_program_that_ranks_could_read_only_once_is_refused(here: Path, capsys: Capture) -> None:
+    os.mkfifo(here / "script.py")
+    assert main(["run", "-np", "1", "script.py"], {}) == 2
+    said = "lmsrun: program 'script.py' is a pipe or a device; needed a file, which every rank can read"
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_timeline_of_another_host_is_left_to_it(here: Path) -> None:
     # Over Gloo the host would first be handed its environment.
     words = ("--no-host-probe", "-H", "far:1", "--launcher", "horovodrun", "--controller", "mpi")

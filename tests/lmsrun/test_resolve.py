@@ -96,6 +96,12 @@ def test_another_launchers_ranks_know_where_reports_go_without_kept_output(tmp_p
     assert plan_cluster(elsewhere, PLACE)[1].env["LMS_REPORT_DIR"] == "/mine"
 
 
+@pytest.mark.parametrize(("reader", "told"), [(None, "none"), (0, "0")])
+def test_another_launchers_ranks_know_who_reads_the_input(reader: int | None, told: str) -> None:
+    job = replace(JOB, options=LaunchOptions(stdin=reader, allow_run_as_root=True))
+    assert plan_cluster(job, PLACE)[1].env["LMSRUN_STDIN"] == told
+
+
 @pytest.mark.parametrize("keeps_output", [True, False])
 def test_a_plan_that_cannot_be_written_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_output: bool

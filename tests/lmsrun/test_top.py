@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launch.monitor.sample import JobSample, RankSample
 from lmsrun.cli import main
-from lmsrun.commands.top import _end_metrics, _log
+from lmsrun.commands.top import Metrics, _log
 from lmsrun.options import LaunchOptions
 from lmsrun.render.live import render_block, render_screen, show_bytes
 from lmsrun.render.prometheus import render_metrics, write_metrics
@@ -171,22 +171,27 @@ def test_no_table_is_drawn_where_a_terminal_can_only_print(monkeypatch: pytest.M
             assert _draws(LaunchOptions(live=True)) is draws
 
 
-def test_metrics_that_cannot_be_emptied_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _end_metrics(tmp_path / "gone" / "m.prom")
-    assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/gone/m.prom: ")
+def test_metrics_that_cannot_be_emptied_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named as the user did."""
+    monkeypatch.chdir(tmp_path)
+    Metrics("gone/m.prom").end()
+    assert capsys.readouterr().err.startswith("lmsrun: cannot write gone/m.prom: ")
     (tmp_path / "file").touch()
-    _end_metrics(tmp_path / "file" / "m.prom")
-    assert capsys.readouterr().err.startswith(f"lmsrun: warning: cannot write {tmp_path}/file/m.prom: ")
+    Metrics("file/m.prom").end()
+    assert capsys.readouterr().err.startswith("lmsrun: cannot write file/m.prom: ")
 
 
 def test_metrics_that_cannot_be_written_are_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "folder" / "m.prom"
-    with _log(LaunchOptions(quiet=True, metrics=str(file))) as show:
-        for is_there in (False, False, True, False):
-            file.parent.mkdir() if is_there else shutil.rmtree(file.parent, ignore_errors=True)
-            show([])
+    metrics = Metrics(str(file))
+    for is_there in (False, False, True, False):
+        file.parent.mkdir() if is_there else shutil.rmtree(file.parent, ignore_errors=True)
+        metrics.keep([])
+    metrics.end()
     said = f"lmsrun: cannot write {file}: No such file or directory\n"
     assert capsys.readouterr().err == said * 2
     file.parent.mkdir()
@@ -360,6 +365,33 @@ def test_a_terminal_that_is_closed_does_not_cost_the_exit_code(tmp_path: Path) -
     assert job.wait(60) == 0
     receipts = json.loads((tmp_path / "out" / "latest" / "receipts.json").read_text())
     assert receipts["exit_code"] == 0
+
+
+@pytest.mark.ranks
+def test_a_terminal_that_takes_nothing_does_not_keep_a_job_that_was_told_to_end(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*LMSRUN, "-np", "1", "--live", "--period", "0.5", "--output-dir", "out", "--metrics", "m.prom"]
+    job = subprocess.Popen(
+        [*command, "python3", "-c", SLEEPER],
+        env={**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm"},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    seen = b""
+    while b"last line" not in seen:
+        seen += os.read(ours, 65536)
+    os.write(ours, b"\x13")  # ^S
+    time.sleep(1)
+    job.terminate()
+    try:
+        assert job.wait(30) == 143
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "lmsrun: ended by SIGTERM" in (tmp_path / "out" / "latest" / "console.log").read_text()
+    assert (tmp_path / "m.prom").read_text().splitlines()[-1] == "lmsrun_jobs 0"
 
 
 @pytest.mark.ranks

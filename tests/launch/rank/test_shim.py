@@ -27,6 +27,7 @@ from launch.rank.shim import (
 from launch.system.numa_policy import FoundBinding
 from launch.system.program_path import find_program
 
+WINDOWS = "its lines end as on Windows; try dos2unix"
 EXPECT: dict[str, Any] = {
     "rank": 3,
     "local_rank": 1,
@@ -221,16 +222,39 @@ def test_a_name_cannot_drive_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("first_line", "said"),
     [
-        ("#!/no/such/interpreter", "the interpreter that its first line names is not here"),
+        ("#! /no/such -x", "its first line names the interpreter '/no/such', which is not here"),
+        ("#!/bin/sh\r", r"its first line names the interpreter '/bin/sh\r', which is not here; " + WINDOWS),
         ("echo hi", "neither a program for this machine nor a script that begins with #!"),
     ],
 )
 def test_what_the_kernel_does_not_run_is_told_why(tmp_path: Path, first_line: str, said: str) -> None:
     script = tmp_path / "script"
-    script.write_text(f"{first_line}\n")
+    script.write_text(f"{first_line}\n", newline="")
     script.chmod(0o755)
     done = work(script, LMSRUN_EXPECT=json.dumps(EXPECT), LMSRUN_RECEIPT_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (126, f"lmsrun: cannot run {script}: {said}\n")
+
+
+def test_an_interpreter_that_is_here_but_lacks_its_own_is_not_called_missing(tmp_path: Path) -> None:
+    for name, first_line in (("script", f"#!{tmp_path}/middle"), ("middle", "#!/no/such")):
+        (tmp_path / name).write_text(f"{first_line}\n")
+        (tmp_path / name).chmod(0o755)
+    done = work(tmp_path / "script", LMSRUN_EXPECT=json.dumps(EXPECT))
+    said = f"its first line names the interpreter '{tmp_path}/middle', which cannot be started itself"
+    assert (done.returncode, done.stderr) == (126, f"lmsrun: cannot run {tmp_path}/script: {said}\n")
+
+
+@pytest.mark.parametrize("given", ["</dev/zero", "<&-"])
+def test_a_rank_that_is_not_to_read_has_an_input_that_ends(given: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {given}', "sh", *LMSRUN, "worker", "--", "readlink", "/proc/self/fd/0"],
+        env={**os.environ, "LMSRUN_EXPECT": json.dumps(EXPECT), "LMSRUN_STDIN": "none"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "/dev/null\n"), done.stderr
 
 
 def test_an_interrupt_before_the_program_is_no_traceback(tmp_path: Path) -> None:

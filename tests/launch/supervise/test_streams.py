@@ -1,6 +1,8 @@
 """Output on its way from ranks to the launcher's own: whole lines, bars, bounds."""
 
 import os
+import select
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.streams import MAX_LINE_BYTES, Console, RankStream, Sink, TaggedStream, open_consoles
+from launch.supervise.streams import (
+    MAX_LINE_BYTES,
+    Console,
+    RankStream,
+    Sink,
+    TaggedStream,
+    open_consoles,
+    read_last_lines,
+)
 
 
 def shown(console: Console) -> bytes:
@@ -175,3 +185,30 @@ def test_a_stream_goes_to_its_file_byte_for_byte(tagged: TaggedStream | None, tm
     assert not stream.open
     assert (tmp_path / "copy").read_bytes() == b"\xff\x00 one\rtwo"
     assert b"\xff\x00 one" in shown(console)
+
+
+def test_last_lines_are_told_without_what_drives_a_terminal() -> None:
+    said = (
+        b"\x1b[1m 9/10\x1b[0m loss 1\r\x1b[1m10/10\x1b[0m loss 2\n\n\tat\r\n\x1b[31mValueError\x1b[0m: no\n"
+    )
+    assert read_last_lines(said) == ["10/10 loss 2", "\tat", "ValueError: no"]
+
+
+@pytest.mark.parametrize("length", [1, 99, 400])
+def test_a_terminal_that_nobody_reads_blocks_nobody(length: int) -> None:
+    """It polls as writable as long as it takes a byte, and ``^S`` may stay for hours."""
+    reading, terminal = os.openpty()
+    sink = Sink(terminal)
+    sink.write((b"x" * length + b"\n") * (200_000 // length))
+
+    def write() -> None:
+        while select.select([], [sink.fd], [], 0)[1]:
+            sink.pump()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(10)
+    assert not writer.is_alive() and sink.waiting
+    os.close(reading)
+    os.close(terminal)
+    os.close(sink.fd)

@@ -198,6 +198,44 @@ def test_a_slow_reader_holds_the_ranks_back_and_loses_nothing(start: JobStarter)
     assert job.stdout.count(b"\n") == 30000
 
 
+@pytest.mark.parametrize(("pause_s", "grace_s"), [(0.2, 1), (0.2, 0), (None, 1)])
+def test_a_job_that_is_told_to_end_waits_for_its_reader_no_longer_than_for_a_rank(
+    start: JobStarter, pause_s: float | None, grace_s: int
+) -> None:
+    """A batch system asks once, and a pager is nobody who would ask again; a slow reader goes on reading."""
+    words = ("--numa", "off", "--grace-period", grace_s)
+    job = start(STUB, "flood=5000/100", "ready", "sleep=600", options=words)
+    job.wait_ready()
+    job.signal(signal.SIGTERM)
+    if pause_s is None:
+        assert job.process.wait(20) == 143
+    else:
+        time.sleep(pause_s)
+        assert job.process.stdout is not None
+        while job.process.stdout.read(1 << 18):
+            time.sleep(pause_s)
+    assert job.finish() in ({143} if grace_s else {143, 137})
+    said = [line for line in job.stderr.decode().splitlines() if "nobody has read" in line]
+    lost = ["lmsrun: error: nobody has read the output for 1 s; the rest of it is lost"]
+    assert said == (lost if pause_s is None else [])
+    job.assert_nothing_left()
+
+
+def test_output_that_nobody_read_is_kept_in_files_and_changes_no_code(
+    start: JobStarter, tmp_path: Path
+) -> None:
+    words = ("--numa", "off", "--grace-period", "1", "--output-dir", "out")
+    job = start(STUB, "exit_on=SIGTERM/0", "flood=5000/100", "ready", "sleep=600", np=1, options=words)
+    job.wait_ready(1)
+    job.signal(signal.SIGTERM)
+    assert job.process.wait(20) == 0
+    assert job.finish() == 0
+    said = "lmsrun: error: nobody has read the output for 1 s; the rest of it is only in the files"
+    assert said in job.stderr.decode().splitlines()
+    assert (tmp_path / "out/latest/rank-0.stdout").read_bytes().count(b"\n") == 5000
+    assert json.loads((tmp_path / "out/latest/receipts.json").read_text())["exit_code"] == 0
+
+
 def test_a_reader_that_goes_away_ends_the_job(start: JobStarter) -> None:
     job = start(STUB, "flood=1000000/100", "sleep=600")
     assert job.process.stdout is not None
