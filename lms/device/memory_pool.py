@@ -3,8 +3,7 @@
 The CPU's allocator under a hard limit takes its pool bit by bit: regions of 2, 4, 8 MiB and so on, and a
 buffer lies in one of them. A step that comes near the limit then fails with a third of its memory free. A
 buffer as large as the limit, made before any other and freed at once, has the allocator make one region of
-it. Its pages are never touched, so they cost nothing. What says how large it is lies in NumPy's memory: a
-shape in the pool would have made a first region of 2 MiB.
+it. Its pages are never touched, so they cost nothing.
 
 The statistics of a normalisation are a few hundred bytes and live from the forward pass to the backward.
 TensorFlow's allocator gives each a piece of the smallest free chunk; in a step that is short of memory that
@@ -26,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.eager import context
@@ -34,13 +32,10 @@ from tensorflow.python.eager import context
 from lms.device.device import Device, read_cpu
 from lms.ir.liveness import SMALL_BYTES, round_up
 from lms.process_state import tensorflow_is_initialised
+from lms.simulate.bfc_arena import FIRST_REGION_BYTES
 
 logger = logging.getLogger("lms")
 FLOAT_BYTES, MIB = 4, 1 << 20
-
-ALIGNMENT = 64
-"""The bytes to which an array is aligned that TensorFlow uses as it is (``EIGEN_MAX_ALIGN_BYTES``); it copies
-others."""
 
 SMALL, BATCHES = "small buffers", "batches"
 """The uses of a chunk."""
@@ -63,14 +58,15 @@ class PoolClaim:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ, self._device = environ, read_cpu(environ)
-        self._nbytes = self._device.limit_bytes or 0
+        # The first region is there by then: the shape of what is asked for lies in it.
+        self._nbytes = (self._device.limit_bytes or 0) - FIRST_REGION_BYTES
         self._wrapped: list[tuple[type, str, Any, Any]] = []
         """What stands for methods of TensorFlow: class, name, method, and what stands for it."""
         self._lock, self._is_claiming = threading.RLock(), False
 
     def install(self) -> None:
         """Wait for TensorFlow to make its devices, unless they are there or the pool has no limit."""
-        if not self._nbytes or self._wrapped or tensorflow_is_initialised():
+        if self._nbytes <= 0 or self._wrapped or tensorflow_is_initialised():
             return
         self._wrap(context.Context, "ensure_initialized", self._claim)
         self._wrap(BaseSession, "__init__", self._claim_beside_session)
@@ -133,23 +129,11 @@ def _is_unused(device: Device) -> bool:
 def _make_whole(device: str, nbytes: int) -> None:
     global _is_whole
     with context.eager_mode(), tf.device(device):
-        # tf.constant would copy the array, to where chance has it.
-        where = context.context().device_name
-        shape = tf.__internal__.EagerTensor(_rows(nbytes), where, tf.int32.as_datatype_enum)
         try:
-            tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
+            tf.raw_ops.Empty(shape=[nbytes // MIB, MIB], dtype=tf.uint8, init=False)  # of 32-bit sizes
         except tf.errors.OpError:
             return  # the system does not give this process so much address space
     _is_whole = True
-
-
-def _rows(nbytes: int) -> Any:
-    """Return so many bytes as rows of a MiB, because sizes have 32 bits, where TensorFlow uses them."""
-    raw = np.zeros(2 * ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    rows = raw[begin : begin + ALIGNMENT].view(np.int32)[:2]
-    rows[:] = nbytes // MIB, MIB
-    return rows
 
 
 def hold(nbytes: int, device: str) -> Any:

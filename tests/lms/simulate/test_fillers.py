@@ -131,7 +131,7 @@ def test_a_full_region_is_drawn_with_fillers_that_take_nothing() -> None:
 
 @pytest.mark.tensorflow
 def test_the_allocator_does_what_is_simulated() -> None:
-    """In a region of 64 MiB with a chunk of 8 in use."""
+    """In a region of 62 MiB with a chunk of 8 in use."""
     pytest.importorskip("tensorflow")
     seen = run_job(
         "filler_job.py",
