@@ -170,7 +170,7 @@ def left() -> dict[str, Any]:
     apart, mine = steps.apart, tf.ones(()) * (hvd.rank() + 1)
 
     def crowded(works: Any, graph: bytes) -> bytes:
-        held.extend(tf.zeros(1 << 16) for _ in range((works[0].limit_bytes >> 18) - 18))
+        held.extend(tf.zeros(1 << 16) for _ in range((works[0].limit_bytes >> 18) - 8))
         return bytes(apart(works, graph))
 
     def train(x: Any, mine: Any) -> Any:
