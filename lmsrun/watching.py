@@ -25,7 +25,7 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
 CONSOLE = "console.log"
 """What would have been printed, in the output folder, while a table has the terminal."""
 _PATIENCE_S = 3.0
-"""How long a terminal may take nothing once the job was told to end: its sender may send SIGKILL next."""
+"""Limits how long a terminal may take nothing once the job was told to end: SIGKILL may come next."""
 _MAIN = Path(__file__).with_name("__main__.py")
 
 

@@ -114,7 +114,7 @@ class JobEnd:
 
     @property
     def was_told(self) -> bool:
-        """Whether a signal other than Ctrl-C's asked for the end: its sender asks once."""
+        """Tell whether a signal other than Ctrl-C's asked for the end: its sender asks once."""
         return any(number != signal.SIGINT for number in self._told_at)
 
     @property

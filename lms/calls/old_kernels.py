@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from tensorflow.python.eager import context
 
 LEAST_BYTES = 1 << 20
-"""Constants that take less are left where they are."""
+"""Leaves constants that take less where they are."""
 
 
 @dataclass
 class _Kernels:
-    """What is known of a function's kernels."""
+    """Holds what is known of a function's kernels."""
 
     plans: set[tuple[int, int]] = field(default_factory=set)
     """Those that have kernels: the engine's number, and the plan's."""
@@ -74,8 +74,8 @@ class OldKernels:
 
 def _put_back(name: bytes) -> None:
     """Take a function out of TensorFlow's context, which frees its kernels, and put it back."""
-    known = context.context()
-    if known.has_function(name):
-        definition = known.get_function_def(name)
-        known.remove_function(name)
-        known.add_function_def(definition)
+    runtime = context.context()
+    if runtime.has_function(name):
+        definition = runtime.get_function_def(name)
+        runtime.remove_function(name)
+        runtime.add_function_def(definition)

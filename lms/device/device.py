@@ -30,7 +30,7 @@ NO_SCRATCH = ("failed to allocate the scratch space", "requires nonzero scratch 
 IN_PYTHON = "errors_impl.ResourceExhaustedError: "
 """Marks the message of a ``py_function`` whose code ran out of memory."""
 NO_TENSOR = "OOM when allocating"
-"""What TensorFlow says where the device has no room for a tensor."""
+"""Marks the message of TensorFlow where the device has no room for a tensor."""
 PYTHONS_OWN = "MemoryError: "
 """Marks the message of a ``py_function`` or ``numpy_function`` whose code had no host memory."""
 HOST_POOL = "_host_bfc"

@@ -57,11 +57,11 @@ BATCH_RUNS, BATCH_OPS = 100, 60_000
 """The most rehearsals of a plan with batches that come by chance, and the ops that these may go through: of a
 small step 400 steps are rehearsed. A plan for the CPU device that bears them may take any time."""
 MAY_MISS = 0.1
-"""The part of these rehearsals in which a plan may not fit and be trusted all the same. Plans of three small
-steps fitted in 0, 31 and 35% of them; 6 of 7 trainings by these ran out of memory within 40 steps."""
+"""The part of these rehearsals in which a plan may not fit and be trusted all the same. Plans of two small
+steps fitted in 0 and 31% of them: 3 of 3 and 1 of 2 trainings ran out of memory within 40 steps."""
 BY_ORDER = "in every order of its ops"
 BY_BATCHES = "beside all batches that the input pipeline may make ready"
-"""How a plan that fits may not by chance."""
+"""Say in what case a plan that fits may not."""
 LATE_WORTH = 1.1
 """A plan that bears late frees may take so many times the seconds of one that does not. Where three buffers
 fill half of the device hardly any plan bears them: on the stand-in GPU steps took up to 1.5 times as long

@@ -100,6 +100,10 @@ class Decision:
         """The graph that the plan is for."""
         return self.case.graph
 
+    def fits(self, limit_bytes: int | None) -> bool:
+        """Tell whether the plan keeps to its budget, and its buffers find room on the device."""
+        return self.plan.feasible and (limit_bytes is None or self.peak_bytes <= limit_bytes)
+
 
 def plan_swaps(
     graph: Graph,
@@ -140,8 +144,8 @@ def plan_swaps(
     other = _decide(case, config, limit_bytes, thorough)
     made = _told(other.plan, relocation)
     more_lacks = costs.host_lacks(made.bytes_out) > costs.host_lacks(found.plan.bytes_out)
-    if config.policy != "all" and _fits(found, limit_bytes):  # but may fail by chance
-        is_better = _fits(other, limit_bytes) and not other.doubt
+    if config.policy != "all" and found.fits(limit_bytes):  # but may fail by chance
+        is_better = other.fits(limit_bytes) and not other.doubt
     else:
         is_better = needed(other, limit_bytes) < needed(found, limit_bytes)
     if more_lacks or not is_better:
@@ -186,11 +190,7 @@ def _wants_less(found: Decision, config: LMSConfig, limit_bytes: int | None) -> 
         return True
     if config.policy == "threshold" or (found.plan.is_empty and found.plan.feasible):
         return False
-    return bool(found.doubt) or not _fits(found, limit_bytes)
-
-
-def _fits(found: Decision, limit_bytes: int | None) -> bool:
-    return found.plan.feasible and (limit_bytes is None or found.peak_bytes <= limit_bytes)
+    return bool(found.doubt) or not found.fits(limit_bytes)
 
 
 def _told(made: SwapPlan, relocation: Relocation) -> SwapPlan:

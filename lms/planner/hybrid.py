@@ -225,10 +225,7 @@ def plan_recomputed(
 
 def _fits(decided: Decision, limit_bytes: int | None) -> bool:
     """Tell whether the device and the host have room for a plan."""
-    is_larger = limit_bytes is not None and decided.peak_bytes > limit_bytes
-    return (
-        decided.plan.feasible and not is_larger and not decided.case.costs.host_lacks(decided.plan.bytes_out)
-    )
+    return decided.fits(limit_bytes) and not decided.case.costs.host_lacks(decided.plan.bytes_out)
 
 
 def _is_good(decided: Decision, limit_bytes: int | None, least_s: float) -> bool:

@@ -343,23 +343,31 @@ def test_live_in_a_log_is_blocks_beside_the_output(start: JobStarter, tmp_path: 
     assert b"\x1b" not in seen + job.stderr
 
 
-@pytest.mark.ranks
-def test_a_terminal_that_is_closed_does_not_cost_the_exit_code(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    program = "import pathlib, time\nwhile not pathlib.Path('stop').exists(): time.sleep(0.01)"
-    command = [*LMSRUN, "-np", "1", "--live", "--period", "0.5", "--output-dir", "out"]
+def start_live(
+    folder: Path, ours: int, theirs: int, program: str, *options: str
+) -> "subprocess.Popen[bytes]":
+    """Start a job that a terminal watches, and wait until its table is drawn there."""
+    command = [*LMSRUN, "-np", "1", "--live", "--period", "0.5", "--output-dir", "out", *options]
     job = subprocess.Popen(
         [*command, "python3", "-c", program],
-        env={**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm"},
-        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folder), "TERM": "xterm"},
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
     )
-    os.close(theirs)
     seen = b""
     while b"last line" not in seen:
         seen += os.read(ours, 65536)
+    return job
+
+
+@pytest.mark.ranks
+def test_a_terminal_that_is_closed_does_not_cost_the_exit_code(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = "import pathlib, time\nwhile not pathlib.Path('stop').exists(): time.sleep(0.01)"
+    job = start_live(tmp_path, ours, theirs, program)
+    os.close(theirs)
     os.close(ours)
     (tmp_path / "stop").touch()
     assert job.wait(60) == 0
@@ -370,18 +378,7 @@ def test_a_terminal_that_is_closed_does_not_cost_the_exit_code(tmp_path: Path) -
 @pytest.mark.ranks
 def test_a_terminal_that_takes_nothing_does_not_keep_a_job_that_was_told_to_end(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [*LMSRUN, "-np", "1", "--live", "--period", "0.5", "--output-dir", "out", "--metrics", "m.prom"]
-    job = subprocess.Popen(
-        [*command, "python3", "-c", SLEEPER],
-        env={**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm"},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    seen = b""
-    while b"last line" not in seen:
-        seen += os.read(ours, 65536)
+    job = start_live(tmp_path, ours, theirs, SLEEPER, "--metrics", "m.prom")
     os.write(ours, b"\x13")  # ^S
     time.sleep(1)
     job.terminate()
