@@ -20,9 +20,9 @@ from lms_sim import DEVICES, LINKS_GB_PER_S
 from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.planner import hybrid
-from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import clock
+from lms.swaps.case import Case
 
 MODELS: dict[str, Callable[[], Graph]] = {
     "32 convolutions": lambda: plain_chain(32, 64),

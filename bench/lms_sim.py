@@ -20,11 +20,12 @@ from lms_models import resnet, unet3d
 from lms.config import LMSConfig
 from lms.ir.graph import Graph
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case, plan
-from lms.planner.policy_threshold import GridPoint, Rule, grid
 from lms.schedule.op_order import topological_levels
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import Timing, clock, simulate
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan
+from lms.swaps.threshold import GridPoint, Rule, grid
 
 MODELS: dict[str, Callable[[], Graph]] = {
     "ResNet-50, batch 64": lambda: resnet((3, 4, 6, 3), 64),

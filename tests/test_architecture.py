@@ -60,8 +60,9 @@ LMS = {
     "ir": set(),
     "schedule": {"ir"},
     "simulate": {"ir", "native"},
-    "planner": {"ir", "schedule", "simulate"},
-    "forecast": {"ir", "planner", "schedule", "simulate"},
+    "swaps": {"ir", "schedule", "simulate"},
+    "planner": {"ir", "schedule", "simulate", "swaps"},
+    "forecast": {"ir", "planner", "schedule", "simulate", "swaps"},
     "native": set(),
     "page": set(),
     "profiling": {"ir", "native"},
@@ -74,24 +75,26 @@ LMS = {
     "rewriter": {
         *("device", "ir", "optimizer", "planner", "reader", "schedule", "transports", "variables"),
     },
-    "report": {"device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "transports"},
+    "report": {
+        *("device", "ir", "page", "planner", "rewriter", "schedule", "simulate", "swaps", "transports"),
+    },
     "intercept": {"device", "ir", "optimizer", "reader", "specialiser", "variables"},
     "estimates": {"device", "forecast", "simulate"},
     "passes": {
         *("device", "intercept", "ir", "optimizer", "planner", "profiling", "reader", "report", "rewriter"),
-        *("simulate", "specialiser", "transports", "variables"),
+        *("simulate", "specialiser", "swaps", "transports", "variables"),
     },
     "process": {
         *("device", "intercept", "ir", "optimizer", "passes", "planner", "profiling", "reader", "report"),
-        *("rewriter", "transports", "variables"),
+        *("rewriter", "swaps", "transports", "variables"),
     },
     "calls": {
         *("device", "intercept", "ir", "optimizer", "passes", "planner", "process", "reader", "report"),
-        *("rewriter", "transports"),
+        *("rewriter", "swaps", "transports"),
     },
     "engine": {
         *("calls", "device", "estimates", "forecast", "intercept", "ir", "optimizer", "passes", "planner"),
-        *("process", "profiling", "reader", "report", "rewriter", "transports", "variables"),
+        *("process", "profiling", "reader", "report", "rewriter", "swaps", "transports", "variables"),
     },
     "tf_names": {"device"},
     "compat": {"callbacks", "enable", "engine", "intercept", "ir", "report", "tf_names"},
@@ -137,7 +140,7 @@ LMSRUN = {
 HOUSE = {"lms": LMS, "launch": LAUNCH, "lmsrun": LMSRUN}
 """The folders of each package, each with those that it may import: one way, so without a circle."""
 
-WITHOUT_TENSORFLOW = {"lms/ir", "lms/schedule", "lms/simulate", "lms/planner", "lms/forecast"}
+WITHOUT_TENSORFLOW = {"lms/ir", "lms/schedule", "lms/simulate", "lms/swaps", "lms/planner", "lms/forecast"}
 WITHOUT_MACHINE = {"launch/model", "launch/plan_host"}
 MACHINE = {"os", "subprocess", "socket", "ctypes", "psutil", "time", "random", "shutil", "signal"}
 MOST_MODULES = 12

@@ -16,9 +16,9 @@ from lms.intercept.batch_growth import Growth
 from lms.intercept.function_calls import Call, RuntimeCall
 from lms.optimizer.stopped import LEFT
 from lms.passes.work import Work
-from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.report.render import mib
 from lms.rewriter.segments import compiled_types, why_no_xla
+from lms.swaps.swap_planner import LEAVES_WHAT_FITS, usable_bytes
 
 OFF = "xla is 'off'; with xla='whole', the default, a step that fits is compiled as one"
 """Why XLA compiles nothing at all."""

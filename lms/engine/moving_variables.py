@@ -12,9 +12,9 @@ from lms.ir.graph import GraphError
 from lms.passes.parsing import arguments_of
 from lms.passes.streaming import variables_in_loop, variables_known
 from lms.passes.work import Task, Work
-from lms.planner.planner import usable_bytes
 from lms.reader.node_table import ROOT
 from lms.rewriter.streamable import Finder, bytes_by_kind
+from lms.swaps.swap_planner import usable_bytes
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine

@@ -24,11 +24,12 @@ from lms.forecast.ways import (
     repeated_variants,
     swapping_ways,
 )
-from lms.planner.fragmentation import predicted_peak
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case, plan_case
+from lms.planner.room import predicted_peak
 from lms.simulate.cost_model import Costs
 from lms.simulate.executor import peaks_by_chance
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan_case
 
 MODES = ("off", "swap", "recompute", "hybrid", "host state", "auto", "mixed precision")
 """``host state``: all variables lie in host memory between steps. ``auto``: what a run does by itself."""

@@ -15,11 +15,12 @@ from lms.ir.graph import Graph
 from lms.ir.liveness import round_up
 from lms.ir.swap_plan import SerialEdge, Swap, SwapPlan
 from lms.planner.choices import Choice, Choices
-from lms.planner.planner import Case, plan_case
 from lms.planner.recomputation import Recomputation, recompute
 from lms.schedule.op_order import executor_order
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import Clock, StreamedCopies, clock
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan_case
 
 LARGEST_BATCH = 1 << 20
 """Larger ones are not looked for."""

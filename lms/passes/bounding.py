@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from lms.passes.work import Work
-from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.reader.survey import most_bytes
+from lms.swaps.swap_planner import LEAVES_WHAT_FITS, usable_bytes
 from lms.variables.on_host import HostVariables
 
 

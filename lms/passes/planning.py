@@ -9,9 +9,9 @@ from lms.device.memory_pool import PoolClaim
 from lms.intercept.side_effects import may_reach_peers
 from lms.ir.assignments import in_place
 from lms.passes.work import Work
-from lms.planner.fragmentation import BY_BATCHES
 from lms.planner.host_operands import Decision
 from lms.planner.hybrid import Score, decide, score
+from lms.planner.room import BY_BATCHES
 from lms.planner.segments import fits_whole, plan_segments
 from lms.profiling.store import Profiles
 from lms.rewriter.segments import compilable_ops

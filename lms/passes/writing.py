@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lms.device.memory_pool import Rooms
 from lms.passes.work import Work
-from lms.planner.fragmentation import rooms_of
+from lms.planner.room import rooms_of
 from lms.rewriter.decision import write_decision
 from lms.rewriter.validation import validate
 from lms.transports.base import Transport

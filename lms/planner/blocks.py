@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lms.planner.block_chain import Link, Option, Path, fastest, priced
 from lms.planner.choices import Choice, Choices
-from lms.planner.planner import Case
+from lms.swaps.case import Case
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """The shares of the bytes that levels drop, where they may. Level 0 drops nothing."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from lms.planner.planner import Case
 from lms.planner.recomputation import Repeats
+from lms.swaps.case import Case
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 """The shares of the bytes that are dropped."""

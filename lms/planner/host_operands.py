@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, Op, Tensor
 from lms.ir.swap_plan import Sent, SwapPlan
-from lms.planner.fragmentation import doubt_of, plan_in_pieces, predicted_peak
-from lms.planner.planner import Case
+from lms.planner.fragmentation import plan_in_pieces
 from lms.planner.recomputation import Recomputation
+from lms.planner.room import Room, predicted_peak
 from lms.simulate.cost_model import Costs
+from lms.swaps.case import Case
 
 if TYPE_CHECKING:
     from lms.planner.segments import Segmentation
@@ -88,7 +89,7 @@ class Decision:
     peak_bytes: int
     """What the device's allocator will report for the step."""
     doubt: str = ""
-    """Why the plan may not fit by chance although it does (:func:`lms.planner.fragmentation.doubt_of`)."""
+    """Why the plan may not fit by chance although it does (:meth:`lms.planner.room.Room.doubt_of`)."""
     relocation: Relocation | None = None
     recomputation: Recomputation | None = None
     """The graph that comes before all others where ops are repeated."""
@@ -163,15 +164,17 @@ def refined(found: Decision, config: LMSConfig, limit_bytes: int | None) -> Deci
     made = plan_in_pieces(found.case, config, limit_bytes)
     told = made if found.relocation is None else _told(made, found.relocation)
     plan = replace(told, recomputed=found.plan.recomputed)
-    peak_bytes = predicted_peak(found.case, plan, limit_bytes)
-    doubt = doubt_of(found.case, plan, peak_bytes, limit_bytes, config.margin)
-    return replace(found, plan=plan, peak_bytes=peak_bytes, doubt=doubt)
+    judged = _judged(found.case, plan, config, limit_bytes)
+    return replace(found, plan=plan, peak_bytes=judged.peak_bytes, doubt=judged.doubt)
 
 
 def _decide(case: Case, config: LMSConfig, limit_bytes: int | None, thorough: bool) -> Decision:
-    made = plan_in_pieces(case, config, limit_bytes, thorough=thorough)
-    peak_bytes = predicted_peak(case, made, limit_bytes)
-    return Decision(case, made, peak_bytes, doubt_of(case, made, peak_bytes, limit_bytes, config.margin))
+    return _judged(case, plan_in_pieces(case, config, limit_bytes, thorough=thorough), config, limit_bytes)
+
+
+def _judged(case: Case, made: SwapPlan, config: LMSConfig, limit_bytes: int | None) -> Decision:
+    doubt = "" if limit_bytes is None else Room(case, limit_bytes, config.margin).doubt_of(made)
+    return Decision(case, made, predicted_peak(case, made, limit_bytes), doubt)
 
 
 def needed(found: Decision, limit_bytes: int | None) -> tuple[int, int]:

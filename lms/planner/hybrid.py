@@ -30,10 +30,11 @@ from lms.ir.swap_plan import Recomputed, Sent, SwapPlan
 from lms.planner.blocks import Blocks
 from lms.planner.choices import Choice, Choices
 from lms.planner.host_operands import Decision, plan_swaps, read_from_host, refined
-from lms.planner.planner import Case, plan_case, usable_bytes
-from lms.planner.policy_budget import NO_STALL
 from lms.planner.recomputation import Recomputation, recompute
 from lms.simulate.cost_model import Costs, costs_of
+from lms.swaps.budget import NO_STALL
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan_case, usable_bytes
 
 ROUNDS = 6
 """The most rounds of the first search."""

@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from lms.ir.liveness import positions
 from lms.ir.swap_plan import SwapPlan
-from lms.planner.planner import Case, Cost, Way, plan_trips
 from lms.schedule.op_order import executor_order
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.rehearsal import Chunk, Stuck, first_stuck
+from lms.swaps.case import Case, Cost, Way
+from lms.swaps.swap_planner import plan_trips
 
 ANOTHER_TIME = 0.4
 """The cost of a byte whose copy runs or ends at another time. A byte that is copied once more costs 1."""

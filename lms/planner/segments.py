@@ -23,10 +23,10 @@ from lms.ir.liveness import Buffers, round_up
 from lms.ir.op_traits import CONTRACTIONS, is_update
 from lms.planner.host_operands import Decision, plan_swaps
 from lms.planner.hybrid import score
-from lms.planner.planner import LEAVES_WHAT_FITS, usable_bytes
-from lms.planner.policy_budget import NO_STALL
 from lms.schedule.op_order import early_ops, floating_ops
 from lms.simulate.cost_model import REDUCTIONS, Costs, costs_of
+from lms.swaps.budget import NO_STALL
+from lms.swaps.swap_planner import LEAVES_WHAT_FITS, usable_bytes
 
 SEGMENT = "LmsSegment"
 """Type of the op that stands for a segment."""

@@ -13,7 +13,6 @@ from lms.ir.graph import Graph, GraphError
 from lms.ir.name_filters import Unmatched
 from lms.ir.swap_plan import SwapPlan
 from lms.passes.work import Task, Work
-from lms.planner.planner import usable_bytes
 from lms.planner.segments import WHOLE
 from lms.process.shape_names import shapes_of
 from lms.reader.node_table import ROOT
@@ -23,6 +22,7 @@ from lms.report.guest import Guest
 from lms.report.render import mib
 from lms.report.stats import UNROLL, GraphStats, OpenSizes, Planned, counted
 from lms.rewriter.streamable import SMALL
+from lms.swaps.swap_planner import usable_bytes
 
 logger = logging.getLogger("lms")
 

@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from lms.device.device import Device, read_devices
-from lms.planner.planner import LEAVES_WHAT_FITS
 from lms.report.stats import GraphStats, Planned, Report, graph_key, trace_key
+from lms.swaps.swap_planner import LEAVES_WHAT_FITS
 from lms.transports.base import StoreStats
 
 TRACES = 4

@@ -11,7 +11,6 @@ from lms.ir.liveness import Buffers, Timeline, positions, round_up, timeline
 from lms.ir.op_traits import AGAIN
 from lms.ir.swap_plan import SerialEdge, Swap
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case, plan_case
 from lms.report.stats import Planned
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand
@@ -19,6 +18,8 @@ from lms.simulate.cost_model import Costs
 from lms.simulate.pool_map import map_pool
 from lms.simulate.step_time import NotedClock, Stay, StreamedCopies, simulate, stays_in_time
 from lms.simulate.streams import closest
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan_case
 
 MOST_BANDS = 48
 """The tensors that are told by name over time; all others are summed up."""

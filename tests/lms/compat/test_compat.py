@@ -14,7 +14,7 @@ from lms.compat.parameters import parse_call
 from lms.config import ConfigError, LMSConfig
 from lms.device.ibm_counters import COUNTED, GETTERS, NOT_COUNTED
 from lms.errors import LMSArgumentError, LMSError
-from lms.planner.policy_threshold import Rule, rule_of, uses_first_generation
+from lms.swaps.threshold import Rule, rule_of, uses_first_generation
 from lms.tf_names.settings import choose_allocator
 
 ROOT = Path(__file__).resolve().parents[3]

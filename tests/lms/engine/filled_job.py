@@ -16,11 +16,11 @@ import tensorflow as tf
 import lms
 from lms.engine import installation  # noqa: E402
 from lms.errors import BuildError
-from lms.planner import fragmentation, host_operands
+from lms.planner import room
 from lms.process import resources  # noqa: E402
 
 LIMIT = int(sys.argv[1]) << 20
-_peak = fragmentation._peak
+_peak = room.peak_in
 
 
 def peak_with_fillers(case: Any, made: Any, *sizes: int) -> int | None:
@@ -71,8 +71,8 @@ def train(limit_bytes: int | None) -> dict[str, Any]:
 
 
 if "doubtful" in sys.argv:
-    host_operands.doubt_of = lambda *_: fragmentation.BY_BATCHES
+    room.Room.doubt_of = lambda *_: room.BY_BATCHES
 if "without" in sys.argv:
     resources.load_filler = refuse
-fragmentation._peak = peak_with_fillers
+room.peak_in = peak_with_fillers
 print(json.dumps(train(LIMIT or None)))

@@ -10,9 +10,9 @@ from lms.forecast.step import TracedStep
 from lms.forecast.ways import LEAST, Variant, plain_way, repeated_variants, swapping_ways
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT
-from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 from lms.simulate.devices import GPUS
+from lms.swaps.case import Case
 
 MIB = 1 << 20
 LAYERS = 16

@@ -13,10 +13,10 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.planner.blocks import Blocks
 from lms.planner.choices import Choices
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case
 from lms.planner.recomputation import recompute
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import clock
+from lms.swaps.case import Case
 
 MIB = 2**20
 LAYER = 64 * MIB

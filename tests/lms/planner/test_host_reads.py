@@ -11,8 +11,8 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.planner import host_operands
 from lms.planner.host_operands import FETCH, HELD, SEND, narrow_movers, needed, read_from_host
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
+from lms.swaps.case import Case
 
 MIB = 1 << 20
 

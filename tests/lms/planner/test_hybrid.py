@@ -10,8 +10,8 @@ import pytest
 from lms.config import LMSConfig
 from lms.planner import hybrid
 from lms.planner.hybrid import decide, score
-from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
+from lms.swaps.case import Case
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))  # last: it has an lms.py, too
 

@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.swap_plan import SwapPlan
-from lms.planner import fragmentation, mending
-from lms.planner.fragmentation import MENDS, plan_in_pieces, predicted_peak, rooms_of
+from lms.planner import fragmentation, mending, room
+from lms.planner.fragmentation import MENDS, plan_in_pieces
 from lms.planner.mending import demand_of, mend
-from lms.planner.planner import Case, Cost, Way, plan_case, plan_trips
+from lms.planner.room import Room, predicted_peak, rooms_of
 from lms.schedule.schedule import Trip
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
 from lms.simulate.rehearsal import Rehearsal, Stuck, bears_late_frees, peak_in_pieces
+from lms.swaps.case import Case, Cost, Way
+from lms.swaps.swap_planner import plan_case, plan_trips
 
 MIB = 1 << 20
 COSTS = Costs(out_bytes_per_s=1e9, in_bytes_per_s=1e9)
 CONFIG = LMSConfig(min_tensor_bytes=MIB, margin=0.0, policy="auto")
-BEARS_LATE_FREES = fragmentation._bears_chance
+BEARS_LATE_FREES = Room.bears_chance
 
 
 def with_two_gaps() -> Graph:
@@ -50,7 +52,7 @@ def with_two_gaps() -> Graph:
 @pytest.fixture(autouse=True)
 def frees_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free all buffers in time: without a margin no mended plan bears that one is freed late."""
-    monkeypatch.setattr(fragmentation, "_bears_chance", lambda *_: True)
+    monkeypatch.setattr(Room, "bears_chance", lambda *_: True)
 
 
 def fits(case: Case, made: SwapPlan, size: int) -> bool:
@@ -76,7 +78,7 @@ def test_a_neighbour_of_the_gap_goes_not_what_is_needed_last(monkeypatch: pytest
 def test_a_plan_that_bears_late_frees_may_take_little_longer(
     worth: float, bears: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fragmentation, "_bears_chance", BEARS_LATE_FREES)
+    monkeypatch.setattr(Room, "bears_chance", BEARS_LATE_FREES)
     monkeypatch.setattr(fragmentation, "LATE_WORTH", worth)
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
     made = plan_in_pieces(case, CONFIG, SIZE)
@@ -85,7 +87,7 @@ def test_a_plan_that_bears_late_frees_may_take_little_longer(
 
 def test_a_plan_that_bears_no_late_frees_is_better_than_one_that_does_not_fit() -> None:
     case = Case.of(with_two_gaps(), CONFIG, COSTS)
-    with patch.object(fragmentation, "_bears_chance", lambda *_: False):
+    with patch.object(Room, "bears_chance", lambda *_: False):
         made = plan_in_pieces(case, CONFIG, SIZE)
     assert made.swaps and fits(case, made, SIZE)
 
@@ -188,7 +190,7 @@ def test_a_mended_plan_fits_whichever_ops_meet(monkeypatch: pytest.MonkeyPatch) 
         asked.append((made.swaps, *sizes))
         return made.swaps != mended.swaps
 
-    monkeypatch.setattr(fragmentation, "_fits_by_chance", by_chance)
+    monkeypatch.setattr(room, "_fits_by_chance", by_chance)
     again = plan_in_pieces(Case.of(with_two_gaps(), CONFIG, COSTS), CONFIG, SIZE)
     assert (mended.swaps, SIZE, SIZE) in asked
     assert again.swaps != mended.swaps and fits(case, again, SIZE)

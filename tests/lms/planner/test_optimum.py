@@ -9,9 +9,9 @@ from optimum import Optimum
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import clock
+from lms.swaps.case import Case
 
 MIB = 2**20
 STEPS = 50

@@ -16,14 +16,15 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
-from lms.planner import planner
 from lms.planner.fragmentation import plan_in_pieces
 from lms.planner.host_operands import FETCH, SEND, read_from_host
-from lms.planner.planner import Case, least_plans, plan, plan_all
-from lms.planner.policy_budget import memory_with
 from lms.simulate.cost_model import Costs
 from lms.simulate.range_max import MemoryProfile
 from lms.simulate.step_time import simulate
+from lms.swaps import swap_planner
+from lms.swaps.budget import memory_with
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import least_plans, plan, plan_all
 
 SLOW_LINK = Costs(
     flops_per_s=1e9, device_bytes_per_s=1e9, launch_s=1e-6, out_bytes_per_s=1e8, in_bytes_per_s=1e8
@@ -261,7 +262,7 @@ def test_the_memory_beside_trips_is_that_without_them_less_each_by_itself(graph,
 @given(graphs())
 def test_copies_beside_compute_take_no_more_memory(graph):
     case = Case.of(graph, LMSConfig(policy="all", min_tensor_bytes=1), SLOW_LINK)
-    for made, (schedule, trips) in zip(least_plans(case, None), planner._least_trips(case), strict=True):
+    for made, (schedule, trips) in zip(least_plans(case, None), swap_planner._least_trips(case), strict=True):
         plain = case.buffers.timeline(schedule.order, schedule.swaps(trips)).peak_bytes
         assert made.peak_bytes <= plain
 

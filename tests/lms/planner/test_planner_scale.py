@@ -18,7 +18,7 @@ import json, time
 from pathlib import Path
 from lms_models import chain_of_blocks
 from lms.config import LMSConfig
-from lms.planner.planner import plan
+from lms.swaps.swap_planner import plan
 
 report = []
 for blocks in (150, 1500):
@@ -51,7 +51,7 @@ def test_thirty_thousand_ops():
 
 def test_the_engine_never_imports_tensorflow():
     code = (
-        "import sys, lms.planner.planner, lms.planner.hybrid;"
+        "import sys, lms.swaps.swap_planner, lms.planner.hybrid;"
         " print([m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'numpy')])"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -15,10 +15,10 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.op_traits import AGAIN, REPEATABLE_TYPES
 from lms.planner.hybrid import decide, plan_recomputed
-from lms.planner.planner import plan
 from lms.planner.recomputation import Recomputation, Repeats, recompute
 from lms.schedule.op_order import early_ops
 from lms.simulate.step_time import simulate
+from lms.swaps.swap_planner import plan
 
 PURE = ("MatMul", "ConcatV2", "Relu", "AddV2", "Reshape")
 IMPURE = ("RandomUniform", "StatelessRandomUniformV2", "AssignAddVariableOp", "Op", "AddN", "MaxPool")

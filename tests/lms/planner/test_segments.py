@@ -11,9 +11,9 @@ from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.planner import segments
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case
 from lms.planner.segments import CALL_S, OWN_ORDER, SEGMENT, plan_segments, segmented, updating_ops
 from lms.simulate.cost_model import costs_of
+from lms.swaps.case import Case
 
 BLOCK = 64 * 1024  # with less a segment is not worth its call
 

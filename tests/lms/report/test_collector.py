@@ -10,10 +10,10 @@ from lms.config import LMSConfig
 from lms.device.device import Device
 from lms.ir.graph import GraphBuilder
 from lms.ir.swap_plan import SerialEdge
-from lms.planner.planner import plan
 from lms.report.collector import Collector
 from lms.report.stats import GraphStats, Planned
 from lms.simulate.cost_model import V100
+from lms.swaps.swap_planner import plan
 
 MIB = 1 << 20
 FITS = GraphStats("step", False, "nothing is edited", 30)

@@ -12,12 +12,12 @@ from lms.device.device import Device
 from lms.errors import LMSError
 from lms.ir.graph import GraphBuilder
 from lms.ir.swap_plan import Recomputed
-from lms.planner.planner import plan
 from lms.reader.shapes import ShapeHints
 from lms.report.render import explain_out_of_memory, explain_unplanned, plot_memory, require_drawable
 from lms.report.stats import GraphStats, OpenSizes, Planned, Report
 from lms.rewriter.streaming import Streamed
 from lms.rewriter.writer import Edits
+from lms.swaps.swap_planner import plan
 from lms.transports.base import StoreStats
 
 MIB = 1 << 20

@@ -11,14 +11,15 @@ from lms.ir.assignments import in_place
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import SMALL_BYTES, Buffers, Residency
 from lms.ir.swap_plan import SwapPlan
-from lms.planner import fragmentation as fitting
-from lms.planner.fragmentation import LONGER, plan_in_pieces, predicted_peak, tries_for
-from lms.planner.planner import Case
+from lms.planner import fragmentation, room
+from lms.planner.fragmentation import plan_in_pieces, tries_for
+from lms.planner.room import LONGER, predicted_peak
 from lms.schedule.op_order import executor_order
 from lms.simulate.allocation_trace import Demand, Update
 from lms.simulate.bfc_arena import BORDER, FIRST_REGION_BYTES, LARGEST_WASTE_BYTES, Arena
 from lms.simulate.cost_model import Costs
 from lms.simulate.rehearsal import STEPS, Rehearsal, bears_late_frees, peak_in_pieces, room_in_pieces
+from lms.swaps.case import Case
 
 K = 4096
 
@@ -590,7 +591,7 @@ def test_a_large_graph_is_planned_again_less_often(ops: int, tries: int) -> None
 
 def test_a_single_try_still_ends_in_a_plan_that_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = layers(30, 1 << 20)
-    monkeypatch.setattr(fitting, "MOST_OPS", 1)
+    monkeypatch.setattr(fragmentation, "MOST_OPS", 1)
     for limit in range(14, 60, 3):
         made = planned(graph, LMSConfig(margin=0.0), limit << 20)
         assert predicted_peak(Case.of(graph, LMSConfig(), Costs()), made, limit << 20) <= limit << 20, (
@@ -619,7 +620,7 @@ def test_a_plan_for_a_gpu_that_uses_the_margin_must_fit_as_ops_are_launched(
         yield None
 
     before = planned(graph, config, limit_bytes)
-    monkeypatch.setattr(fitting, "peaks_by_chance", none_fits)
+    monkeypatch.setattr(room, "peaks_by_chance", none_fits)
     made = planned(graph, config, limit_bytes)
     assert any(one.swaps == before.swaps for one in simulated)
     assert made.bytes_in > before.bytes_in and made.feasible

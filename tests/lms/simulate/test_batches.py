@@ -10,20 +10,14 @@ from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SwapPlan
-from lms.planner import fragmentation
-from lms.planner.fragmentation import (
-    BATCHES,
-    BY_BATCHES,
-    LEAST_BATCHES,
-    doubt_of,
-    plan_in_pieces,
-    predicted_peak,
-)
-from lms.planner.planner import Case
+from lms.planner import room
+from lms.planner.fragmentation import plan_in_pieces
+from lms.planner.room import BATCHES, BY_BATCHES, LEAST_BATCHES, Room, predicted_peak
 from lms.simulate.allocation_trace import Demand, batch_bytes
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.executor import Execution, Tasks
 from lms.simulate.rehearsal import Rehearsal, bears_batches
+from lms.swaps.case import Case
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT_BYTES = 32 * MIB
@@ -128,7 +122,7 @@ def test_a_plan_bears_batches_that_lie_between_its_buffers(
     _, plan = planned(graph, costs, limit_bytes)
     assert plan.swaps and not plan.batches, "they are too large for room of their own"
     assert not any(out_of_memory(graph, plan, ahead, seed, limit_bytes) for seed in range(20))
-    monkeypatch.setattr(fragmentation, "bears_batches", lambda *_: True)
+    monkeypatch.setattr(room, "bears_batches", lambda *_: True)
     _, other = planned(graph, costs, limit_bytes)
     assert other.peak_bytes > plan.peak_bytes
     assert any(out_of_memory(graph, other, ahead, seed, limit_bytes) for seed in range(20))
@@ -138,14 +132,11 @@ def test_a_plan_that_batches_may_break_is_doubted(monkeypatch: pytest.MonkeyPatc
     graph, costs, limit_bytes = net_of_many_sizes(1000 * KIB), costs_of("CPU"), 24 * MIB
     case, plan = planned(graph, costs, limit_bytes)
     with monkeypatch.context() as patched:
-        patched.setattr(fragmentation, "bears_batches", lambda *_: True)
+        patched.setattr(room, "bears_batches", lambda *_: True)
         _, other = planned(graph, costs, limit_bytes)
 
-    def doubt(made: SwapPlan, limit: int | None = limit_bytes) -> str:
-        return doubt_of(case, made, predicted_peak(case, made, limit), limit, LMSConfig().margin)
-
-    assert (doubt(plan), doubt(other)) == ("", BY_BATCHES)
-    assert not doubt(other, None), "what the device has is not known"
+    has = Room(case, limit_bytes, LMSConfig().margin)
+    assert (has.doubt_of(plan), has.doubt_of(other)) == ("", BY_BATCHES)
 
 
 def test_of_plans_that_fit_the_one_is_taken_that_bears_batches_most_often(
@@ -154,10 +145,10 @@ def test_of_plans_that_fit_the_one_is_taken_that_bears_batches_most_often(
     case, plan = planned(net(600 * KIB), costs_of("CPU"))
     options = [replace(plan, batches=number) for number in range(4)]
     borne = {0: [True, False], 1: [True, True, False], 2: [True, True], 3: [True]}
-    monkeypatch.setattr(fragmentation, "_runs_with_batches", lambda _case, made, *_: borne[made.batches])
+    monkeypatch.setattr(Room, "rehearsed", lambda _room, made: borne[made.batches])
 
     def surest(count: int, costs: Costs = case.costs) -> SwapPlan | None:
-        return fragmentation._surest(replace(case, costs=costs), options[:count], 1, 2)
+        return Room(replace(case, costs=costs), LIMIT_BYTES, 0.1).surest(options[:count])
 
     assert [surest(count) for count in range(5)] == [None, options[0], options[1], options[2], options[2]]
     assert surest(4, costs_of("GPU")) == options[0], "batches do not come between its buffers"
@@ -172,7 +163,7 @@ def test_where_no_plan_bears_batches_fillers_do_better(monkeypatch: pytest.Monke
 
     _, plan = planned(graph, costs, limit_bytes)
     assert plan.fillers
-    monkeypatch.setattr(fragmentation, "_surest", lambda _case, options, *_: next(options))
+    monkeypatch.setattr(Room, "surest", lambda _room, options: next(options))
     _, bare = planned(graph, costs, limit_bytes)
     assert not bare.fillers
     assert failures(plan) <= 5 and failures(bare) >= 15
@@ -185,7 +176,7 @@ def test_batches_that_the_margin_does_not_hold_are_not_rehearsed(monkeypatch: py
         asked.append(given[3])
         return True
 
-    monkeypatch.setattr(fragmentation, "bears_batches", noted)
+    monkeypatch.setattr(room, "bears_batches", noted)
     planned(net_of_many_sizes(3 * MIB), costs_of("CPU"), 24 * MIB)
     assert not asked
     planned(net_of_many_sizes(MIB), costs_of("CPU"), 24 * MIB)

@@ -10,10 +10,10 @@ from lms.ir.assignments import in_place
 from lms.ir.graph import Graph, GraphBuilder, Use
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapIn, SwapPlan
-from lms.planner.planner import plan
 from lms.simulate.allocation_trace import Filled
 from lms.simulate.cost_model import Costs
 from lms.simulate.executor import RUNS, Execution, Tasks, likely_peak, peaks_by_chance
+from lms.swaps.swap_planner import plan
 
 K = 4096
 MIB = 1 << 20

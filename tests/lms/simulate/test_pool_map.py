@@ -7,12 +7,12 @@ import pytest
 from lms.config import LMSConfig
 from lms.ir.graph import Graph, GraphBuilder
 from lms.ir.liveness import Buffers, positions
-from lms.planner.planner import plan
 from lms.simulate.allocation_trace import Demand
 from lms.simulate.cost_model import Costs
 from lms.simulate.pool_map import map_pool
 from lms.simulate.rehearsal import STEPS, Rehearsal, steps_to_run
 from lms.simulate.step_time import NotedClock, clock, simulate, stays_in_time
+from lms.swaps.swap_planner import plan
 
 KIB = 1 << 10
 

@@ -6,10 +6,10 @@ from lms.config import LMSConfig
 from lms.ir.graph import GraphBuilder, Use
 from lms.ir.liveness import Buffers, timeline
 from lms.ir.swap_plan import Swap, SwapIn
-from lms.planner.planner import plan
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs, costs_of
 from lms.simulate.step_time import simulate
+from lms.swaps.swap_planner import plan
 
 KIB = 1024
 COSTS = Costs(out_bytes_per_s=KIB, in_bytes_per_s=2 * KIB, copy_latency_s=0.0)

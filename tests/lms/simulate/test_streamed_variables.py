@@ -13,11 +13,12 @@ from lms.ir.liveness import Buffers, positions
 from lms.ir.op_traits import STREAM_ENTER, STREAM_IN, STREAM_LAST, STREAM_LEAVE, STREAM_OUT
 from lms.ir.swap_plan import SerialEdge, SwapPlan
 from lms.planner import hybrid
-from lms.planner.planner import Case, plan_case
 from lms.rewriter.writer import require_forward
 from lms.simulate.cost_model import Costs
 from lms.simulate.step_time import StreamedCopies, clock
 from lms.simulate.streams import closest
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan_case
 
 KIB = 1024
 COSTS = Costs(1e9, 1e9, 1e-6, out_bytes_per_s=1e6, in_bytes_per_s=1e6, copy_latency_s=0.0)

@@ -11,7 +11,6 @@ from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import SerialEdge, SwapIn
 from lms.planner.fragmentation import plan_in_pieces
 from lms.planner.hybrid import decide
-from lms.planner.planner import Case, plan, plan_all, usable_bytes, wanted_levels
 from lms.schedule.op_order import (
     big_ops,
     early_ops,
@@ -24,6 +23,8 @@ from lms.schedule.op_order import (
 from lms.simulate.cost_model import Costs
 from lms.simulate.executor import peaks_by_chance
 from lms.simulate.step_time import simulate
+from lms.swaps.case import Case
+from lms.swaps.swap_planner import plan, plan_all, usable_bytes, wanted_levels
 
 U = 256
 FAST = Costs(launch_s=1.0, out_bytes_per_s=1e12, in_bytes_per_s=1e12, copy_latency_s=0.0)
