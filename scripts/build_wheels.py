@@ -24,7 +24,7 @@ COMPILERS = {
     "aarch64": "aarch64-linux-gnu-gcc",
     "ppc64le": "powerpc64le-linux-gnu-gcc",
 }
-SOURCES = ("lmsrun", "launch", "lms", "docs/man", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("lmsrun", "launch", "lms", "docs/man", "MANIFEST.in", "pyproject.toml", "README.md", "LICENSE")
 PLUGIN = "lms/optimizer/_plugin.abi3.so"
 COMPILED = (PLUGIN, "lms/native/_arena.abi3.so", "lms/native/_cache.abi3.so")
 OLDEST_SETUPTOOLS = 77

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -37,7 +38,7 @@ def copy_sources(folder: Path) -> Path:
     source = folder / "source"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "docs" / "man", source / "docs" / "man")
     return source
@@ -102,8 +103,11 @@ def test_what_is_compiled_is_in_the_wheel_for_every_python(wheel: Path) -> None:
 def test_without_a_compiler_the_sdist_gives_a_wheel_without_it(wheel: Path, tmp_path: Path) -> None:
     build = "from setuptools import build_meta; print(build_meta.build_sdist('.'))"
     source = copy_sources(tmp_path)
+    (source / "tests").mkdir()
+    (source / "tests" / "test_alone.py").touch()  # setuptools takes such files by itself
     name = run([sys.executable, "-c", build], cwd=source).splitlines()[-1]
     assert name == f"lmsrun-{lms.__version__}.tar.gz"
+    assert not [one for one in tarfile.open(source / name).getnames() if "/tests" in one]
     held = set(zipfile.ZipFile(wheel_of(source / name, tmp_path, CC="/no/compiler")).namelist())
     whole = {one for one in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in one}
     assert whole - held == COMPILED & whole
