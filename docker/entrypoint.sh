@@ -38,8 +38,8 @@ start_sshd() {
     mkdir -p "$HOME/.ssh"
     chmod 700 "$HOME/.ssh"
     [ -f "$HOME/.ssh/host_key" ] || ssh-keygen -q -t ed25519 -N '' -f "$HOME/.ssh/host_key"
-    # A copy of our own, because sshd refuses a file that others could have written.
-    if [ -n "${AUTHORIZED_KEYS:-}" ]; then
+    # A copy of our own, because sshd refuses a file that others could have written. It may be the named file itself.
+    if [ -n "${AUTHORIZED_KEYS:-}" ] && ! cmp -s "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys"; then
         cp "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys"
         chmod 600 "$HOME/.ssh/authorized_keys"
     fi

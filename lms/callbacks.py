@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lms.enable import state as lms_state
-from lms.user_paths import require_file
+from lms.user_files import require_file
 
 GIB = 1 << 30
 

@@ -6,14 +6,15 @@ and its help follow from the declaration.
 
 import dataclasses
 import functools
-import importlib
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
+
+from lms.user_files import parse_toml, read_text_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,8 +65,6 @@ KUBERNETES_SERVICE = re.compile(
 """What a Service adds to a pod: kubernetes.io, Accessing the Service, environment variables."""
 _NEAR = 0.7
 """The least ratio (``difflib``'s) of a wrong name and a known one for which it may stand, misspelt."""
-LARGEST_FILE_BYTES = 16 << 20
-"""A hostfile of 100,000 hosts has 3 MiB; a device that never ends is no such file."""
 
 
 class ConfigError(ValueError):
@@ -94,20 +93,6 @@ def find_near(name: str, known: Iterable[str]) -> list[str]:
         begun = (other for other in words if other.startswith(word))
         near = sorted(begun, key=lambda other: (len(other), other))
     return [words[one] for one in near[:2] or get_close_matches(word, words, 1, cutoff=_NEAR)]
-
-
-def read_text_file(path: "Path") -> str:
-    """Read the text of a file or pipe.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is larger than ``LARGEST_FILE_BYTES``, or no UTF-8.
-    """
-    with path.open("rb") as file:
-        data = file.read(LARGEST_FILE_BYTES + 1)
-    if len(data) > LARGEST_FILE_BYTES:
-        raise ValueError(f"larger than {LARGEST_FILE_BYTES >> 20} MiB; needed a small text file")
-    return data.decode("utf-8-sig")  # Editors of Windows put a mark in front.
 
 
 def _option(default: Any, text: str, *, low: float | None = None, env: str | None = None) -> Any:
@@ -255,7 +240,9 @@ class LMSConfig:
 
     def __post_init__(self) -> None:
         for declared in fields(self):
-            _check(declared, getattr(self, declared.name))
+            value = _plain(getattr(self, declared.name))
+            object.__setattr__(self, declared.name, value)
+            _check(declared, value)
         if self.swapout_threshold == 0 or self.swapout_threshold < -1:
             raise ConfigError(
                 f"swapout_threshold is {self.swapout_threshold}; needed -1 (auto) or at least 1"
@@ -320,16 +307,15 @@ class LMSConfig:
         Raises:
             ConfigError: If the file cannot be read or is not TOML, with its name and the reason.
         """
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
             text = read_text_file(path)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot read {path}: {why}; needed a TOML file") from error
         try:
-            table = toml.loads(text)
+            table = parse_toml(text)
         except ValueError as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+            raise ConfigError(f"{path} {error}") from error
         inner = table.get("lms", table)
         if not isinstance(inner, dict):
             raise ConfigError(f"{path}: lms is {type(inner).__name__}; needed a table")
@@ -430,6 +416,13 @@ def _words(declared: "dataclasses.Field[Any]") -> tuple[str, ...]:
     return typing.get_args(first) if typing.get_origin(first) is Literal else ()
 
 
+def _plain(value: Any) -> Any:
+    """Return a number of another library, such as NumPy's, as Python's own; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
     low, words, allowed = declared.metadata["low"], _words(declared), _allowed(declared)
     if value is None and type(None) in allowed:
@@ -502,7 +495,9 @@ def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
             return kind(word)
     except (KeyError, ValueError):
         raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_wanted(declared, kind)}") from None
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if kind is tuple else text
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return word if _words(declared) else text
 
 
 def _to_text(value: Any) -> str:

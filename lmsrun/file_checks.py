@@ -10,10 +10,10 @@ from pathlib import Path
 
 from launch.model.errors import UsageError
 from launch.model.plan import MODULE
-from launch.system.program_path import find_program
+from launch.system.program_path import NO_FILE, find_program
 from lms.config import LMSConfig, find_near, nearest
 from lms.errors import PlaceError
-from lms.user_paths import require_folder
+from lms.user_files import require_folder
 from lmsrun.options import COMMANDS, LaunchOptions
 from lmsrun.sources.request import Request
 
@@ -46,6 +46,19 @@ def check_named_files(request: Request, environ: Mapping[str, str]) -> None:
         from launch.supervise.job import check_output_folder
 
         check_output_folder(Path(options.output_dir))
+    check_temporary(environ)
+
+
+def check_temporary(environ: Mapping[str, str]) -> None:
+    """Look whether the job can have a private folder in ``TMPDIR``.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    try:
+        require_folder(Path(environ.get("TMPDIR") or "/tmp"), "TMPDIR")  # noqa: S108 - only looked at
+    except PlaceError as error:
+        raise UsageError(str(error)) from None
 
 
 def refuse_same_file(options: LaunchOptions, names: Sequence[str], program: Sequence[str] = ()) -> None:
@@ -143,8 +156,9 @@ def check_program(
 
 
 def doubt_job(program: Sequence[str], lms: LMSConfig, environ: Mapping[str, str]) -> Iterator[str]:
-    """Warn of what a plan for this host names and ``run`` would refuse: its program, or a folder for LMS."""
-    for check in (partial(check_program, program, False, environ), partial(check_lms_places, lms)):
+    """Warn of what a plan for this host names and ``run`` would refuse: its program, or a folder."""
+    program_check = partial(check_program, program, False, environ)
+    for check in (program_check, partial(check_lms_places, lms), partial(check_temporary, environ)):
         try:
             check()
         except UsageError as error:
@@ -277,7 +291,7 @@ def _why_not(program: str, arguments: Sequence[str]) -> str:
     if os.path.isfile(program):
         return "cannot be executed; try chmod +x, or for Python a name that ends in .py"
     if os.path.exists(program):
-        return "is a pipe or a device; needed a file, which every rank can read from its beginning"
+        return NO_FILE
     folder, name = os.path.split(program)
     is_there = os.path.isdir(folder or ".")
     known = {entry.name for entry in Path(folder).glob("*.py") if entry.is_file()} if is_there else set()

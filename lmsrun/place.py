@@ -20,7 +20,7 @@ from launch.cluster.hosts import (
     restrict_hosts,
 )
 from launch.model.errors import UsageError
-from lms.config import read_text_file
+from lms.user_files import read_text_file
 from lmsrun.options import LaunchOptions
 
 

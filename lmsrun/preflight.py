@@ -55,12 +55,12 @@ def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
     if place.discovered:
         return Probed({}, warnings=(DISCOVERED,))
     if place.only_here or options.topology:
-        return Probed({})
+        return _judge_unasked(resolved, place)
     obstacle = place.backend.find_obstacle(installed, place.allocation)
     if options.host_probe is None and options.dry_run and not is_plan and obstacle:
-        return Probed({}, warnings=(f"the hosts were not asked, because {obstacle}; {ASSUMED}",))
+        return _judge_unasked(resolved, place, f"the hosts were not asked, because {obstacle}; {ASSUMED}")
     if not (not is_plan if options.host_probe is None else options.host_probe):
-        return Probed({}, warnings=(ASSUMED,))
+        return _judge_unasked(resolved, place, ASSUMED)
     hosts = _hosts_to_ask(resolved, place)
     answered = _ask(resolved, place, hosts)
     machines = {report.host: report.machine for report in answered.reports if report.machine is not None}
@@ -73,6 +73,26 @@ def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
         troubles.append(f"MPI does not connect the hosts: {answered.mpi_trouble}")
         bad = set(hosts)
     return Probed(machines, tuple(troubles), verdict.warnings, len(bad))
+
+
+def _judge_unasked(resolved: ResolvedJob, place: Place, assumed: str = "") -> Probed:
+    """Hold against the job what hosts are like that nobody asks; ``assumed`` says so where that is a guess.
+
+    Too many ranks for a guess are a warning alone.
+
+    Raises:
+        PlanError: If the ranks do not fit, or a GPU that the options name is not there.
+    """
+    options = resolved.options
+    shares = resolved.deal(place, options.oversubscribe)
+    demand = replace(_build_demand(resolved, place), allotted_gpus={})
+    demand.gpus_of(resolved.machine)
+    if assumed or options.host_probe is False:  # it is to be tried anyway
+        demand = replace(demand, in_allocation=True)
+    verdict = judge_hosts([HostReport(share.host, resolved.machine) for share in shares], {}, "", demand)
+    warnings = (assumed, *verdict.warnings) if assumed else verdict.warnings
+    troubles = tuple(render_table(verdict.troubles))
+    return Probed({}, troubles, warnings, len({host for host, _ in verdict.troubles}))
 
 
 def refuse_troubles(probed: Probed, hosts: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launch.discover import read_machine
 from launch.installed.binding_tools import assume_tools, choose_tools
 from launch.installed.framework import FrameworkChoice, choose_framework, read_script
-from launch.model.cluster_settings import find_unread, has_allocation
+from launch.model.cluster_settings import ROOT_CONSENT, find_unread, has_allocation
 from launch.model.errors import UsageError
 from launch.model.lms_settings import read_lms_config
 from launch.model.plan import MODULE
@@ -102,7 +102,11 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     variables = {**environ, **given}
     framework = choose_framework(options.framework, request.program, variables, options.python)
     _refuse_elastic(framework, options)
-    options = replace(options, framework=framework.name)
+    is_root_welcome = options.allow_run_as_root or (
+        "allow_run_as_root" not in request.origins
+        and all(variables.get(name) == "1" for name in ROOT_CONSENT)
+    )
+    options = replace(options, framework=framework.name, allow_run_as_root=is_root_welcome)
     only_here = place is None or place.only_here
     check_program(request.program, options.dry_run or not only_here, environ, options.python)
     if only_here and not options.dry_run:

@@ -53,7 +53,7 @@ def test_imports_go_one_way(path: Path) -> None:
             assert not (at_once and room(module) in {*TENSORFLOW, "rich", "numpy"}), module
 
 
-GROUND = {"config", "errors", "process_state", "user_paths"}
+GROUND = {"config", "errors", "process_state", "user_files"}
 """Modules of ``lms`` that any of its folders may import; they need no TensorFlow."""
 
 LMS = {

@@ -62,7 +62,7 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     Raises:
         UsageError: If a line is neither, a host is named twice, or no host is left.
     """
-    lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
+    lines = ((number, _split_line(line)) for number, line in enumerate(text.splitlines(), 1))
     hosts = [_parse_line(words, f"{where}, line {number}") for number, words in lines if words]
     if not hosts:
         raise UsageError(f"{where} names no host; needed lines such as 'a slots=4'")
@@ -217,6 +217,11 @@ def _parse_host(piece: str, where: str) -> Host:
     )
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     return Host(_check_name(bare, where), _parse_slots(slots, bare, where) if colon else None)
+
+
+def _split_line(line: str) -> list[str]:
+    """Cut a line of a hostfile into words; blanks around ``=`` count for nothing, as in Open MPI's parser."""
+    return "=".join(map(str.strip, line.partition("#")[0].split("="))).split()
 
 
 def _parse_line(words: list[str], where: str) -> Host:

@@ -10,6 +10,8 @@ from launch.model.settings import PlanSettings, choice, option, real_number, swi
 CLUSTER = "Hosts and launchers"
 LAUNCHERS = ("auto", "local", "mpirun", "srun", "flux", "jsrun", "ddlrun", "horovodrun")
 SCRIPTS = ("slurm", "lsf", "pbs", "flux")
+ROOT_CONSENT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Open MPI's own variables for ``--allow-run-as-root``; both have to be ``1``."""
 _OWN_WAY = frozenset({"lms", "lms_config"})
 """Reach a rank as ``LMS_*`` variables, not under their own names."""
 
@@ -140,6 +142,8 @@ def _batch_name(text: str) -> str:
 def _walltime(text: str) -> str:
     if not re.fullmatch(r"[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", text):
         raise ValueError("hours, minutes and seconds such as 01:30:00")
+    if not text.strip("0:"):
+        raise ValueError("a time above zero, such as 01:30:00")
     return text
 
 

@@ -22,7 +22,7 @@ from launch.model.idset import IdSet, format_ids
 from launch.model.text import printable
 from launch.receipts.file import END, MOVED, compare_binding, parse_expected_ids, send_receipt
 from launch.system.numa_policy import BindingError, FoundBinding, apply_cpus, apply_mem_policy, read_binding
-from launch.system.program_path import find_program
+from launch.system.program_path import NO_FILE, find_program
 from launch.system.program_signals import restore_signals, take_interrupts
 
 TYPE_CHECKING = False
@@ -142,7 +142,7 @@ def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> list[
     if program == "-m":
         return [_find(environ.get("LMSRUN_PYTHON") or sys.executable, environ), *command]
     if program.endswith(".py"):
-        _require_no_folder(program)
+        _require_file(program)
         if not os.path.isfile(program):
             raise ProgramError(
                 f"{program} is not here ({_folder()}); give a path from this folder, or an absolute one",
@@ -293,7 +293,7 @@ def _find(program: str, environ: Mapping[str, str]) -> str:
     """Find the file that exec would run, or raise an error that says why there is none."""
     if found := find_program(program, environ.get("PATH", os.defpath)):
         return found
-    _require_no_folder(program)
+    _require_file(program)
     if os.path.dirname(program) and os.path.exists(program):
         raise ProgramError(
             f"{program} is not executable; needed a program, or a script whose name ends in .py",
@@ -302,11 +302,13 @@ def _find(program: str, environ: Mapping[str, str]) -> str:
     raise ProgramError(f"{program} is not a program here; give its path, or check PATH", NOT_FOUND)
 
 
-def _require_no_folder(program: str) -> None:
+def _require_file(program: str) -> None:
     if os.path.isdir(program):
         raise ProgramError(
             f"{program} is a folder; needed a program, or a script whose name ends in .py", NOT_EXECUTABLE
         )
+    if os.path.exists(program) and not os.path.isfile(program):
+        raise ProgramError(f"{program} {NO_FILE}", NOT_EXECUTABLE)
 
 
 def _exec(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lms.errors import PlaceError
 from lms.page.lms_page import render_document
-from lms.user_paths import require_file
+from lms.user_files import require_file
 
 MOST_BYTES = 1 << 19
 """Of a document in a file: what is larger is told without its step."""

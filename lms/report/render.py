@@ -9,7 +9,7 @@ from typing import Any
 from lms.errors import LMSError, PlaceError, pip_install
 from lms.ir.liveness import Timeline
 from lms.report.stats import UNROLL, GraphStats, Planned, Report, counted, latest_of
-from lms.user_paths import require_file
+from lms.user_files import require_file
 
 MIB = 1 << 20
 PICTURES = (".png", ".svg")

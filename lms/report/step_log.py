@@ -11,7 +11,7 @@ from typing import Any
 
 from lms.config import STATS_OWNER_VARIABLE
 from lms.transports.base import StoreStats
-from lms.user_paths import require_file
+from lms.user_files import require_file
 
 logger = logging.getLogger("lms")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lms.report.stats import Report
-from lms.user_paths import require_folder
+from lms.user_files import require_folder
 
 SCHEMA = "lms.status/1"
 PERIOD_S = 1.0

@@ -11,7 +11,7 @@ from lms.transports.base import Transport
 from lms.transports.device import DeviceTransport
 from lms.transports.host import MIB, HostTransport
 from lms.transports.pyfunc import NumpyTransport
-from lms.user_paths import require_folder
+from lms.user_files import require_folder
 
 NO_GPU = "transport is 'device' and no GPU is visible; needed 'host', 'file', 'numpy' or 'auto'"
 

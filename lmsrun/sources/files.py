@@ -1,25 +1,26 @@
 """The TOML files that options stand in: of the site, of the user, of a folder; the later one wins."""
 
 import errno
-import importlib
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launch.model.errors import UsageError
-from lms.config import read_text_file
+from lms.user_files import parse_toml, read_text_file
 
 SITE_FILE = Path("/etc/lmsrun.toml")
 FILE_NAMES = ("lmsrun.toml", "pyproject.toml")
 """In a folder; the first that is there counts."""
-_MAY_NAME_US = re.compile(r"""^\s*(\[\s*)?["']?tool["']?\s*(\.\s*["']?lmsrun\b|\]|=)""", re.MULTILINE)
+_MAY_NAME_US = re.compile(
+    r"""^[ \t]*(\[[ \t]*)?["']?tool["']?[ \t]*(\.[ \t]*["']?lmsrun\b|\]|=)""", re.MULTILINE
+)
 """Any spelling of our table in ``pyproject.toml``; most projects have none and need not be parsed."""
-_LMS_TWICE = re.compile(r"^lms\s*=.*^\[(tool\.lmsrun\.)?lms\]", re.MULTILINE | re.DOTALL)
+_LMS_KEY = re.compile(r"^lms[ \t]*=", re.MULTILINE)
+_LMS_TABLE = re.compile(r"^\[(tool\.lmsrun\.)?lms\]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -152,19 +153,15 @@ def read_file(path: Path, name: str, is_asked: bool = False) -> OptionsFile:
     if is_project and not _MAY_NAME_US.search(text):
         return OptionsFile(name, path, {}, status)
     try:
-        table = _toml_parser().loads(text)
-    except (ValueError, RecursionError) as error:
+        table = parse_toml(text)
+    except ValueError as error:
         both = "; lms = ... and [lms] exclude each other: write enabled = true in [lms]"
-        hint = both if _LMS_TWICE.search(text) else ""
-        raise UsageError(f"{path} is not TOML: {error}{hint}") from None
+        key = _LMS_KEY.search(text)
+        hint = both if key and _LMS_TABLE.search(text, key.end()) else ""
+        raise UsageError(f"{path} {error}{hint}") from None
     if is_project:
         table = table.get("tool", {}).get("lmsrun", {}) if isinstance(table.get("tool"), dict) else {}
         name = f"{path.name} [tool.lmsrun]"
     if not isinstance(table, dict):
         raise UsageError(f"{name} is not a table of options")
     return OptionsFile(name, path, table, status, is_asked)
-
-
-def _toml_parser() -> Any:
-    # Imported only for a file, for it takes as long as all of the other imports of the options together.
-    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -56,6 +56,28 @@ def test_every_command_of_lmsrun_is_one_of_the_container(tmp_path: Path, command
     assert (done.returncode, done.stdout) == (0, f"<lmsrun><{command}><x>"), done.stderr
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_sshd_takes_the_keys_that_are_named(tmp_path: Path, is_own: bool) -> None:
+    """A file beside the one that sshd reads is copied; that one itself may be named, too."""
+    folder = tmp_path / ".ssh"
+    folder.mkdir()
+    (folder / "host_key").touch()
+    named = folder / "authorized_keys" if is_own else tmp_path / "keys"
+    named.write_text("ssh-ed25519 AAAA\n")
+    script = tmp_path / "entrypoint.sh"
+    script.write_text(ENTRYPOINT.read_text().replace("/usr/sbin/sshd", "echo sshd"))
+    done = subprocess.run(
+        ["sh", str(script), "sshd"],
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "AUTHORIZED_KEYS": str(named)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("sshd -D "), done.stderr
+    assert (folder / "authorized_keys").read_text() == "ssh-ed25519 AAAA\n"
+
+
 def as_nobody(tmp_path: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the entrypoint as a user without name, home and privileges; only root can become one."""
     if os.geteuid() != 0:

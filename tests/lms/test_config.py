@@ -132,6 +132,34 @@ def test_the_environment_wins_over_its_base_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (".".join("a" * 50_000) + " = 1", "has a key of more than 32 parts in line 1; needed fewer"),
+        (f"a = {'[' * 50_000}", "is not TOML: "),
+        (f"#{' ' * (1 << 20)}", "is larger than 1 MiB; needed a small TOML file"),
+    ],
+)
+def test_a_hostile_file_is_refused_at_once(tmp_path: Path, text: str, told: str) -> None:
+    (path := tmp_path / "lms.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"lms.toml {told}"):
+        LMSConfig.from_toml(path)
+
+
+def test_blanks_round_a_variable_do_no_harm() -> None:
+    environ = {"LMS_POLICY": " all ", "LMS_MARGIN": " 0.2 ", "LMS_STATS_FILE": " a b "}
+    assert LMSConfig.from_env(environ) == LMSConfig(policy="all", margin=0.2, stats_file=" a b ")
+
+
+def test_numbers_of_other_libraries_are_taken_as_pythons_own() -> None:
+    np = pytest.importorskip("numpy")
+    config = LMSConfig(budget_bytes=np.int64(5), margin=np.float32(0.25))
+    assert config == LMSConfig(budget_bytes=5, margin=0.25)
+    assert (type(config.budget_bytes), type(config.margin)) == (int, float)
+    with pytest.raises(ConfigError, match="needed a whole number of bytes"):
+        LMSConfig(budget_bytes=np.float64(5))
+
+
+@pytest.mark.parametrize(
     ("environ", "text"),
     [
         ({"LMS_ENABLED": "maybe"}, "LMS_ENABLED is 'maybe'; needed true or false"),

@@ -9,7 +9,7 @@ import pytest
 import warm_python
 
 from lms.errors import PlaceError
-from lms.user_paths import require_file, require_folder
+from lms.user_files import require_file, require_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -83,14 +83,31 @@ def test_a_full_disk_is_blamed_before_anything_starts(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     fill = f"mount -t tmpfs -o size=16k none '{full}'; head -c 16384 /dev/zero >'{full}/x'"
-    words = ("-np", "1", "--no-lms", "--", "touch", str(tmp_path / "started"))
+    words = ("-np", "1", "--no-lms", "--output-dir", "out", "--", "touch", str(tmp_path / "started"))
     done = lmsrun(tmp_path, *words, environ={"TMPDIR": str(full)}, before=fill)
     assert done.returncode == 1
-    assert done.stderr == (
+    assert done.stderr.endswith(
         f"lmsrun: cannot make a folder for receipts in {full}: No space left on device; "
         "set TMPDIR to one that can be written\n"
     )
     assert not (tmp_path / "started").exists()
+    assert list((tmp_path / "out").iterdir()) == [], "a job that cannot be set up leaves no folder"
+
+
+@pytest.mark.parametrize(("name", "why"), [("gone", "there is no folder"), ("file", "is no folder")])
+@pytest.mark.parametrize("words", [(), ("--report", "r.html"), ("--launcher", "horovodrun")])
+def test_a_temporary_folder_that_is_none_is_bad_input(
+    tmp_path: Path, words: tuple[str, ...], name: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    folder = {"TMPDIR": str(tmp_path / name)}
+    words = (*words, "-np", "1", "--gpus", "none", "--output-dir", "out", "--no-lms", "true")
+    done = lmsrun(tmp_path, *words, environ=folder)
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"lmsrun: cannot make files in '{tmp_path / name}': ")
+    assert why in line and line.endswith("needed in TMPDIR: a folder that exists and can be written to")
+    assert "lmsrun run would start nothing: cannot" in lmsrun(tmp_path, "plan", *words, environ=folder).stdout
 
 
 def test_a_host_that_gets_no_rank_is_told(tmp_path: Path) -> None:

@@ -108,6 +108,43 @@ def test_slots_that_are_ranks_or_of_the_user_stay(dgx: str, capsys: Capture) -> 
     assert plan(capsys, *words, "--gpus", "none", **LSF)["world_size"] == 24
 
 
+HOST = "9 ranks for 8 GPUs"
+CANNOT = "cannot be used; nothing was started (--no-host-probe tries anyway)"
+
+
+@pytest.mark.parametrize("command", [("plan",), ("run", "--dry-run"), ("run",)])
+def test_more_ranks_than_a_host_has_gpus_are_refused_by_plan_as_by_run(
+    dgx: str, tmp_path: Path, capsys: Capture, command: tuple[str, ...]
+) -> None:
+    tool = tmp_path / "mpirun"
+    tool.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    words = ("--topology", dgx, "--launcher", "mpirun", "-H", "a:9,b:9", "--", "true")
+    assert main([*command, *words], environ) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"lmsrun: a, b  {HOST}; give it fewer, or --oversubscribe\nlmsrun: 2 of 2 hosts {CANNOT}\n"
+    )
+    here = ("--topology", dgx, "--launcher", "mpirun", "-H", "localhost:9", "--", "true")
+    assert main([*command, *here], environ) == 2
+    assert f"lmsrun: 1 of 1 host {CANNOT}\n" in capsys.readouterr().err
+
+
+def test_hosts_that_are_only_assumed_to_be_small_are_planned_with_a_warning(capsys: Capture) -> None:
+    found = plan(capsys, "--launcher", "mpirun", "-H", "a:999,b:1")
+    assert found["world_size"] == 1000
+    assert [one for one in found["warnings"] if one.startswith("a: 999 ranks for ")]
+
+
+def test_more_ranks_than_gpus_may_be_asked_for(dgx: str, capsys: Capture) -> None:
+    words = ("--topology", dgx, "--launcher", "mpirun", "-H", "a:9,b:8")
+    assert plan(capsys, *words, "--oversubscribe")["world_size"] == 17
+    assert f"a: {HOST}" in plan(capsys, *words, "--no-host-probe")["warnings"]
+    assert f"a: {HOST}" in plan(capsys, *words, **{**LSF, "LSB_MCPU_HOSTS": "a 9 b 9"})["warnings"]
+
+
 @pytest.mark.parametrize(("slots", "ranks"), [(12, 8), (2, 2)])
 def test_on_this_host_slots_that_are_cores_give_a_rank_per_gpu(
     dgx: str, capsys: Capture, slots: int, ranks: int
@@ -156,6 +193,7 @@ def test_local_stays_local_in_an_allocation(dgx: str, capsys: Capture) -> None:
         (["-H", "a;id"], "is not a host name"),
         (["-H", "-oProxyCommand=id"], "is not a host name"),
         (["-H", "a:2,b:2", "-np", "9"], "9 ranks do not fit on 2 hosts with 4 slots"),
+        (["--walltime", "00:00:00"], "--walltime is '00:00:00'; needed a time above zero, such as 01:30:00"),
         (["--hostfile", "missing"], "cannot read the hostfile missing: No such file"),
         (["--launcher", "local", "-H", "a,b"], "this host only"),
         (["--launcher", "mpirum"], "needed one of auto, local, mpirun"),
@@ -251,6 +289,19 @@ def test_ibms_command_line_can_be_planned(dgx: str, capsys: Capture, words: str)
     assert err == "lmsrun: ddlrun --mode p: DDL's reduction mode has no meaning without DDL\n"
     assert "mpirun --allow-run-as-root -np 4 -H a:2,b:2 " in out
     assert out.rstrip().endswith("worker -- python t.py -H x")
+
+
+@pytest.mark.parametrize(
+    ("confirm", "words", "is_given"),
+    [("1", (), True), ("0", (), False), ("true", (), False), ("1", ("--no-allow-run-as-root",), False)],
+)
+def test_open_mpis_own_consent_for_root_is_ours(
+    dgx: str, capsys: Capture, confirm: str, words: tuple[str, ...], is_given: bool
+) -> None:
+    consent = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": confirm}
+    for launcher in (("mpirun",), ("horovodrun", "--controller", "mpi"), ("ddlrun",)):
+        found = plan(capsys, "--topology", dgx, "-H", "a,b", "--launcher", *launcher, *words, **consent)
+        assert ("--allow-run-as-root" in " ".join(found["commands"][0])) == is_given, launcher
 
 
 def test_ibms_accelerators_count_for_a_hostfile(dgx: str, tmp_path: Path, capsys: Capture) -> None:

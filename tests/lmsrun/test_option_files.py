@@ -139,6 +139,26 @@ def test_a_mistake_names_its_file(places: Places) -> None:
         places.read()
 
 
+@pytest.mark.parametrize("part", ["a", "a-b", '"a b"', r'"\""', "'\"'"])
+@pytest.mark.parametrize("line", ["{} = 1", "[{}]", "[[{}]]", "a = {{{} = 1}}", "tool.lmsrun = {{{}=1}}"])
+def test_a_key_of_very_many_parts_is_not_parsed(places: Places, line: str, part: str) -> None:
+    places.own.write_text("\n" + line.format(" .".join([part] * 33)))
+    with pytest.raises(UsageError, match="toml has a key of more than 32 parts in line 2; needed fewer"):
+        places.read()
+    places.own.write_text(line.format(".".join([part] * 31)))
+    with pytest.raises(UsageError, match="lmsrun.toml: "):  # parsed, and no option
+        places.read()
+
+
+def test_a_file_that_is_no_options_is_not_parsed(places: Places) -> None:
+    places.own.write_text(f"#{' ' * (1 << 20)}\n")
+    with pytest.raises(UsageError, match=r"lmsrun.toml is larger than 1 MiB; needed a small TOML file"):
+        places.read()
+    places.own.unlink()
+    (places.folder / "pyproject.toml").write_text("\n" * (2 << 20))
+    assert places.read().options.num_proc is None, "which has no table of ours"
+
+
 @pytest.mark.parametrize("place", ["site", "user", "own"])
 def test_a_file_that_others_can_write_starts_no_program(places: Places, place: str) -> None:
     path: Path = getattr(places, place)

@@ -34,16 +34,6 @@ def test_the_job_says_where_its_output_is(tmp_path: Path) -> None:
     assert (done.returncode, f"lmsrun: output goes to out/{folder}\n" in done.stderr) == (0, True)
 
 
-def test_a_job_that_cannot_be_set_up_leaves_no_folder(tmp_path: Path) -> None:
-    argv = [sys.executable, str(SHIM), "-np", "1", "--output-dir", "out", "--no-lms", "true"]
-    environ = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1 and "set TMPDIR to one that can be written" in done.stderr
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_a_batch_script_has_no_value_of_a_variable_on_a_command_line(tmp_path: Path) -> None:
     argv = (
         "-np",

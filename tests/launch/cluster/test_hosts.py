@@ -134,7 +134,7 @@ def test_hostfiles_of_every_syntax() -> None:
     text = """
     # the cluster
     a slots=4            # Open MPI, Horovod
-    b slots=2 max_slots=8
+    b slots = 2 max_slots =8  # blanks are nothing to Open MPI's parser
     c:3                  # MPICH, Intel MPI
     d
     [fe80::2]:2
@@ -157,6 +157,7 @@ def test_hostfiles_of_every_syntax() -> None:
         ("# only this\n", "names no host"),
         ("a slots=4\nb slot\n", "line 2: cannot read 'slot'"),
         ("a 4\n", "line 1: cannot read '4'"),
+        ("a slots =\nb\n", "line 1: host 'a' has '' slots"),
         ("a:2 slots=3\n", "its slots twice"),
         ("a slots=0\n", "zero slots"),
         ("a slots=2\n\na slots=2\n", "host 'a' twice"),

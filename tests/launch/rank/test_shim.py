@@ -149,6 +149,17 @@ def test_a_folder_in_place_of_a_program_is_called_one(
         shim.resolve_program([name], os.environ)
 
 
+@pytest.mark.parametrize("name", ["train.py", "training", "./training"])
+def test_a_pipe_in_place_of_a_program_is_called_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(name, 0o755)
+    with pytest.raises(shim.ProgramError, match=f"^{name} is a pipe or a device; needed a file") as caught:
+        shim.resolve_program([name], os.environ)
+    assert caught.value.exit_code == shim.NOT_EXECUTABLE
+
+
 def test_a_folder_hides_no_program_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sh").mkdir()
