@@ -6,6 +6,7 @@ and its help follow from the declaration.
 
 import dataclasses
 import functools
+import math
 import re
 import types
 import typing
@@ -433,10 +434,11 @@ def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
         return
     kind = typing.get_origin(allowed[0]) or allowed[0]
     good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and value != ""
+    endless = isinstance(value, float) and not math.isfinite(value)
     if kind is float:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and not endless
     if not good:
-        wanted = "a finite number" if value != value else _wanted(declared, kind)
+        wanted = "a finite number" if endless else _wanted(declared, kind)
         raise ConfigError(f"{declared.name} is {value!r}; needed {wanted}")
     if kind is tuple:
         _check_items(declared.name, value)

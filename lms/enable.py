@@ -75,7 +75,11 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
                 warnings.warn(doubt, LMSWarning, stacklevel=2)
         # First of all: in a rank this import itself enables the job's configuration. Not under the lock, for
         # which another thread's import of TensorFlow would wait while this one waits for that import.
-        importlib.import_module("tensorflow")
+        tensorflow = importlib.import_module("tensorflow")
+        if getattr(tensorflow, "inside_function", bool)():
+            raise LMSError(
+                "lms.enable() was called in a function that TensorFlow is tracing; needed a call before that"
+            )
     with _lock:
         if _applied is not None:
             rests = _rests(_applied.state)

@@ -3,6 +3,7 @@
 import gc
 import importlib
 from collections.abc import Callable, Collection, Iterable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from lms.config import LMSConfig, nearest
@@ -74,7 +75,7 @@ def _check_batch(size: Any) -> None:
     Raises:
         LMSArgumentError: If no batch has such a size.
     """
-    is_whole = isinstance(size, int) and not isinstance(size, bool)
+    is_whole = isinstance(size, Integral) and not isinstance(size, bool)
     if size is not None and not (is_whole and 0 < size <= MOST):
         raise LMSArgumentError(f"batch_size is {size!r}; needed a whole number from 1 to {MOST:,}")
 

@@ -50,6 +50,8 @@ class _Fresh(threading.local):
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
         self.noted: list[BaseException] = []
+        self.raised: BaseException | None = None
+        """The latest of these that was raised."""
 
 
 class Attempts:
@@ -92,6 +94,7 @@ class Attempts:
         self._fresh.noted, self._noted_elsewhere = [], []
         noted.sort(key=lambda error: isinstance(error, Exception))
         if noted:
+            self._fresh.raised = noted[0]
             raise noted[0]
 
     def planned(self, stats: GraphStats) -> None:
@@ -145,16 +148,25 @@ class Attempts:
                         self._undo(call)
                     call.again = True
                     continue
+                except BaseException as error:
+                    if error is self._fresh.raised:  # the step was not planned, and did not run
+                        self._renew(call)
+                    raise
                 else:
                     rescue.succeeded(call)
                     return done
                 call.again = True
-                self._growth.renew(function, [one.name for one in call.ran] or [""])  # a session has no name
+                self._renew(call)
                 engine.books.collector.retries += 1
                 engine.books.warn(rescue.message)
         finally:
+            self._fresh.raised = None
             with aside():
                 self._apart.leave(call)
+
+    def _renew(self, call: Call) -> None:
+        """Have the step of a call planned anew."""
+        self._growth.renew(call.function, [one.name for one in call.ran] or [""])  # a session has no name
 
     def _prepare(
         self,

@@ -21,7 +21,7 @@ from lms.intercept.optimizer_options import OptimizerOptions, doubtful_options
 from lms.ir.graph import GraphError
 from lms.ir.name_filters import has_filters
 from lms.optimizer.plugin import Request
-from lms.optimizer.stopped import stopped
+from lms.optimizer.stopped import NOT_PLANNED, stopped
 from lms.passes.work import Task
 from lms.process.books import Books
 from lms.process.resources import Resources
@@ -85,6 +85,9 @@ class Engine:
     def edit(self, request: Request) -> bytes | None:
         """Plan a graph that TensorFlow has optimized; called by the plug-in, in the thread that runs it.
 
+        What the user must hear of stops the step: nothing of it runs, and it is planned anew in its next call
+        (:meth:`lms.calls.attempts.Attempts.run`).
+
         Returns:
             The edited graph; ``None`` where it stays as it is.
         """
@@ -97,8 +100,16 @@ class Engine:
             with collector_paused():
                 return self._edit(request)
         except LMSWarning as warning:  # the program has made errors of warnings
-            self.steps.note(warning)
-            return None
+            return self._stop(request, warning)
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            return self._stop(request, interrupt)
+
+    def _stop(self, request: Request, error: BaseException) -> bytes:
+        """Have an error raised in place of the step."""
+        self.steps.note(error)
+        return stopped(graph_pb2.GraphDef.FromString(request.graph), NOT_PLANNED)
 
     def fault(self, fault: BaseException) -> None:
         """Warn that an edit failed by a fault of LMS: the step runs as TensorFlow has optimized it."""
@@ -123,9 +134,8 @@ class Engine:
             return self._edited(task)
         except (GraphError, LMSError) as error:
             if getattr(error, "ends_rank", False) or isinstance(error, LMSArgumentError):
-                self.steps.note(error)
-            else:
-                self.books.leave(task.name, str(error), 0)
+                return self._stop(request, error)
+            self.books.leave(task.name, str(error), 0)
             return None
 
     def _estimated(self, request: Request, traced: Traced) -> bytes | None:

@@ -7,6 +7,9 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 LEFT = "lms: this step is left to XLA, which compiles it as one"
 """The message of the error with which a step ends where XLA shall run the function as it was traced."""
 
+NOT_PLANNED = "lms: this step was not planned, and does not run"
+"""The message where its planning ended in what the user must hear of, which is raised in its place."""
+
 
 def stopped(graph_def: Any, why: str) -> bytes:
     """Return a graph that ends with the error ``why`` before any of its ops has run.

@@ -167,6 +167,7 @@ def test_numbers_of_other_libraries_are_taken_as_pythons_own() -> None:
         ({"LMS_MARGIN": "a"}, "LMS_MARGIN is 'a'; needed a number"),
         ({"LMS_MODE": "grap"}, "mode is 'grap'; needed one of auto, native, graph, off (set by LMS_MODE)"),
         ({"LMS_MARGIN": "nan"}, "margin is nan; needed a finite number"),
+        ({"LMS_BANDWIDTH_GB_S": "inf"}, "bandwidth_gb_s is inf; needed a finite number"),
         ({"LMS_MARGIN": "1"}, "margin is 1.0; needed a fraction below 1"),
         ({"LMS_BUDGET_BYTES": "0"}, "budget_bytes is 0; needed at least 1"),
         ({"LMS_SWAPOUT_THRESHOLD": "0"}, "swapout_threshold is 0; needed -1 (auto) or at least 1"),

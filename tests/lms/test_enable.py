@@ -308,6 +308,13 @@ with warnings.catch_warnings(record=True) as early:
     warnings.simplefilter("always")
     print(lms.enable(policy="all").mode, len(early))
 lms.disable()
+@tf.function
+def traced():
+    lms.enable(policy="all")
+try:
+    traced()
+except lms.LMSError as error:
+    print(str(error)[:60])
 tf.constant(1.0)
 with warnings.catch_warnings(record=True) as late:
     warnings.simplefilter("always")
@@ -339,7 +346,8 @@ except lms.LMSError as error:
     )
     *lines, refusal = done.stdout.splitlines()
     threshold = "threshold after a variable, before a step"
-    assert lines == ["auto", "graph 0", "graph 0", threshold, "1 True True"], done.stderr[-2000:]
+    traced = "lms.enable() was called in a function that TensorFlow is tracing; needed"[:60]
+    assert lines == ["auto", "graph 0", traced, "graph 0", threshold, "1 True True"], done.stderr[-2000:]
     assert refusal.startswith("LMS is already on with another configuration (policy: 'threshold', now 'all')")
 
 

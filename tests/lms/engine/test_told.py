@@ -24,6 +24,9 @@ def test_a_program_that_makes_errors_of_warnings_gets_one(seen: dict[str, Any]) 
     found = seen["warnings_as_errors"]
     assert found["error"].startswith("LMSWarning:") and "'Nowhere'" in found["error"]
     assert found["edited"] == found["swapped"] == 0, "the report does not claim the edit"
+    assert found["again"] and found["edited again"] == 2, (
+        "it did not run, and is planned in its next call"
+    )
 
 
 def test_a_callback_with_an_unknown_scope_ends_fit(seen: dict[str, Any]) -> None:
@@ -31,7 +34,14 @@ def test_a_callback_with_an_unknown_scope_ends_fit(seen: dict[str, Any]) -> None
 
 
 def test_an_interrupt_is_raised_in_its_own_thread(seen: dict[str, Any]) -> None:
-    assert seen["interrupted"] == {"here": "KeyboardInterrupt: ", "there": [""]}
+    found = seen["interrupted"]
+    assert (found["here"], found["there"]) == ("KeyboardInterrupt: ", [""])
+
+
+def test_a_step_whose_planning_is_interrupted_does_not_run_and_is_planned_later(seen: dict[str, Any]) -> None:
+    found = seen["interrupted"]
+    assert found["first"], "its variables are as they were"
+    assert found["planned"] == 2, "this one, and the one that it is compared with"
 
 
 def test_arguments_are_known_after_a_body_was_planned(seen: dict[str, Any]) -> None:

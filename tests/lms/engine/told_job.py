@@ -69,6 +69,11 @@ def a_step() -> Step:
 BATCH = tf.ones((256, 64))
 
 
+def first_loss(step: Step) -> bool:
+    """Call a step, and tell whether no step of it has run before."""
+    return bool(step(BATCH) == a_step()(BATCH))
+
+
 def conditional() -> Any:
     """A step in a branch that the first call does not take."""
     switched_on()
@@ -93,7 +98,8 @@ def warnings_as_errors() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", LMSWarning)
         error = raised(lambda: step(BATCH))
-    return {"error": error, "edited": len(lms.report().edited), "swapped": swap_outs()}
+    found = {"error": error, "edited": len(lms.report().edited), "swapped": swap_outs()}
+    return found | {"again": first_loss(step), "edited again": len(lms.report().edited)}
 
 
 def a_callback() -> Any:
@@ -135,7 +141,9 @@ def interrupted() -> Any:
     here = raised(lambda: step_of_main(BATCH))
     thread.join()
     editing.Editing.edit = edit
-    return {"here": here, "there": errors}
+    before = len(lms.report().edited)
+    is_first = first_loss(step_of_main)
+    return {"here": here, "there": errors, "first": is_first, "planned": len(lms.report().edited) - before}
 
 
 def a_body() -> str:
