@@ -39,9 +39,9 @@ start_sshd() {
     chmod 700 "$HOME/.ssh"
     [ -f "$HOME/.ssh/host_key" ] || ssh-keygen -q -t ed25519 -N '' -f "$HOME/.ssh/host_key"
     # A copy of our own, because sshd refuses a file that others could have written. It may be the named file itself.
-    if [ -n "${AUTHORIZED_KEYS:-}" ] && ! cmp -s "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys"; then
-        cp "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys"
-        chmod 600 "$HOME/.ssh/authorized_keys"
+    if [ -n "${AUTHORIZED_KEYS:-}" ]; then
+        cmp -s "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys" || cp "$AUTHORIZED_KEYS" "$HOME/.ssh/authorized_keys"
+        chmod 600 "$HOME/.ssh/authorized_keys" || true # a mount that cannot be changed
     fi
     # A login gets this container's environment: the ranks' programs are found by PATH.
     exec /usr/sbin/sshd -D -e -f /dev/null -p 2222 -h "$HOME/.ssh/host_key" \

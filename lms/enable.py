@@ -64,7 +64,8 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
 
     Raises:
         ConfigError: If a field has a value it cannot have.
-        LMSError: If another configuration is already at work, or this TensorFlow cannot do what was asked.
+        LMSError: If another configuration is already at work, this TensorFlow cannot do what was asked, or it
+            is tracing a function.
     """
     global _applied
     wanted = _wanted(config, overrides, os.environ)
@@ -75,22 +76,33 @@ def enable(config: LMSConfig | None = None, **overrides: Any) -> State:
                 warnings.warn(doubt, LMSWarning, stacklevel=2)
         # First of all: in a rank this import itself enables the job's configuration. Not under the lock, for
         # which another thread's import of TensorFlow would wait while this one waits for that import.
-        tensorflow = importlib.import_module("tensorflow")
-        if getattr(tensorflow, "inside_function", bool)():
-            raise LMSError(
-                "lms.enable() was called in a function that TensorFlow is tracing; needed a call before that"
-            )
+        importlib.import_module("tensorflow")
     with _lock:
         if _applied is not None:
             rests = _rests(_applied.state)
             if wanted == _applied.state.config or (from_environment and not rests):
                 _applied = dataclasses.replace(_applied, state=_kept(_applied.state))
                 return _applied.state
+        if wanted.enabled and wanted.mode != "off":
+            _refuse_tracing()
+        if _applied is not None:
             _withdraw(_applied, wanted)
             _applied = None
         result = _start(wanted)
         _applied = _Applied(result, from_environment)
         return result
+
+
+def _refuse_tracing() -> None:
+    """Refuse to switch LMS on while a function is traced: AutoGraph's copy of this module would know of it.
+
+    Raises:
+        LMSError: If TensorFlow is tracing a function in this thread.
+    """
+    if getattr(importlib.import_module("tensorflow"), "inside_function", bool)():
+        raise LMSError(
+            "lms.enable() was called in a function that TensorFlow is tracing; needed a call before that"
+        )
 
 
 def disable() -> None:

@@ -18,7 +18,7 @@ LARGEST_FILE_BYTES = 16 << 20
 LARGEST_CHARS, MOST_PARTS = 1 << 20, 32
 """Bound a TOML file: far more than options need. The parser's time grows with the square of a key's parts."""
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,99}"|'[^'\n]{0,99}')"""  # bounded: of longer ones few fit
-_LONG_KEY = rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_PARTS}}}"
+_LONG_KEY = rf"(?m)(?:^|[\[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_PARTS}}}"
 """Compiled only for a file, as the parser is imported."""
 
 

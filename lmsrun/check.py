@@ -24,7 +24,7 @@ from launch.installed.versions import read_tensorflow_version, read_version
 from launch.model.busy import describe_job
 from launch.model.errors import LmsrunError, TopologyError
 from launch.model.idset import format_ids
-from launch.model.text import count_of
+from launch.model.text import count_of, name_ids
 from launch.preflight.occupancy import read_gpu_uses
 from launch.system.job_board import JobBoard, board_folders
 from launch.system.own_host_name import REMEDY, resolve_name
@@ -186,9 +186,8 @@ def _check_mempolicy(around: Around) -> Finding:
 def _check_cpuset(around: Around) -> Finding:
     status = around.tree.read("proc/self/status") or ""
     found = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
-    return Finding(
-        "cpuset", "ok", f"CPUs {format_ids(around.cpus)}, memory nodes {found[1] if found else 'unknown'}"
-    )
+    nodes = name_ids("memory node", found[1]) if found else "memory nodes unknown"
+    return Finding("cpuset", "ok", f"{name_ids('CPU', format_ids(around.cpus))}, {nodes}")
 
 
 def _check_memory_limit(around: Around) -> Finding:

@@ -41,7 +41,7 @@ def refuse_program(command: str, parsed: Parsed) -> None:
         UsageError: If there is one.
     """
     if parsed.program:
-        raise UsageError(f"lmsrun {command} takes no program, but found {parsed.program[0]!r}")
+        raise UsageError(f"{command} takes no program, but found {parsed.program[0]!r}")
 
 
 def read_sources(parsed: Parsed, environ: Mapping[str, str]) -> Request:

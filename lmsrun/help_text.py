@@ -7,14 +7,14 @@ from dataclasses import fields
 from launch.model.settings import Option
 from lms.config import LMSConfig, env_name
 from lmsrun.manual.pages import GROUPS, SUBCOMMANDS, Flag, declared_flag, read_page
-from lmsrun.options import OPTIONS
+from lmsrun.options import NOT_IN_FILES, OPTIONS
 
 _NARROWEST, _USUAL, _WIDEST, _INDENT = 60, 96, 120, 30
 SOURCES = (
-    "Each option can also stand in a file under its long name: in /etc/lmsrun.toml, "
-    "in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml); and in the "
-    "environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, then the "
-    "environment, then the nearest file."
+    f"Each option but {', '.join(NOT_IN_FILES)} can also stand in a file under its long name: "
+    "in /etc/lmsrun.toml, in ~/.config/lmsrun.toml, in ./lmsrun.toml (or [tool.lmsrun] of ./pyproject.toml). "
+    "All can stand in the environment: --host-mem-limit is LMSRUN_HOST_MEM_LIMIT. The command line wins, "
+    "then the environment, then the nearest file."
 )
 
 
@@ -50,11 +50,13 @@ def _render_entry(left: str, text: str, width: int) -> str:
 
 def render_reference() -> str:
     """Render every option of `run`, `plan` and `topo` as a page of Markdown tables."""
+    left_out = ", ".join(f"`{flag}`" for flag in NOT_IN_FILES)
     about = (
         "Made from the declarations in `launch/model/settings.py` and its neighbours by\n"
         "`pytest --update-golden`. A switch `--NAME` has its opposite `--no-NAME`. In `lmsrun.toml`, or\n"
         "`[tool.lmsrun]` of `pyproject.toml`, the key is the long name; so in `~/.config/lmsrun.toml` and\n"
-        "`/etc/lmsrun.toml`. The command line wins, then the environment, then the nearest file."
+        "`/etc/lmsrun.toml`. The command line wins, then the environment, then the nearest file.\n"
+        f"These stand in no file: {left_out}."
     )
     return "\n\n".join(["# Options", about, *map(_reference_table, GROUPS)]) + "\n"
 
@@ -64,7 +66,7 @@ def render_commands() -> str:
     parts = [
         "# Commands",
         "Made from the subcommands' own help by `pytest --update-golden`.",
-        "[Options](../options.md) lists the options of `run`, `plan`, `topo` and `check`.",
+        "[Options](../options.md) lists their options.",
     ]
     for name in SUBCOMMANDS:
         page = read_page(name)

@@ -254,6 +254,8 @@ class LaunchOptions(ClusterSettings):
 OPTIONS = declared_options(LaunchOptions)
 BY_SHORT_FLAG = {flag.lstrip("-"): declared for declared in OPTIONS.values() for flag in declared.flags}
 """``np`` is no name outside the command line, but what people try there first."""
+NOT_IN_FILES = tuple(declared.long_flag for declared in OPTIONS.values() if not declared.in_file)
+"""They belong to one command line."""
 
 
 def load_command(name: str) -> Any:

@@ -76,7 +76,7 @@ def probe_hosts(resolved: ResolvedJob, place: Place) -> Probed:
 
 
 def _judge_unasked(resolved: ResolvedJob, place: Place, assumed: str = "") -> Probed:
-    """Hold against the job what hosts are like that nobody asks; ``assumed`` says so where that is a guess.
+    """Compare the job with hosts that nobody asks; ``assumed`` says so where what they are like is a guess.
 
     Too many ranks for a guess are a warning alone.
 

@@ -103,8 +103,7 @@ def resolve_job(request: Request, environ: Mapping[str, str], is_plan: bool) -> 
     framework = choose_framework(options.framework, request.program, variables, options.python)
     _refuse_elastic(framework, options)
     is_root_welcome = options.allow_run_as_root or (
-        "allow_run_as_root" not in request.origins
-        and all(variables.get(name) == "1" for name in ROOT_CONSENT)
+        "allow_run_as_root" not in request.origins and all(environ.get(name) == "1" for name in ROOT_CONSENT)
     )
     options = replace(options, framework=framework.name, allow_run_as_root=is_root_welcome)
     only_here = place is None or place.only_here
@@ -234,7 +233,7 @@ def _refuse_elastic(framework: FrameworkChoice, options: LaunchOptions) -> None:
 
 
 def _doubt_unread(request: Request, launcher: str) -> list[str]:
-    """Warn of options that were typed and mean nothing to the launcher; a file serves many jobs."""
+    """Warn of options that were typed and mean nothing to this job; a file serves many jobs."""
     warnings = []
     for name, readers in find_unread(request.origins, launcher).items():
         origin = request.origins[name]
@@ -243,4 +242,7 @@ def _doubt_unread(request: Request, launcher: str) -> list[str]:
             raise UsageError(f"{said}; try --launcher mpirun, or leave it out")
         if origin.startswith("-"):
             warnings.append(f"{said}; it is left out")
+    options, period = request.options, request.origins.get("period", "")
+    if period.startswith("-") and not (options.live or options.metrics):
+        warnings.append(f"{period} means nothing without --live or --metrics FILE; it is left out")
     return warnings

@@ -57,9 +57,15 @@ def test_the_build_sees_the_environment_that_it_is_given(
 
     compiler = tmp_path / "cxx-of-the-test"
     compiler.touch(mode=0o755)
-    assert main(["--check"], {"PATH": str(tmp_path), "CXX": compiler.name}) == 1
+    environ = {"PATH": str(tmp_path), "CXX": compiler.name}
+    assert main(["--check"], environ) == 1
     said = capsys.readouterr().out
     assert f"cxx: {compiler}\nmake: not found\ncmake: not found\nmpi: not found\n" in said
+    cmake = tmp_path / "cmake"
+    cmake.write_text("#!/bin/sh\necho cmake version 3.25.1\n")
+    cmake.chmod(0o755)
+    main(["--check"], environ)
+    assert "\ncmake: 3.25\n" in capsys.readouterr().out
 
 
 def test_the_time_is_told_before_horovod_is_built(

@@ -1,6 +1,7 @@
 """A job over several hosts: every host's part planned by the one planner, and what its launcher is told."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -141,5 +142,6 @@ def _say(warning: str, hosts: Sequence[str], of: int) -> str:
     """Name the hosts of a warning, whose numbers of ranks count on each host by itself."""
     if of == 1:
         return warning
+    warning = re.sub(r"^(?=ranks? \d)", "local ", warning)
     others = f" and {count_of(len(hosts) - 1, 'other host')}" if len(hosts) > 1 else ""
     return f"each host: {warning}" if len(hosts) == of else f"{hosts[0]}{others}: {warning}"

@@ -223,7 +223,7 @@ class PlanSettings:
     gpus: str = option(
         "auto",
         "gpus",
-        "which GPUs: all, none, or a list of indexes in PCI order, PCI addresses or UUIDs",
+        "which GPUs: auto (all of them), none, or a list of indexes in PCI order, PCI addresses or UUIDs",
         PLACEMENT,
         parse=parse_gpus,
         join=",".join,

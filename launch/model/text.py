@@ -31,3 +31,8 @@ def shown_line(line: str, keep: str = "") -> str:
 def count_of(number: int, what: str) -> str:
     """``1 host``, ``2 hosts``."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def name_ids(what: str, ids: str) -> str:
+    """``node 0``, ``nodes 0,8``, ``no node``, for ids as ``format_ids`` writes them."""
+    return f"{what}{'s' * (not ids.isdigit())} {ids}" if ids else f"no {what}"

@@ -84,7 +84,7 @@ def pick_gpus(
     pools = [free, order[len(free) :]]
     taken = [gpu for pool in pools for gpu in (_in_turn(pool) if place == "spread" else pool)][:count]
     picked = _in_pci_order(taken)
-    said = _say_place(choice, picked, place)
+    said = _say_place(choice, picked, order[:count], place)
     if picked == choice.gpus[:count]:
         return choice, said
     narrowed = replace(choice, gpus=picked)
@@ -101,17 +101,30 @@ def _in_turn(gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for _, _, gpu in sorted(order, key=lambda entry: entry[:2])]
 
 
-def _say_place(choice: GpuChoice, picked: Sequence[Gpu], place: Place) -> tuple[str, ...]:
-    """Say how the ranks lie over the nodes, where that was asked for, or where they lie unevenly."""
+def _say_place(
+    choice: GpuChoice, picked: Sequence[Gpu], packed: Sequence[Gpu], place: Place
+) -> tuple[str, ...]:
+    """Say how the ranks lie over the nodes, where that was asked for and matters, or where they lie unevenly.
+
+    Args:
+        choice: The job's GPUs.
+        picked: Those that the ranks get.
+        packed: Those that they would get in PCI order.
+        place: What was asked for.
+    """
+    if len(picked) == 1:
+        return ()
     spread = _per_node(_in_turn(choice.gpus)[: len(picked)])
     now = _per_node(picked)
     if place == "spread":
-        return (f"--place spread: ranks on nodes {_render_counts(now)}, so that each has more host memory",)
+        is_evener = sorted(now.values(), reverse=True) < sorted(_per_node(packed).values(), reverse=True)
+        said = f"--place spread: ranks on {_render_counts(now)}, to share the nodes' memory more evenly"
+        return (said,) if is_evener else ()
     even = max(spread.values()) < max(now.values())
     if place == "auto" and not even:
         return ()
-    hint = f"; --place spread would put them on nodes {_render_counts(spread)}" if even else ""
-    return (f"ranks are packed on nodes {_render_counts(now)}, on GPUs that are neighbours{hint}",)
+    hint = f"; --place spread would put them on {_render_counts(spread)}" if even else ""
+    return (f"ranks are packed on {_render_counts(now)}, on GPUs that are neighbours{hint}",)
 
 
 def _per_node(gpus: Sequence[Gpu]) -> Counter[int | None]:
@@ -120,7 +133,8 @@ def _per_node(gpus: Sequence[Gpu]) -> Counter[int | None]:
 
 def _render_counts(counts: Counter[int | None]) -> str:
     nodes = sorted(counts.items(), key=lambda entry: (entry[0] is None, entry[0] or 0))
-    return " + ".join(f"{'unknown' if node is None else node} ({count})" for node, count in nodes)
+    shown = " + ".join(f"{'unknown' if node is None else node} ({count})" for node, count in nodes)
+    return f"node{'s' * (len(nodes) > 1)} {shown}"
 
 
 def _visible_variable(gpus: Sequence[Gpu]) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from launch.model.idset import IdSet, format_ids
 from launch.model.settings import Place, Span
-from launch.model.text import count_of
+from launch.model.text import count_of, name_ids
 from launch.model.topology import Core, Gpu, Machine
 
 
@@ -126,7 +126,7 @@ def say_by_rank(said: Sequence[tuple[int, str | None]]) -> list[str]:
     for rank, why in said:
         if why:
             ranks_of.setdefault(why, []).append(rank)
-    return [f"rank{'s' * (len(ranks) > 1)} {format_ids(ranks)}: {why}" for why, ranks in ranks_of.items()]
+    return [f"{name_ids('rank', format_ids(ranks))}: {why}" for why, ranks in ranks_of.items()]
 
 
 _NodeCores = dict[int | None, tuple[Core, ...]]

@@ -8,7 +8,7 @@ from launch.model.busy import Busy
 from launch.model.errors import PlanError
 from launch.model.plan import SHIM, RankPlan
 from launch.model.settings import PlanSettings
-from launch.model.text import count_of
+from launch.model.text import count_of, name_ids
 from launch.model.topology import Machine
 from launch.plan_host.binding import Binding, BindingTools, bind_ranks, choose_ladder
 from launch.plan_host.cpu_choice import narrow_machine, say_narrowed
@@ -182,7 +182,10 @@ def say_shared(busy: Busy, ranks: Sequence[RankPlan]) -> list[str]:
         said.append((rank.local_rank, f"its GPU is shared with {whose}" if whose else None))
     for rank in ranks:
         said += [
-            (rank.local_rank, f"CPUs {cpus} are shared with {name}")
+            (
+                rank.local_rank,
+                f"{name_ids('CPU', cpus)} {'is' if cpus.isdigit() else 'are'} shared with {name}",
+            )
             for name, cpus in busy.tell_cpus(rank.cpus)
         ]
     return say_by_rank(said)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         UsageError: If a person called this.
     """
     if len(argv) != 3 or not argv[1].isdigit() or argv[2] not in ("lines", "mpi"):
-        raise UsageError("lmsrun probe-host is what lmsrun starts on other hosts; see lmsrun topo and check")
+        raise UsageError("probe-host is what lmsrun starts on other hosts; see lmsrun topo and check")
     nonce, limit_s, way = argv
     # Whoever asked has gone by then; nothing that hangs here (a file system, MPI) is to stay behind.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -90,7 +90,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     is_asked = len(argv) == 1 and os.path.isabs(argv[0]) and not sys.stdin.isatty()
     text = sys.stdin.buffer.readline(_MAX_BYTES) if is_asked else b""
     if not text.endswith(b"\n"):
-        raise UsageError(f"lmsrun {COMMAND} is what lmsrun starts on other hosts; see lmsrun --help")
+        raise UsageError(f"{COMMAND} is what lmsrun starts on other hosts; see lmsrun --help")
     path = Path(argv[0])
     # A connection that is lost ends the input as well.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

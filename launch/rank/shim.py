@@ -82,7 +82,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         command = _read_command(argv)
         if not command:
-            raise UsageError("lmsrun worker: no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
+            raise UsageError("no program; needed lmsrun worker -- PROGRAM ARGS")  # noqa: TRY301
         if environ.get("LMSRUN_EXPECT"):
             _start_program(command, dict(environ))
         _start_over(command, dict(environ))

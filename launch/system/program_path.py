@@ -3,7 +3,7 @@
 import os
 
 NO_FILE = "is a pipe or a device; needed a file, which every rank can read from its beginning"
-"""What is wrong with a program that is there, and neither a file nor a folder."""
+"""Says what is wrong with a program that is there, and neither a file nor a folder."""
 
 
 def find_program(name: str, path: str | None = None) -> str | None:

@@ -50,8 +50,6 @@ class _Fresh(threading.local):
     def __init__(self) -> None:
         self.stats: list[GraphStats] = []
         self.noted: list[BaseException] = []
-        self.raised: BaseException | None = None
-        """The latest of these that was raised."""
 
 
 class Attempts:
@@ -94,8 +92,12 @@ class Attempts:
         self._fresh.noted, self._noted_elsewhere = [], []
         noted.sort(key=lambda error: isinstance(error, Exception))
         if noted:
-            self._fresh.raised = noted[0]
             raise noted[0]
+
+    def forget_plans(self) -> None:
+        """Take the plans of this thread's step from the report: they do not run."""
+        self._engine.books.collector.withdraw(self._fresh.stats)
+        self._fresh.stats = []
 
     def planned(self, stats: GraphStats) -> None:
         """Note that a frame of a graph has been planned in this thread's step."""
@@ -148,25 +150,16 @@ class Attempts:
                         self._undo(call)
                     call.again = True
                     continue
-                except BaseException as error:
-                    if error is self._fresh.raised:  # the step was not planned, and did not run
-                        self._renew(call)
-                    raise
                 else:
                     rescue.succeeded(call)
                     return done
                 call.again = True
-                self._renew(call)
+                self._growth.renew(function, [one.name for one in call.ran] or [""])  # a session has no name
                 engine.books.collector.retries += 1
                 engine.books.warn(rescue.message)
         finally:
-            self._fresh.raised = None
             with aside():
                 self._apart.leave(call)
-
-    def _renew(self, call: Call) -> None:
-        """Have the step of a call planned anew."""
-        self._growth.renew(call.function, [one.name for one in call.ran] or [""])  # a session has no name
 
     def _prepare(
         self,

@@ -132,6 +132,27 @@ class Steps:
         is_here = self.watch.is_here or self.sessions.watch.run is not None
         self.attempts.note(error, is_here=is_here)
 
+    def fail(self, error: BaseException, *, is_body: bool) -> bool:
+        """Have an error that ended the planning of a step raised, and the step planned in its next call.
+
+        Args:
+            error: What the user must hear of.
+            is_body: Whether a body within the step was planned; the beginning of the step has run then.
+
+        Returns:
+            Whether the step may end before it runs. Without a function of the user's its kernels are those
+            of other callers, too, and would end so for them in every call.
+        """
+        self.note(error)
+        call, name = self.watch.call, self.watch.runtime.name if self.watch.runtime else ""
+        if (run := self.sessions.watch.run) is not None:
+            call, name = run.call, ""
+        elif not self.watch.is_here:
+            return False
+        self.growth.renew_trace(call.function, name)
+        self.attempts.forget_plans()
+        return call.function is not None and not is_body
+
     def planned(self, work: Work, stats: GraphStats) -> None:
         """Note that a frame of a graph has been planned."""
         self.attempts.planned(stats)

@@ -85,9 +85,6 @@ class Engine:
     def edit(self, request: Request) -> bytes | None:
         """Plan a graph that TensorFlow has optimized; called by the plug-in, in the thread that runs it.
 
-        What the user must hear of stops the step: nothing of it runs, and it is planned anew in its next call
-        (:meth:`lms.calls.attempts.Attempts.run`).
-
         Returns:
             The edited graph; ``None`` where it stays as it is.
         """
@@ -96,25 +93,13 @@ class Engine:
                 return self._estimated(request, self.traced)
         if request.device_type != self.resources.devices[0].type:
             return None
-        try:
-            with collector_paused():
-                return self._edit(request)
-        except LMSWarning as warning:  # the program has made errors of warnings
-            return self._stop(request, warning)
-        except Exception:
-            raise
-        except BaseException as interrupt:
-            return self._stop(request, interrupt)
-
-    def _stop(self, request: Request, error: BaseException) -> bytes:
-        """Have an error raised in place of the step."""
-        self.steps.note(error)
-        return stopped(graph_pb2.GraphDef.FromString(request.graph), NOT_PLANNED)
+        with collector_paused():
+            return self._edit(request)
 
     def fault(self, fault: BaseException) -> None:
         """Warn that an edit failed by a fault of LMS: the step runs as TensorFlow has optimized it."""
         if not isinstance(fault, Exception):
-            self.steps.note(fault)
+            self.steps.fail(fault, is_body=False)
             return
         text = " ".join(f"{type(fault).__name__}: {fault}".split())
         try:
@@ -133,10 +118,18 @@ class Engine:
         try:
             return self._edited(task)
         except (GraphError, LMSError) as error:
-            if getattr(error, "ends_rank", False) or isinstance(error, LMSArgumentError):
-                return self._stop(request, error)
-            self.books.leave(task.name, str(error), 0)
-            return None
+            if not (getattr(error, "ends_rank", False) or isinstance(error, LMSArgumentError)):
+                self.books.leave(task.name, str(error), 0)
+                return None
+            told: BaseException = error
+        except LMSWarning as warning:  # the program has made errors of warnings
+            told = warning
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            told = interrupt
+        may_stop = self.steps.fail(told, is_body=task.is_body)
+        return stopped(graph_pb2.GraphDef.FromString(request.graph), NOT_PLANNED) if may_stop else None
 
     def _estimated(self, request: Request, traced: Traced) -> bytes | None:
         """Hand a training step to whoever wants a forecast of it; whatever fails here, it does not run."""

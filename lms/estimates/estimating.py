@@ -108,6 +108,11 @@ class Estimate:
         return render_estimate(self.to_json())
 
 
+def _short(value: float) -> str:
+    """Write a number with two digits behind the point, and one below a tenth with two that count."""
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def render_estimate(found: Mapping[str, Any]) -> str:
     """Write an estimate as a table for people."""
     mib = 2**20
@@ -121,7 +126,7 @@ def render_estimate(found: Mapping[str, Any]) -> str:
     for gpu in found["gpus"]:
         for one in gpu["modes"]:
             batch, largest_s = one["largest_batch"], one["largest_step_s"]
-            per = f"{largest_s / batch * 1000:.2f}" if largest_s and batch else "-"
+            per = _short(largest_s / batch * 1000) if largest_s and batch else "-"
             rows.append(
                 (
                     gpu["gpu"],

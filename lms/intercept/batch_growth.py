@@ -160,6 +160,16 @@ class Growth:
         for step in {id(one): one for one in (*named, *self._traces(function))}.values():
             step.renew(one for one in step.plans if one.generation != step.generation)
 
+    def renew_trace(self, function: Any, name: str) -> None:
+        """Have one trace planned again at its next call, also if that is without its function.
+
+        Such a call runs the plan of the same number.
+        """
+        steps = [self._step(function, name), *([self._step(None, name)] if name else [])]
+        generation = steps[0].generation
+        for step in {id(one): one for one in steps if one.generation == generation}.values():
+            step.renew(one for one in step.plans if one.generation != generation)
+
     def renew_wholly(self, function: Any, name: str = "") -> bool:
         """Have a step planned again for all its batches; return False if random numbers would begin anew."""
         step = self._step(function, name)

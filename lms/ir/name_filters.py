@@ -154,7 +154,7 @@ def _nothing_matches(ops: Sequence[Op], name: str, item: str) -> str:
         {one for op in ops for one in (op.type, *op.parts)} if "types" in name else {op.name for op in ops}
     )
     if "scope" in name:
-        known = {prefix for op in known for prefix in _prefixes(op)}
+        known = {prefix for op in known for prefix in _prefixes(op)} or known
     return (
         f"{name}: {item!r} matches nothing in the graph; needed one of its {_kind(name)}, such as "
         f"{_examples(known)}"
@@ -170,8 +170,9 @@ def _examples(known: Collection[str]) -> str:
 
 
 def _prefixes(name: str) -> Iterable[str]:
+    """Yield the scopes that an op lies in; its own name is one, too, and no example that helps."""
     parts = name.split("/")
-    return ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _reached(graph: Graph, named: Mapping[str, frozenset[int]]) -> frozenset[int] | None:

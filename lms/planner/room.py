@@ -44,7 +44,7 @@ LARGER = 1.04
 
 @dataclass(frozen=True)
 class Room:
-    """What a device has for a step's own tensors, and what plans leave of it."""
+    """Say whether plans fit in what a device has for a step's own tensors, of which plans leave a part."""
 
     case: Case
     limit_bytes: int

@@ -8,6 +8,7 @@ from typing import Any
 
 from lms.errors import LMSError, PlaceError, pip_install
 from lms.ir.liveness import Timeline
+from lms.ir.swap_plan import SwapPlan
 from lms.report.stats import UNROLL, GraphStats, Planned, Report, counted, latest_of
 from lms.user_files import require_file
 
@@ -196,7 +197,10 @@ def _why_more(report: Report, error: float) -> str:
 
 
 OPEN = "No policy swaps a tensor of unknown size: give these sizes, or try a smaller batch."
-MORE_ROOM = "Try a larger margin (LMS_MARGIN=0.3), policy 'all' (LMS_POLICY=all), or a smaller batch."
+LESS = "policy 'all' (LMS_POLICY=all), or a smaller batch."
+MORE_ROOM, OTHER_PLAN = f"Try a larger margin (LMS_MARGIN=0.2), {LESS}", f"Try {LESS}"
+ROOMIER = 8 / 9
+"""The bytes of a plan with that margin over those with the usual one of 0.1."""
 NO_ROOM = "No plan needs less: take a smaller batch, or a device with more memory."
 MAY_STREAM = (
     "Variables lie on the host between steps with optimizer_state 'host' and variables 'host' "
@@ -215,7 +219,7 @@ ADVICE = {
     "all": "Policy 'all' swaps all that it can already: take a smaller batch, or a device with more memory.",
     "threshold": "Try policy 'auto' or 'all' (LMS_POLICY=all), or a smaller batch.",
 }
-"""By the policy of the plan that failed what may help; for others :data:`MORE_ROOM` or :data:`NO_ROOM`."""
+"""By the policy of the plan that failed what may help; for others :func:`_more_room`."""
 
 
 def explain_out_of_memory(
@@ -240,8 +244,7 @@ def explain_out_of_memory(
         lines.append(f"LMS edited no graph: {report.graphs[-1].why}.")
         return "\n".join([*lines, "Try policy 'all' (LMS_POLICY=all), or a smaller batch."])
     plan = planned.plan
-    more_room = MORE_ROOM if plan.feasible and plan.peak_bytes > plan.floor_bytes else NO_ROOM
-    advice = ADVICE.get(plan.policy, more_room) if swaps else MAY_SWAP
+    advice = ADVICE.get(plan.policy, _more_room(plan)) if swaps else MAY_SWAP
     if policy == "all":
         advice = ALL_ALONE if plan.policy == "all" else BOTH
     step = planned.name, planned.function
@@ -255,6 +258,13 @@ def explain_out_of_memory(
     if not streams and planned.base_bytes > MUCH_BEFORE * (report.device.limit_bytes or math.inf):
         lines.append(MAY_STREAM)
     return "\n".join([*_largest(planned), *lines])  # what may help comes last: lmsrun repeats the last lines
+
+
+def _more_room(plan: SwapPlan) -> str:
+    """Return what may help against a plan that needs more than it was to."""
+    if not plan.feasible or plan.peak_bytes <= plan.floor_bytes:
+        return NO_ROOM
+    return MORE_ROOM if plan.floor_bytes <= ROOMIER * (plan.budget_bytes or math.inf) else OTHER_PLAN
 
 
 def explain_unplanned(name: str, limit_bytes: int | None) -> str:

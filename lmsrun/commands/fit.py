@@ -56,7 +56,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     request = read_sources(parsed, environ)
     options = request.options
     if not parsed.program:
-        raise UsageError("lmsrun fit needs a program, as in lmsrun fit train.py")
+        raise UsageError("fit needs a program, as in lmsrun fit train.py")
     given, _, unset = parse_forward(options.forward, environ, request.origins.get("forward", "-x"))
     environ = {**environ, **given}
     try:

@@ -47,7 +47,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     pid = _parse_pid(parsed.program)
     is_mine = pid == os.getppid()  # started by run, which says all: the job is about to come
-    options = LaunchOptions(**parsed.values) if is_mine else read_sources(parsed, environ).options
+    request = None if is_mine else read_sources(parsed, environ)
+    options = request.options if request else LaunchOptions(**parsed.values)
+    if request and options.quiet and not options.metrics:
+        raise UsageError(f"{request.origins['quiet']} has top print nothing; needed --metrics FILE")
     if options.metrics:
         check_can_be_replaced(options.metrics, "--metrics")
     monitor = Monitor()
@@ -77,7 +80,7 @@ def _parse_pid(words: Sequence[str]) -> int | None:
     if not words:
         return None
     if len(words) > 1 or not (words[0].isascii() and words[0].isdigit() and len(words[0]) < 20):
-        raise UsageError(f"lmsrun top: found {' '.join(words)!r}; needed nothing, or the PID of a lmsrun")
+        raise UsageError(f"top: found {' '.join(words)!r}; needed nothing, or the PID of a lmsrun")
     return int(words[0])
 
 

@@ -45,7 +45,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.json:
         print(render_json(to_json(machine)))
     elif not (options.save or options.svg or options.png):
-        print(render_tree(machine, plain=not _takes_lines(sys.stdout.encoding)))
+        plain = not _takes_lines(sys.stdout.encoding)
+        print(render_tree(machine, plain=plain, is_here=not options.topology))
     return 0
 
 

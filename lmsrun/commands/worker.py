@@ -30,7 +30,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     argv, environ = _take_environment(argv, environ)
     if argv and argv[0].startswith("-") and argv[0] not in ("--", "--escaped"):
         raise UsageError(
-            f"lmsrun worker takes no option, but found {argv[0]}; set LMSRUN_... variables instead, "
+            f"worker takes no option, but found {argv[0]}; set LMSRUN_... variables instead, "
             "and write lmsrun worker -- PROGRAM ARGS"
         )
     check_variables(environ)

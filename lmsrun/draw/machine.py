@@ -7,7 +7,7 @@ from itertools import groupby
 
 from launch.model.busy import gpu_key
 from launch.model.idset import IdSet, format_ids
-from launch.model.text import count_of
+from launch.model.text import count_of, name_ids
 from launch.model.topology import Adapter, Core, Gpu, Machine, NumaNode, Package
 from lms.page.palette import STYLE, kind
 from lms.page.svg import Canvas, fitted, text_width
@@ -364,12 +364,11 @@ class _Drawing:
         lines = []
         if self._is_here:
             lines.append(
-                f"This process may use CPUs {format_ids(allowed.cpus) or 'none'} and memory of NUMA nodes "
-                f"{format_ids(allowed.mems) or 'none'}."
+                f"This process may use {name_ids('CPU', format_ids(allowed.cpus))} "
+                f"and memory of {name_ids('NUMA node', format_ids(allowed.mems))}."
             )
         if self._unbound:
-            ranks = format_ids(self._unbound)
-            lines.append(f"Not bound to CPUs: {'rank' if len(self._unbound) == 1 else 'ranks'} {ranks}.")
+            lines.append(f"Not bound to CPUs: {name_ids('rank', format_ids(self._unbound))}.")
         for mark in [mark for mark in self._marks if mark.state == "differs"][:4]:
             lines.append(f"Rank {mark.rank} is not as planned: {mark.why or 'no reason was given'}.")
         lines += [f"Warning: {warning}" for warning in self._machine.warnings[:3]]

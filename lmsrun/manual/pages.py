@@ -106,6 +106,6 @@ def declared_flag(field: str, declared: Option) -> Flag:
         (*declared.flags, declared.long_flag),
         Value(declared.metavar) if declared.metavar else None,
         declared.help,
-        "" if default in (None, False, ()) else str(default),
+        "" if default in (None, False, ()) else "on" if default is True else str(default),
         f"--no-{declared.name}" if declared.is_switch else "",
     )

@@ -18,8 +18,7 @@ from launch.model.text import count_of, printable
 from launch.model.topology import Gpu, Machine
 from launch.plan_host.rank_env import LIMIT_VARIABLES
 
-_HEADS = ("rank", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
-_GPU_COLUMN = 1
+_HEADS = ("rank", "host", "GPU", "NUMA", "cores", "CPUs", "memory", "host limit")
 _LEAST_GPU_WIDTH = 14
 
 
@@ -133,7 +132,8 @@ def _models(plan: LaunchPlan) -> list[str]:
 def _row(rank: RankPlan, machine: Machine, name_gpu: bool, name_host: bool) -> tuple[str, ...]:
     cores = sum(1 for core in machine.cores if core.cpus & rank.cpus)
     return (
-        f"{rank.rank}  {rank.host}" if name_host else str(rank.rank),
+        str(rank.rank),
+        *([rank.host] if name_host else []),
         _gpu_text(rank.gpu, name_gpu),
         "-" if rank.numa_node is None else str(rank.numa_node),
         str(cores) if rank.cpus else "-",
@@ -151,11 +151,12 @@ def _gpu_text(gpu: Gpu | None, with_name: bool) -> str:
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> str:
     """Aligned columns; in a narrow terminal the GPU's name gives way, for the GPU is known by its address."""
-    lines = [_HEADS, *rows]
-    widths = [max(len(row[column]) for row in lines) for column in range(len(_HEADS))]
+    heads = tuple(head for head in _HEADS if head != "host" or len(rows[0]) == len(_HEADS))
+    lines, gpu = [heads, *rows], heads.index("GPU")
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     excess = sum(widths) + 2 * (len(widths) - 1) - width
     if excess > 0:
-        widths[_GPU_COLUMN] = max(min(widths[_GPU_COLUMN], _LEAST_GPU_WIDTH), widths[_GPU_COLUMN] - excess)
+        widths[gpu] = max(min(widths[gpu], _LEAST_GPU_WIDTH), widths[gpu] - excess)
     rendered = [
         "  ".join(_fit(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in lines
     ]

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from launch.model.idset import format_ids
-from launch.model.text import printable
+from launch.model.text import name_ids, printable
 from launch.model.topology import Gpu, Machine, NumaNode, Package
 
 _PLAIN = str.maketrans("└├─│", "`|-|")
@@ -17,10 +17,11 @@ class _Branch:
     below: "list[_Branch]" = field(default_factory=list)
 
 
-def render_tree(machine: Machine, *, plain: bool = False) -> str:
+def render_tree(machine: Machine, *, plain: bool = False, is_here: bool = True) -> str:
     """Draw packages, their NUMA nodes and the GPUs on these, then what belongs nowhere, then the limits.
 
     Plain text: it needs no package and reads the same in a terminal, a log and a mail, if ``plain`` in ASCII.
+    ``is_here`` is False for a saved machine, whose limits are not those of this process.
     """
     lines = [f"{machine.source}: {machine.architecture}, {describe_counts(machine)}"]
     nodes_of: dict[int | None, list[_Branch]] = {}
@@ -30,7 +31,7 @@ def render_tree(machine: Machine, *, plain: bool = False) -> str:
     branches = [_package(package, nodes_of.get(package.id, [])) for package in machine.packages]
     branches += nodes_of.get(None, [])
     branches += [_Branch(_gpu_text(gpu)) for gpu in machine.gpus if gpu.numa_node is None]
-    branches.append(_Branch(_allowed(machine)))
+    branches.append(_Branch(_allowed(machine, is_here)))
     if limits := _limits(machine):
         branches.append(_Branch(limits))
     lines += _draw(branches)
@@ -71,9 +72,10 @@ def _gpu_text(gpu: Gpu) -> str:
     return f"GPU {gpu.index}: {gpu.address}, {', '.join(known)}{where}{near}"
 
 
-def _allowed(machine: Machine) -> str:
-    cpus, mems = format_ids(machine.allowed.cpus), format_ids(machine.allowed.mems)
-    return f"this process may use CPUs {cpus or 'none'} and memory of NUMA nodes {mems or 'none'}"
+def _allowed(machine: Machine, is_here: bool) -> str:
+    cpus = name_ids("CPU", format_ids(machine.allowed.cpus))
+    nodes = name_ids("NUMA node", format_ids(machine.allowed.mems))
+    return f"{'this process' if is_here else 'a job there'} may use {cpus} and memory of {nodes}"
 
 
 def _limits(machine: Machine) -> str:

@@ -20,19 +20,25 @@ def parse_table(table: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Parse the options of a TOML table; keys are the long option names, ``-`` and ``_`` alike.
 
     Raises:
-        UsageError: For an unknown key (naming the nearest one) or a value that its option cannot have.
+        UsageError: For an unknown key (naming the nearest one), an option that stands in no file, or a value
+            that its option cannot have.
     """
-    by_key = {declared.name: (field, declared) for field, declared in OPTIONS.items() if declared.in_file}
+    by_key = {declared.name: (field, declared) for field, declared in OPTIONS.items()}
+    in_files = [declared.name for declared in OPTIONS.values() if declared.in_file]
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in by_key:
             short = BY_SHORT_FLAG.get(name)
-            hint = f"; did you mean {short.name}?" if short else nearest(name, by_key)
+            hint = f"; did you mean {short.name}?" if short else nearest(name, in_files)
             if isinstance(value, dict):
                 hint = "; that is a table, and options stand in none; write them above the first table"
             raise UsageError(f"{source}: unknown key {key!r}{hint}")
         field, declared = by_key[name]
+        if not declared.in_file:
+            raise UsageError(
+                f"{source}: {key} stands in no file; give {declared.long_flag} or {declared.env_name} instead"
+            )
         if field in values:
             raise UsageError(f"{source}: {name} is there twice, as {name} and as {name.replace('-', '_')}")
         values[field] = _from_toml(declared, value, f"{source}: {key}")

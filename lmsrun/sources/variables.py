@@ -87,7 +87,7 @@ def check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
         short = BY_SHORT_FLAG.get(word.lower())
         near = short.env_name if short else _misspelt(word)
         if near:
-            raise UsageError(f"unknown variable {name}; did you mean {near}?; unset it")
+            raise UsageError(f"unknown variable {name}; rename it to {near}, or unset it")
         unread.append(f"{name} is no option of lmsrun, and is not read")
     return tuple(unread)
 

@@ -472,7 +472,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     tools = read_toolchain(environ)
     if options.check:
         for name, value in dataclasses.asdict(tools).items():
-            print(f"{name}: {value or 'not found'}")
+            shown = ".".join(map(str, value)) if isinstance(value, tuple) else value
+            print(f"{name}: {shown or 'not found'}")
         return 1 if tools.missing() else 0
     try:
         install_wheel(obtain_wheel(tools, cache_folder(environ), options.jobs, environ), environ)

@@ -117,7 +117,7 @@ def test_a_misspelt_variable_is_one_line(containers: Containers) -> None:
     done = containers.run("true.py", options=["--env=LMSRUN_NUM_PORC=2"])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "lmsrun: unknown variable LMSRUN_NUM_PORC; did you mean LMSRUN_NUM_PROC?; unset it"
+        "lmsrun: unknown variable LMSRUN_NUM_PORC; rename it to LMSRUN_NUM_PROC, or unset it"
     ]
 
 

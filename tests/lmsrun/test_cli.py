@@ -77,7 +77,7 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("-np 1 --python /nonexistent/python3 train.py", "--python /nonexistent/python3 is not there"),
         ("-np 1 --output-dir= train.py", "--output-dir is ''; needed DIR"),
         ("-np 1 --topology= train.py", "--topology is ''; needed SRC"),
-        ("worker -v -- train.py", "lmsrun worker takes no option, but found -v"),
+        ("worker -v -- train.py", "lmsrun: worker takes no option, but found -v"),
         ("-np 1 fit", "program 'fit' is not in PATH; try ./fit"),
         ("-np 1 topo", "'topo' is a command of lmsrun and goes first: lmsrun topo"),
         ("-np 4000 train.py", "4000 ranks do not fit on localhost with"),
@@ -90,7 +90,10 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("-np 1 -x RANK=3 train.py", "-x RANK: lmsrun sets RANK for each rank itself"),
         ("-np 1 -x =3 train.py", "-x is '=***'; needed NAME or NAME=VALUE"),
         ("-np 2 --framework tensorflow --tf-port 65535 --gpus none --oversubscribe train.py", PORTS),
-        ("topo train.py", "lmsrun topo takes no program"),
+        ("topo train.py", "lmsrun: topo takes no program"),
+        ("version 1", "lmsrun: version takes nothing, but found '1'"),
+        ("help nothing", "lmsrun: help: 'nothing' is no subcommand"),
+        ("fit", "lmsrun: fit needs a program"),
         ("topo --gpus 0", "unknown option --gpus"),
         ("topo --save /nonexistent/x", "cannot write /nonexistent/x: No such file"),
         (
@@ -126,7 +129,7 @@ def test_a_rank_of_another_launcher_is_told_of_a_misspelt_variable(
 ) -> None:
     assert main(["worker", "--", "train.py"], {"RANK": "0", "LMSRUN_NUMAA": "strict"}) == 2
     assert capsys.readouterr().err == (
-        "lmsrun: unknown variable LMSRUN_NUMAA; did you mean LMSRUN_NUMA?; unset it\n"
+        "lmsrun: unknown variable LMSRUN_NUMAA; rename it to LMSRUN_NUMA, or unset it\n"
     )
 
 
@@ -203,7 +206,7 @@ def test_a_current_folder_that_is_gone(here: Path, capsys: pytest.CaptureFixture
 
 def test_a_misspelt_variable_or_key_starts_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-np", "1", "train.py"], {"LMSRUN_GPU": "0"}) == 2
-    assert "did you mean LMSRUN_GPUS?" in capsys.readouterr().err
+    assert "rename it to LMSRUN_GPUS, or unset it" in capsys.readouterr().err
     (here / "lmsrun.toml").write_text("hostmem-limit = 3")
     assert main(["-np", "1", "train.py"], {}) == 2
     assert "did you mean host-mem-limit?" in capsys.readouterr().err
@@ -295,6 +298,17 @@ def test_a_forwarded_value_is_never_printed(here: Path, capsys: pytest.CaptureFi
 def test_verbose_says_where_a_value_came_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-v", "--topology", "ac922.json", "x.py"], {"LMSRUN_NUM_PROC": "2"}) == 0
     assert "lmsrun: num-proc = 2 (from LMSRUN_NUM_PROC)" in capsys.readouterr().err
+
+
+def test_a_saved_machine_is_not_what_this_process_may_use(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topo", "--topology", "ac922.json"], {}) == 0
+    saved = capsys.readouterr().out
+    assert "a job there may use CPUs 0-127 and memory of NUMA nodes 0,8" in saved
+    assert "this process" not in saved
+    assert main(["topo"], {}) == 0
+    assert "this process may use CPU" in capsys.readouterr().out
 
 
 def test_oversubscription(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

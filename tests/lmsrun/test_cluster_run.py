@@ -261,6 +261,22 @@ def test_an_option_that_the_launcher_does_not_read_is_a_warning(dgx: str, capsys
         assert warned == {*given[::2]} - {*names}, launcher
 
 
+def test_a_period_of_no_look_is_a_warning(dgx: str, capsys: Capture) -> None:
+    words = ("--topology", dgx, "-np", "2", "--period", "5")
+    said = "--period means nothing without --live or --metrics FILE; it is left out"
+    assert said in plan(capsys, *words)["warnings"]
+    assert said not in plan(capsys, *words, "--live")["warnings"]
+
+
+def test_a_plan_over_hosts_has_a_column_of_hosts(dgx: str, capsys: Capture) -> None:
+    words = ["plan", "--topology", dgx, "--launcher", "srun", "-H", "a:6,node-b:6", "train.py"]
+    assert main(words, {"PATH": "/nowhere"}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("rank  host    GPU "))
+    assert lines[head + 2].startswith("0     a       0: ")
+    assert lines[head + 13].startswith("11    node-b  5: ")
+
+
 def test_ibms_command_line_is_a_run(dgx: str, capsys: Capture) -> None:
     argv = ["ddlrun", "--accelerators", "2", "--mode", "p", "--gpus", "3", "python", "t.py"]
     assert main(argv, {"PATH": "/nowhere"}) == 2

@@ -31,4 +31,4 @@ def test_every_subcommand_has_its_help(name: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", FOR_LMSRUN)
 def test_what_is_for_lmsrun_itself_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "x"], {}) == 2
-    assert f"lmsrun {name} is what " in capsys.readouterr().err
+    assert f"lmsrun: {name} is what " in capsys.readouterr().err

@@ -255,4 +255,4 @@ def test_shellcheck_finds_nothing_in_the_script_of_bash(folder: Path) -> None:
 def test_a_shell_that_is_not_known(argv: list[str], found: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", *argv], {}) == 2
     said = capsys.readouterr().err
-    assert said == f"lmsrun: lmsrun completion: found {found}; needed one of bash, zsh, fish\n"
+    assert said == f"lmsrun: completion: found {found}; needed one of bash, zsh, fish\n"

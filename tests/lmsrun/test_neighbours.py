@@ -55,7 +55,7 @@ def test_two_jobs_at_once(start: JobStarter, launcher: str) -> None:
     assert "shared" not in second.stderr.decode()
     third = start(STUB, "exit=0", np=len(cpus), options=options)
     assert third.finish() == 0
-    assert f"CPUs {cpus[0]} are shared with {whose}" in third.stderr.decode()
+    assert f"CPU {cpus[0]} is shared with {whose}" in third.stderr.decode()
 
     first.signal(15)
     first.finish()

@@ -145,9 +145,15 @@ def test_a_key_of_very_many_parts_is_not_parsed(places: Places, line: str, part:
     places.own.write_text("\n" + line.format(" .".join([part] * 33)))
     with pytest.raises(UsageError, match="toml has a key of more than 32 parts in line 2; needed fewer"):
         places.read()
-    places.own.write_text(line.format(".".join([part] * 31)))
+    places.own.write_text(line.format(".".join([part] * 32)))
     with pytest.raises(UsageError, match="lmsrun.toml: "):  # parsed, and no option
         places.read()
+
+
+def test_dots_in_comments_and_values_are_no_key(places: Places) -> None:
+    many = ".".join("1" * 40)
+    places.own.write_text(f'# {many}\nnum_proc = 2 # {many}\noutput_dir = "{many}"\n')
+    assert places.read().options.num_proc == 2
 
 
 def test_a_file_that_is_no_options_is_not_parsed(places: Places) -> None:

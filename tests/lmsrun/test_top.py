@@ -216,7 +216,8 @@ def test_metrics_follow_no_link_and_leave_no_draft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["top", "x"], "found 'x'; needed nothing, or the PID of a lmsrun"),
+        (["top", "x"], "lmsrun: top: found 'x'; needed nothing, or the PID of a lmsrun"),
+        (["top", "-q"], "-q has top print nothing; needed --metrics FILE"),
         (["top", "1", "2"], "found '1 2'; needed nothing, or the PID"),
         (["top", "1"], "process 1 is no running lmsrun of this user"),
         (["top", "9" * 5000], "9'; needed nothing, or the PID of a lmsrun"),

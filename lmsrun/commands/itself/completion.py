@@ -29,6 +29,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if len(argv) != 1 or argv[0] not in SHELLS:
         found = repr(" ".join(argv)) if argv else "nothing"
         near = nearest(argv[0], SHELLS) if argv else ""
-        raise UsageError(f"lmsrun completion: found {found}{near}; needed one of {', '.join(SHELLS)}")
+        raise UsageError(f"completion: found {found}{near}; needed one of {', '.join(SHELLS)}")
     print(render_completion(argv[0]), end="")
     return 0

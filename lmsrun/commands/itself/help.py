@@ -21,7 +21,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         name = "help"
     if name not in SUBCOMMANDS or len(argv) > 1:
         raise UsageError(
-            f"lmsrun help: {' '.join(argv)!r} is no subcommand{nearest(name, SUBCOMMANDS)}; "
+            f"help: {' '.join(argv)!r} is no subcommand{nearest(name, SUBCOMMANDS)}; "
             f"needed one of {', '.join(SUBCOMMANDS)}"
         )
     print(render_help(name))

@@ -19,6 +19,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(render_help("version"))
         return 0
     if argv:
-        raise UsageError(f"lmsrun version takes nothing, but found {argv[0]!r}")
+        raise UsageError(f"version takes nothing, but found {argv[0]!r}")
     print_version()
     return 0

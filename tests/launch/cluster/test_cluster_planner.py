@@ -41,9 +41,9 @@ def test_a_warning_names_all_hosts_that_it_is_about() -> None:
         warnings = plan_shares(shares, machines.__getitem__, REQUEST).warnings
         return [line.partition(": GPU memory")[0] for line in warnings if "GPU memory cannot be read" in line]
 
-    assert said(2, 2, 2) == ["each host: ranks 0-1"]
-    assert said(2, 2, 1) == ["a and 1 other host: ranks 0-1", "c: rank 0"]
-    assert said(2, 2, 2, 1) == ["a and 2 other hosts: ranks 0-1", "d: rank 0"]
+    assert said(2, 2, 2) == ["each host: local ranks 0-1"]
+    assert said(2, 2, 1) == ["a and 1 other host: local ranks 0-1", "c: local rank 0"]
+    assert said(2, 2, 2, 1) == ["a and 2 other hosts: local ranks 0-1", "d: local rank 0"]
 
 
 def test_mixed_hosts_are_legal_and_said() -> None:

@@ -114,7 +114,7 @@ def test_tree_for_people() -> None:
         "├── socket 1: CPUs 16-31",
         "│   └── NUMA node 1: CPUs 16-31 (8 cores), 64.0 GiB",
         "│       └── GPU 1: 0000:d8:00.0, nvidia, 40.0 GiB",
-        "├── this process may use CPUs 18-29 and memory of NUMA nodes 1",
+        "├── this process may use CPUs 18-29 and memory of NUMA node 1",
         "└── limits: 24.0 GiB by its cgroup",
     ]
 

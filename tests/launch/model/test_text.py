@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.model.text import shown_line
+from launch.model.text import name_ids, shown_line
 
 KERAS = (
     "\x1b[1m 9/10\x1b[0m \x1b[32m\u2501\u2501\x1b[0m \x1b[1m0s\x1b[0m 52ms/step" + "\b" * 12 + "\r"
@@ -26,3 +26,7 @@ KERAS = (
 )
 def test_a_line_is_shown_without_what_drives_a_terminal(line: str, shown: str) -> None:
     assert shown_line(line, keep="\t") == shown
+
+
+def test_ids_are_named_in_the_right_number() -> None:
+    assert [name_ids("node", ids) for ids in ("0", "0,8", "")] == ["node 0", "nodes 0,8", "no node"]

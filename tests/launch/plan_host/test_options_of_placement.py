@@ -32,13 +32,18 @@ def test_spread_takes_gpus_of_every_node_and_gives_more_host_memory() -> None:
     for name in ("LMSRUN_GPUS", "CUDA_VISIBLE_DEVICES"):
         assert [rank.env[name] for rank in spread.ranks] == [tokens] * 2
     assert len(spread.ranks[0].cpus) == 2 * len(packed.ranks[0].cpus)
+    said = "--place spread: ranks on nodes 0 (1) + 8 (1), to share the nodes' memory more evenly"
+    assert said in spread.warnings
     assert (
-        "--place spread: ranks on nodes 0 (1) + 8 (1), so that each has more host memory" in spread.warnings
-    )
-    assert (
-        "ranks are packed on nodes 0 (2), on GPUs that are neighbours; "
+        "ranks are packed on node 0 (2), on GPUs that are neighbours; "
         "--place spread would put them on nodes 0 (1) + 8 (1)" in packed.warnings
     )
+
+
+@pytest.mark.parametrize(("place", "ranks"), [("spread", 1), ("spread", 3), ("packed", 1)])
+def test_nothing_is_said_of_a_place_that_changes_nothing(place: str, ranks: int) -> None:
+    assert "nodes' memory" not in str(plan(ranks, place=place).warnings)
+    assert "packed" not in str(plan(1, place=place).warnings)
 
 
 def test_all_gpus_are_all_gpus_however_they_are_placed() -> None:

@@ -171,7 +171,7 @@ def test_a_folder_hides_no_program_of_the_path(tmp_path: Path, monkeypatch: pyte
     [
         ({}, (), "LMSRUN_REPLAN is missing or damaged"),
         ({"LMSRUN_REPLAN": '{"cpus": "x"}'}, (), "LMSRUN_REPLAN is missing or damaged"),
-        ({}, ("x",), "lmsrun plan-rank is what ranks of elastic jobs start"),
+        ({}, ("x",), "plan-rank is what ranks of elastic jobs start"),
     ],
 )
 def test_a_moved_rank_that_cannot_be_planned_is_one_line(

@@ -24,9 +24,7 @@ def test_a_program_that_makes_errors_of_warnings_gets_one(seen: dict[str, Any]) 
     found = seen["warnings_as_errors"]
     assert found["error"].startswith("LMSWarning:") and "'Nowhere'" in found["error"]
     assert found["edited"] == found["swapped"] == 0, "the report does not claim the edit"
-    assert found["again"] and found["edited again"] == 2, (
-        "it did not run, and is planned in its next call"
-    )
+    assert found["again"] and found["edited again"] == 2, "it did not run, and is planned in its next call"
 
 
 def test_a_callback_with_an_unknown_scope_ends_fit(seen: dict[str, Any]) -> None:
@@ -42,6 +40,18 @@ def test_a_step_whose_planning_is_interrupted_does_not_run_and_is_planned_later(
     found = seen["interrupted"]
     assert found["first"], "its variables are as they were"
     assert found["planned"] == 2, "this one, and the one that it is compared with"
+
+
+@pytest.mark.parametrize("which", ["function", "concrete"])
+def test_an_interrupted_step_can_be_called_with_and_without_its_function(
+    seen: dict[str, Any], which: str
+) -> None:
+    assert seen["interrupted_callers"][which] == ["KeyboardInterrupt: ", "", "", "", 1]
+
+
+def test_an_interrupted_trace_lets_the_draws_of_others_go_on(seen: dict[str, Any]) -> None:
+    without, interrupted = seen["drawn"]
+    assert without == interrupted and len(set(without)) == 4
 
 
 def test_arguments_are_known_after_a_body_was_planned(seen: dict[str, Any]) -> None:

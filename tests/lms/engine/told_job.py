@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -88,7 +89,8 @@ def conditional() -> Any:
         train(BATCH, tf.constant(False))
         before = swap_outs()
         train(BATCH, tf.constant(True))
-    return {"told": [str(one.message) for one in told], "before": before, "swapped": swap_outs()}
+    ours = [str(one.message) for one in told if issubclass(one.category, LMSWarning)]
+    return {"told": ours, "before": before, "swapped": swap_outs()}
 
 
 def warnings_as_errors() -> Any:
@@ -144,6 +146,56 @@ def interrupted() -> Any:
     before = len(lms.report().edited)
     is_first = first_loss(step_of_main)
     return {"here": here, "there": errors, "first": is_first, "planned": len(lms.report().edited) - before}
+
+
+def interrupted_once(call: Callable[[], Any]) -> str:
+    """Return the error of a call whose step is interrupted while it is planned."""
+
+    def interrupting(_self: Any, _task: Any) -> Any:
+        raise KeyboardInterrupt
+
+    edit, editing.Editing.edit = editing.Editing.edit, interrupting
+    try:
+        return raised(call)
+    finally:
+        editing.Editing.edit = edit
+
+
+def interrupted_callers() -> Any:
+    """Steps that are called with and without their function, the one or the other interrupted."""
+    switched_on()
+    found = {}
+    for which in ("function", "concrete"):
+        step = a_step()
+        calls = {
+            "function": partial(step, BATCH),
+            "concrete": partial(step.get_concrete_function(BATCH), BATCH),
+        }
+        error, before = interrupted_once(calls[which]), len(lms.report().edited)
+        later = [raised(calls[one]) for one in ("concrete", "function", "concrete")]
+        found[which] = [error, *later, len(lms.report().edited) - before]
+    return found
+
+
+def draws(interrupts: bool) -> list[float]:
+    """Return the numbers of a step that draws, and whose other trace is interrupted before the last two."""
+    switched_on()
+    weights = layers()
+
+    @tf.function
+    def step(x: Any) -> Any:
+        descend(x, weights)
+        return tf.random.normal((), seed=5)
+
+    found = [float(step(BATCH)), float(step(BATCH))]
+    if interrupts:
+        assert interrupted_once(lambda: step(BATCH[:128])) == "KeyboardInterrupt: "
+    return [*found, float(step(BATCH)), float(step(BATCH))]
+
+
+def drawn() -> Any:
+    """Tell whether numbers go on behind an interrupted trace."""
+    return [draws(False), draws(True)]
 
 
 def a_body() -> str:
@@ -210,6 +262,8 @@ def main() -> None:
         warnings_as_errors,
         a_callback,
         interrupted,
+        interrupted_callers,
+        drawn,
         a_body,
         two_loops,
         enabled_again,

@@ -279,6 +279,14 @@ def test_who_asks_for_the_least_memory_is_told_whether_auto_was_tried(made_by: s
     assert advice in last and "smaller batch" in last
 
 
+@pytest.mark.parametrize(("budget", "helps"), [(9 * MIB, True), (9 * MIB - 1, False)])
+def test_a_larger_margin_is_advised_where_a_plan_fits_with_it(budget: int, helps: bool) -> None:
+    step = planned()
+    made = replace(step.plan, policy="auto", floor_bytes=8 * MIB, peak_bytes=8 * MIB + 1, budget_bytes=budget)
+    *_, last = explain_out_of_memory(replace(step, plan=made), report_of()).splitlines()
+    assert ("LMS_MARGIN=0.2" in last) == helps and "LMS_POLICY=all" in last
+
+
 def test_who_runs_out_of_memory_where_no_plan_fits_is_told_so() -> None:
     step = planned()
     small = replace(step.plan, policy="budget", budget_bytes=step.plan.peak_bytes - 1)
