@@ -208,6 +208,17 @@ def _why(made: SwapPlan, streamed: Streamed) -> str:
 
 
 @dataclass(frozen=True)
+class _Made:
+    """A document of a report that was made in another process."""
+
+    document: dict[str, Any]
+
+    def __call__(self, _report: "Report") -> dict[str, Any]:
+        """Return the document."""
+        return self.document
+
+
+@dataclass(frozen=True)
 class Report:
     """The report of what LMS did so far; prints as a table."""
 
@@ -228,6 +239,10 @@ class Report:
     """By trace (:func:`trace_key`) the most bytes on the device between its latest plan and another's."""
     document: Callable[["Report"], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     """Describes the report with all that is known of the planned step; ``None``: by its figures alone."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Take the document along to another process, for the planned step stays in this one."""
+        return {**self.__dict__, "document": None if self.document is None else _Made(self.to_json())}
 
     @property
     def edited(self) -> tuple[GraphStats, ...]:

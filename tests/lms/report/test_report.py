@@ -1,5 +1,6 @@
 """The picture of a step: what stands in it."""
 
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,13 @@ def test_who_asks_for_the_least_memory_is_told_whether_auto_was_tried(made_by: s
     step = replace(step, plan=replace(step.plan, policy=made_by))
     *_, last = explain_out_of_memory(step, report_of(), policy="all").splitlines()
     assert advice in last and "smaller batch" in last
+
+
+def test_a_report_takes_its_document_to_another_process() -> None:
+    report = replace(report_of(), document=lambda one: {"retries": one.retries})
+    sent = pickle.loads(pickle.dumps(report))  # noqa: S301 - our own bytes
+    assert sent == report and str(sent) == str(report) and sent.to_json() == {"retries": report.retries}
+    assert pickle.loads(pickle.dumps(report_of())).to_json() == report_of().to_json()  # noqa: S301
 
 
 @pytest.mark.parametrize(("budget", "helps"), [(9 * MIB, True), (9 * MIB - 1, False)])
