@@ -56,7 +56,7 @@ def at_least_one(text: str) -> int:
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", choices=("auto", "budget", "threshold", "all"), help="switch LMS on so")
+    parser.add_argument("--policy", choices=("auto", "threshold", "all"), help="switch LMS on so")
     parser.add_argument("--image-size", type=at_least_one, default=32)
     parser.add_argument("--filters", type=at_least_one, default=16)
     parser.add_argument(

@@ -412,7 +412,8 @@ def _allowed(declared: "dataclasses.Field[Any]") -> tuple[Any, ...]:
     return (hint,)
 
 
-def _words(declared: "dataclasses.Field[Any]") -> tuple[str, ...]:
+def words_of(declared: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """Return the words that a field can be; none where it is no choice of words."""
     (first, *_) = _allowed(declared)
     return typing.get_args(first) if typing.get_origin(first) is Literal else ()
 
@@ -425,7 +426,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check(declared: "dataclasses.Field[Any]", value: Any) -> None:
-    low, words, allowed = declared.metadata["low"], _words(declared), _allowed(declared)
+    low, words, allowed = declared.metadata["low"], words_of(declared), _allowed(declared)
     if value is None and type(None) in allowed:
         return
     if words:
@@ -499,7 +500,7 @@ def _from_text(declared: "dataclasses.Field[Any]", text: str) -> Any:
         raise ConfigError(f"{env_name(declared)} is {text!r}; needed {_wanted(declared, kind)}") from None
     if kind is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    return word if _words(declared) else text
+    return word if words_of(declared) else text
 
 
 def _to_text(value: Any) -> str:

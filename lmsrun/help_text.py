@@ -2,10 +2,11 @@
 
 import shutil
 import textwrap
-from dataclasses import fields
+from dataclasses import Field, fields
+from typing import Any
 
 from launch.model.settings import Option
-from lms.config import LMSConfig, env_name
+from lms.config import LMSConfig, env_name, words_of
 from lmsrun.manual.pages import GROUPS, SUBCOMMANDS, Flag, declared_flag, read_page
 from lmsrun.options import NOT_IN_FILES, OPTIONS
 
@@ -87,7 +88,7 @@ def render_settings() -> str:
         "IBM's first and second generation."
     )
     rows = [
-        _row(f"`{one.name}`", f"`{env_name(one)}`", _shown(one.default), one.metadata["help"])
+        _row(f"`{one.name}`", f"`{env_name(one)}`", _shown(one.default), _meaning(one))
         for one in fields(LMSConfig)
     ]
     heads = ["| field | variable | default | meaning |", "| --- | --- | --- | --- |"]
@@ -107,8 +108,14 @@ def _reference_row(field: str, declared: Option) -> str:
     return _row(spellings + value, f"`{declared.env_name}`", _shown(flag.default), declared.help)
 
 
+def _meaning(setting: Field[Any]) -> str:
+    """Return the help of a setting, with the words that it can be where the help does not name them all."""
+    told, words = setting.metadata["help"], words_of(setting)
+    return told if all(word in told for word in words) else f"{told} (one of {', '.join(words)})"
+
+
 def _shown(default: object) -> str:
-    return "" if default in (None, False, (), "") else f"`{default}`"
+    return "" if default is None or default in ((), "") else f"`{default}`"
 
 
 def _row(*cells: str) -> str:

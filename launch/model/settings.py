@@ -301,7 +301,7 @@ class PlanSettings:
     gpu_memory_bytes: int | None = option(
         None,
         "gpu-memory",
-        "memory of a GPU where it cannot be read, such as 16G (binary units)",
+        "memory of a GPU, in place of what is read, such as 16G (binary units)",
         MEMORY,
         parse=parse_size,
         metavar="SIZE",

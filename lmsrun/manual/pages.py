@@ -99,6 +99,13 @@ def _groups(name: str, module: object) -> tuple[tuple[str, tuple[Flag, ...]], ..
     return tuple((group, tuple(flags)) for group, flags in found.items() if flags)
 
 
+def _shown(default: object) -> str:
+    """Write a default for people; nothing for a switch that is off, and for what is not given."""
+    if default is None or default is False or default == ():
+        return ""
+    return "on" if default is True else str(default)
+
+
 def declared_flag(field: str, declared: Option) -> Flag:
     """Describe an option of lmsrun's own as it is typed."""
     default = getattr(LaunchOptions, field)
@@ -106,6 +113,6 @@ def declared_flag(field: str, declared: Option) -> Flag:
         (*declared.flags, declared.long_flag),
         Value(declared.metavar) if declared.metavar else None,
         declared.help,
-        "" if default in (None, False, ()) else "on" if default is True else str(default),
+        _shown(default),
         f"--no-{declared.name}" if declared.is_switch else "",
     )

@@ -49,6 +49,14 @@ def test_an_interrupted_step_can_be_called_with_and_without_its_function(
     assert seen["interrupted_callers"][which] == ["KeyboardInterrupt: ", "", "", "", 1]
 
 
+def test_an_interrupted_session_does_not_run_and_is_planned_later(seen: dict[str, Any]) -> None:
+    assert seen["interrupted_elsewhere"]["session"] == ["KeyboardInterrupt: ", 64.0 * 64, 1]
+
+
+def test_an_interrupted_body_is_planned_in_the_next_call(seen: dict[str, Any]) -> None:
+    assert seen["interrupted_elsewhere"]["body"] == ["KeyboardInterrupt: ", 2.0, 1]
+
+
 def test_an_interrupted_trace_lets_the_draws_of_others_go_on(seen: dict[str, Any]) -> None:
     without, interrupted = seen["drawn"]
     assert without == interrupted and len(set(without)) == 4

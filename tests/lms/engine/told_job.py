@@ -198,6 +198,37 @@ def drawn() -> Any:
     return [draws(False), draws(True)]
 
 
+def interrupted_elsewhere() -> Any:
+    """A session, and a loop over a dataset within a function, interrupted in their first step."""
+    switched_on()
+    v1, found = tf.compat.v1, {}
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.get_variable("x", initializer=tf.ones((64, 64)))
+        y = x
+        for _ in range(8):
+            y = tf.tanh(y @ x)
+        loss = tf.reduce_sum(y * y)
+        train = v1.train.GradientDescentOptimizer(1e-4).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        error, before = interrupted_once(lambda: session.run(train)), session.run(x).sum()
+        session.run(train)
+        found["session"] = [error, float(before), len(lms.report().edited)]
+    switched_on()
+    weights, begun = layers(), tf.Variable(0.0)
+
+    @tf.function
+    def epoch(dataset: Any) -> None:
+        begun.assign_add(1.0)
+        for batch in dataset:
+            descend(batch, weights)
+
+    dataset = tf.data.Dataset.from_tensors(BATCH).repeat(2)
+    error = interrupted_once(lambda: epoch(dataset))
+    epoch(dataset)
+    found["body"] = [error, float(begun), len(lms.report().edited)]
+    return found
+
+
 def a_body() -> str:
     """A function whose body is planned apart, behind it, and then larger arguments."""
     growth = Growth()
@@ -264,6 +295,7 @@ def main() -> None:
         interrupted,
         interrupted_callers,
         drawn,
+        interrupted_elsewhere,
         a_body,
         two_loops,
         enabled_again,
