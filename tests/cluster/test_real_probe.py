@@ -51,7 +51,7 @@ def test_hosts_that_differ_are_planned_as_they_are(login: SshHosts, tmp_path: Pa
     login.set_login("hostb", f"taskset -pc {min(os.sched_getaffinity(0))} $$ > /dev/null")
     done = on_hosta(login, tmp_path, "run", *options("openmpi"), "--dry-run", "-H", "hosta,hostb", "true")
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"(?m)^(\d+)  (host[ab])  ", done.stdout)
+    rows = re.findall(r"(?m)^(\d+) +(host[ab]) +", done.stdout)
     assert rows == [*((str(rank), "hosta") for rank in range(cores)), (str(cores), "hostb")]
     assert "hosts differ, and each is planned as it is" in done.stdout
     assert "assumed" not in done.stdout

@@ -94,7 +94,7 @@ def test_each_node_is_asked_before_the_job(slurm: SlurmCluster, tmp_path: Path) 
     words = ("run", "--dry-run", "-H", "n2:2,n1:1", "--", "true")
     done = salloc(slurm, tmp_path, "--nodes=2 --ntasks-per-node=2", *words)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"(?m)^(\d)  (n[12])  ", done.stdout) == [("0", "n2"), ("1", "n2"), ("2", "n1")]
+    assert re.findall(r"(?m)^(\d) +(n[12]) +", done.stdout) == [("0", "n2"), ("1", "n2"), ("2", "n1")]
     assert "assumed" not in done.stdout
 
 
