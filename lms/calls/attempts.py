@@ -77,7 +77,7 @@ class Attempts:
         self._noted_elsewhere: list[BaseException] = []
 
     def note(self, error: BaseException, *, is_here: bool) -> None:
-        """Have an error that the user must hear of raised once the step of this thread has run.
+        """Have an error that the user must hear of raised once this thread's step has run or was stopped.
 
         A body that a dataset runs is edited in a thread of TensorFlow's: then once any step has run.
         """

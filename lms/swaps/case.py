@@ -45,7 +45,7 @@ class Case:
     frugal: Schedule
     """In the order that keeps memory low."""
     peak_before_bytes: int
-    """What the unedited step needs, in the order in which an executor runs it."""
+    """Counts what the unedited step needs, in the order in which an executor runs it."""
     costs: Costs
 
     @classmethod
@@ -77,12 +77,12 @@ class Case:
 
     @property
     def only_recomputes(self) -> bool:
-        """Whether tensors stay because the configuration lets none be swapped."""
+        """Tell whether tensors stay because the configuration lets none be swapped."""
         return any(rejection.reason == ONLY_RECOMPUTED for rejection in self.rejected)
 
     @cached_property
     def streams(self) -> bool:
-        """Whether variables stream in the step: their copies run beside other ops, so these need an order."""
+        """Tell whether variables stream: their copies run beside other ops, so these need an order."""
         return bool(streams_of(self.graph))
 
     @property
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def fills(self) -> bool:
-        """Whether plans may have fillers: where the pool grows, these would make it grow."""
+        """Tell whether plans may have fillers: where the pool grows, these would make it grow."""
         return self.costs.fills and self.costs.resident_bytes is None
 
     @cached_property

@@ -8,11 +8,7 @@ from lms.ir.eligibility import UNKNOWN_SIZE
 from lms.ir.graph import Graph
 from lms.ir.liveness import Buffers
 from lms.ir.swap_plan import Rejected, SerialEdge, Swap, SwapPlan
-from lms.schedule.op_order import (
-    executor_order,
-    level_edges,
-    topological_levels,
-)
+from lms.schedule.op_order import executor_order, level_edges, topological_levels
 from lms.schedule.schedule import Schedule, Trip
 from lms.simulate.cost_model import Costs
 from lms.simulate.streams import spread, stream_edges
