@@ -37,6 +37,9 @@ ASSIGN_IN_PLACE = "LmsAssign"
 FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, STREAM_OUT))
 """The marks of copies to the host, and of all that streams a variable."""
 
+OUT = frozenset(one.encode() for one in ("swap_out", STREAM_OUT))
+"""The marks of copies to the host."""
+
 FLOATS = frozenset(
     dtype.as_datatype_enum
     for dtype in (tf.bfloat16, tf.complex64, tf.complex128, tf.float16, tf.float32, tf.float64)
@@ -118,13 +121,30 @@ def _in_order_of_need(plan: SwapPlan) -> list[tuple[Swap, int]]:
     return [(swap, number) for _, _, number, swap in sorted(needed, key=lambda entry: entry[:3])]
 
 
-def put_copies_first(graph_def: Any) -> None:
-    """Put copies to the host, and those of variables, in front, once nobody needs a node's place any more.
+def place_copies(graph_def: Any) -> None:
+    """Put copies where executors begin them at once, when nobody needs a node's place any more.
 
-    An executor launches the readers of a tensor in the order in which they stand in the graph. A copy waits
-    for all kernels that were launched before it: behind the next one it would begin only when that is done.
+    Of the readers of a tensor that is made an executor launches those first that stand first in the graph. A
+    copy on a GPU waits for all kernels that were launched before it: behind the next one it would begin only
+    when that is done. So copies to the host, and those of variables, stand in front there.
+
+    On a CPU a thread goes on with the last op that has become ready, and leaves the others to threads that
+    may be busy or asleep (``ExecutorState::ScheduleReady``). A step would run on for long while tensors wait
+    for their copies, and hold them all: so copies to the host stand last there.
     """
-    graph_def.node.sort(key=lambda node: MARK_ATTR not in node.attr or node.attr[MARK_ATTR].s not in FIRST)
+    graph_def.node.sort(key=_place)
+
+
+def _place(node: Any) -> int:
+    mark = node.attr[MARK_ATTR].s if MARK_ATTR in node.attr else b""
+    if mark in OUT and _copies_at_once(node.device):
+        return 1
+    return -1 if mark in FIRST else 0
+
+
+def _copies_at_once(device: str) -> bool:
+    """Tell whether copies out of a device are done when their op has run: it is a CPU."""
+    return "device:CPU:" in device
 
 
 def require_forward(graph: Graph, plan: SwapPlan) -> None:
@@ -299,19 +319,17 @@ class _Editor:
         if swap.tensor in self._copied:
             held = self._made_ops[self._copied[swap.tensor]]
         else:
-            is_maker = swap.after == step.graph.tensors[swap.tensor].op
-            device = self._device(step.graph.tensors[swap.tensor].op)
-            held = self._out(swap.tensor, "swap_out", () if is_maker else self._begin(swap.after, device))
+            maker = step.graph.tensors[swap.tensor].op
+            device = self._device(maker)
+            # What follows its maker by a control edge becomes ready behind its readers.
+            follows = swap.after != maker or _copies_at_once(device)
+            held = self._out(swap.tensor, "swap_out", self._begin(swap.after, device) if follows else ())
         freed = held
-        if swap.until is not None and not self._copies_at_once(swap.after):
+        if swap.until is not None and not _copies_at_once(self._device(swap.after)):
             freed = self._hold(swap, swap.until, held)
         for op in swap.blocks:
             self.order(freed, op)
         return held
-
-    def _copies_at_once(self, op: int) -> bool:
-        """Tell whether a copy out is done when its op has run: no node has to hold the buffer."""
-        return "device:CPU:" in self._device(op)
 
     def _hold(self, swap: Swap, until: int, held: str) -> str:
         """Keep the buffer until its copy and the op ``until`` are done, whichever comes last.
@@ -363,7 +381,7 @@ class _Editor:
 
     def _begin(self, op: int, device: str) -> list[str]:
         """Return the nodes behind which a copy of a device begins once ``op`` has run."""
-        if self._device(op) == device and not self._copies_at_once(op):
+        if self._device(op) == device and not _copies_at_once(device):
             self._begun[op] = None
         return self._ends(op)
 

@@ -49,7 +49,7 @@ FORWARD = 12
 PLACE = Place(lambda device: True, OneDnnCpu())
 
 
-COPIES_AT_ONCE = writer._Editor._copies_at_once
+COPIES_AT_ONCE = writer._copies_at_once
 GATE = "/lms/launched"
 """The end of the name of a node that kernels behind a copy wait for."""
 
@@ -190,7 +190,7 @@ def main(first: int, count: int) -> dict[str, Any]:
     for seed in range(first, first + count):
         graph_def, fetches = random_graph(seed)
         at_once = COPIES_AT_ONCE if seed % 2 else lambda *_: False
-        writer._Editor._copies_at_once = at_once  # type: ignore[method-assign]
+        writer._copies_at_once = at_once
         try:
             copy, swapped, repeated = edited(graph_def, seed, transport, fetches)
         except RewriteError as error:
