@@ -91,6 +91,7 @@ def plan_cluster(resolved: ResolvedJob, place: Place, attempt: int = 0) -> tuple
         frozenset(request.given),
         options.framework,
         options.tf_port,
+        options.gpu_memory_bytes,
     )
     return plan, command
 

@@ -28,4 +28,5 @@ def plan_local_job(machine: Machine, request: HostRequest) -> LaunchPlan:
         frozenset(request.given),
         request.settings.framework,
         request.settings.tf_port,
+        request.settings.gpu_memory_bytes,
     )

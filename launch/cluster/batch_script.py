@@ -112,8 +112,15 @@ def _slurm(job: BatchJob) -> list[str]:
     ]
 
 
+def _walltime_s(job: BatchJob) -> int:
+    hours, minutes, seconds = map(int, str(job.walltime).split(":"))
+    return (hours * 60 + minutes) * 60 + seconds
+
+
 def _lsf(job: BatchJob) -> list[str]:
     gpus = [f'#BSUB -gpu "num={job.gpus_per_node}:mode=shared"'] if job.gpus_per_node else []
+    # LSF counts whole minutes (-W [hour:]minute); a job gets no less than was asked for.
+    minutes = -(-_walltime_s(job) // 60)
     return [
         f"#BSUB -J {job.name}",
         f"#BSUB -n {job.nodes * job.ranks_per_node}",
@@ -121,7 +128,7 @@ def _lsf(job: BatchJob) -> list[str]:
         *gpus,
         "#BSUB -x",
         "#BSUB -o %J.out",
-        f"#BSUB -W {str(job.walltime).rpartition(':')[0]}",
+        f"#BSUB -W {minutes // 60:02}:{minutes % 60:02}",
         "# Under CSM (Summit, Sierra) replace -n, -R and -gpu by: -nnodes N -alloc_flags smt4",
     ]
 
@@ -141,7 +148,6 @@ def _pbs(job: BatchJob) -> list[str]:
 
 def _flux(job: BatchJob) -> list[str]:
     gpus = [f"# flux: --gpus-per-slot={job.gpus_per_node}"] if job.gpus_per_node else []
-    hours, minutes, seconds = map(int, str(job.walltime).split(":"))
     return [
         f"# flux: --job-name={job.name}",
         f"# flux: --nodes={job.nodes}",
@@ -149,7 +155,7 @@ def _flux(job: BatchJob) -> list[str]:
         f"# flux: --nslots={job.nodes}",
         *gpus,
         "# flux: --output={{name}}-{{id}}.out",
-        f"# flux: --time-limit={(hours * 60 + minutes) * 60 + seconds}s",
+        f"# flux: --time-limit={_walltime_s(job)}s",
     ]
 
 

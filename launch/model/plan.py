@@ -51,3 +51,5 @@ class LaunchPlan:
     """How ranks find each other; ``tensorflow``: each gets ``TF_CONFIG`` when the job starts."""
     tf_port: int | None = None
     """First port of TensorFlow's servers; None: free ones, found when the job starts."""
+    gpu_memory_bytes: int | None = None
+    """What counts as the memory of each GPU; None: what was read of it."""

@@ -54,7 +54,7 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
     named = variable if variable in environ else _INSTEAD
     visible, warnings = _visible(machine, environ.get(named), named)
-    chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), variable)
+    chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), named)
     choice = GpuChoice(chosen, warnings=(*below, *warnings))
     whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
     return choice if whole or not chosen else replace(choice, env=((variable, choice.tokens),))
@@ -181,15 +181,25 @@ def _listed(
     for token in tokens:
         gpu = find_gpu(machine, token)
         if gpu is None:
+            needed = (
+                "needed auto, none or some of these; try auto for all of them, or a list such as 0"
+                if machine.gpus
+                else "needed auto or none; try auto for ranks on CPUs"
+            )
             raise PlanError(
-                f"--gpus names {token!r}, which is not here; this machine has {_some(machine.gpus)}"
+                f"--gpus names {token!r}, which is not here; this machine has {_some(machine.gpus)}; {needed}"
             )
         if gpu not in visible and not token.startswith("MIG-"):
+            tried = f"{'auto for all that it leaves, or ' if visible else ''}to unset {variable}"
             raise PlanError(
-                f"--gpus names {token!r}, which {variable} hides; unset it, or choose of {_some(visible)}"
+                f"--gpus names {token!r}, which {variable} hides; it leaves {_some(visible)}; "
+                f"needed GPUs that it leaves; try {tried}"
             )
         if gpu in chosen:
-            raise PlanError(f"--gpus names GPU {gpu.index} twice")
+            raise PlanError(
+                f"--gpus names GPU {gpu.index} twice; needed each GPU once; "
+                "try to leave one of the two out, or --oversubscribe for several ranks on a GPU"
+            )
         chosen.append(gpu)
     return _in_pci_order(chosen)
 

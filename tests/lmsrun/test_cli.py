@@ -86,6 +86,7 @@ def test_an_error_of_the_plan_names_the_option_as_it_was_written(
         ("--topology nowhere train.py", "nowhere"),
         ("--json -np 1 train.py", "--json prints a plan; use `lmsrun plan --json`"),
         ("-np 1 --gpus 99 train.py", "--gpus names '99', which is not here"),
+        ("plan -np 2 --gpus all --topology ac922.json train.py", "; try auto for all of them, or a list"),
         ("-np 1 --lms-config nowhere.toml train.py", "LMS: cannot read nowhere.toml"),
         ("-np 1 -x RANK=3 train.py", "-x RANK: lmsrun sets RANK for each rank itself"),
         ("-np 1 -x =3 train.py", "-x is '=***'; needed NAME or NAME=VALUE"),

@@ -79,6 +79,16 @@ def test_synthetic_machines(tmp_path: Path, plan: Callable[..., str], golden: Go
     golden(f"plan-{name}.txt", text)
 
 
+@pytest.mark.parametrize("hosts", [(), ("-H", "a:1,b:1", "--launcher", "srun")])
+def test_the_heading_shows_the_gpu_memory_that_is_planned_with(
+    topologies: Path, plan: Callable[..., str], hosts: tuple[str, ...]
+) -> None:
+    options = ("-np", "2", *hosts, "--topology", str(topologies / "minsky-power8-4gpu.hwloc.xml"))
+    assert "\nGPUs: Tesla P100-SXM2-16GB, 16280 MiB each\n" in plan(*options, "train.py")
+    heading = "\nGPUs: Tesla P100-SXM2-16GB, planned with 8192 MiB each (--gpu-memory)\n"
+    assert heading in plan(*options, "--gpu-memory", "8G", "train.py")
+
+
 def test_what_the_user_set_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,21 @@ def test_batch_scripts(golden: Callable[[str, str], None]) -> None:
     golden("batch-scripts.txt", "\n".join(texts))
 
 
+@pytest.mark.parametrize(
+    ("walltime", "minutes"),
+    [
+        ("00:00:30", "00:01"),
+        ("00:01:00", "00:01"),
+        ("00:59:01", "01:00"),
+        ("1:02:03", "01:03"),
+        ("120:00:00", "120:00"),
+    ],
+)
+def test_lsf_counts_whole_minutes_and_a_job_gets_no_less_than_asked(walltime: str, minutes: str) -> None:
+    job = BatchJob("train", 1, 1, 0, 4, ("lmsrun", "train.py"), walltime=walltime)
+    assert f"#BSUB -W {minutes}\n" in render_script("lsf", job)
+
+
 def test_a_batch_job_has_a_harmless_name_and_whole_nodes() -> None:
     assert job_name(["/a/b/train model;$(id).py"]) == "train-model-id"
     assert job_name(["'"]) == "lmsrun"

@@ -1,5 +1,6 @@
 """Which GPUs a job gets, and what keeps exactly these visible."""
 
+import re
 from dataclasses import replace
 
 import machines
@@ -84,15 +85,41 @@ def test_a_mig_device_is_its_gpu_under_another_name() -> None:
     ("wanted", "environ", "said"),
     [
         ("7", {}, "'7', which is not here; this machine has 0 (0004:04:00.0)"),
+        ("all", {}, "'all', which is not here; this machine has 0 (0004:04:00.0)"),
         ("GPU-", {}, "not here"),
         ("0,0", {}, "GPU 0 twice"),
-        ("0", {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES hides"),
+        ("0", {"CUDA_VISIBLE_DEVICES": "1"}, "which CUDA_VISIBLE_DEVICES hides; it leaves 1 ("),
+        ("0", {"CUDA_VISIBLE_DEVICES": ""}, "which CUDA_VISIBLE_DEVICES hides; it leaves no GPU"),
     ],
 )
-def test_errors_say_what_is_there(wanted: str, environ: dict[str, str], said: str) -> None:
+def test_errors_say_what_is_there_what_was_needed_and_what_to_try(
+    wanted: str, environ: dict[str, str], said: str
+) -> None:
     with pytest.raises(PlanError) as caught:
         choose_gpus(MACHINE, wanted, environ)
-    assert said in str(caught.value)
+    found, needed, tried = re.split("; needed |; try ", str(caught.value))
+    assert said in found
+    assert needed
+    assert tried
+    assert "\n" not in str(caught.value)
+
+
+def test_what_to_try_after_an_error_is_taken() -> None:
+    with pytest.raises(PlanError, match="try auto for all of them"):
+        choose_gpus(MACHINE, "all", {})
+    assert chosen("auto")[0] == [0, 1, 2, 3]
+    with pytest.raises(PlanError, match=r"has no GPU; needed auto or none; try auto for ranks on CPUs$"):
+        choose_gpus(replace(MACHINE, gpus=()), "all", {})
+    assert choose_gpus(replace(MACHINE, gpus=()), "auto", {}).gpus == ()
+    with pytest.raises(PlanError, match="try to unset CUDA_VISIBLE_DEVICES$"):
+        choose_gpus(MACHINE, "0", {"CUDA_VISIBLE_DEVICES": ""})
+    assert chosen("0") == ([0], {"CUDA_VISIBLE_DEVICES": "GPU-00000000-1111"})
+
+
+def test_the_variable_that_hides_an_amd_gpu_is_named() -> None:
+    amd = replace(MACHINE, gpus=tuple(replace(gpu, vendor="amd", uuid=None) for gpu in MACHINE.gpus))
+    with pytest.raises(PlanError, match="which CUDA_VISIBLE_DEVICES hides"):
+        choose_gpus(amd, "0", {"CUDA_VISIBLE_DEVICES": "1"})
 
 
 def test_amd_has_its_own_variable() -> None:

@@ -1,5 +1,6 @@
 """What --place, --span, --smt, --reserve-cores, --omp-places and --adapter do to a plan."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -133,7 +134,25 @@ def test_a_plan_shows_what_each_rank_alone_gets() -> None:
     planned = plan(4, omp_places="cores")
     text = render_plan(LaunchPlan(4, "local", planned.ranks, ()), AC922, 100)
     assert "and of each:\n  rank 0: OMP_PLACES={0" in text.replace("'", "")
-    assert "LOCAL_RANK" not in text
+    assert "LOCAL_RANK=" not in text
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_plan_names_every_variable_of_its_ranks(verbose: bool) -> None:
+    planned = plan(4)
+    text = render_plan(LaunchPlan(4, "local", planned.ranks, ()), AC922, 100, verbose)
+    names = {name for rank in planned.ranks for name in rank.env}
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+    untold = re.search("(?m)^  not listed, see --json: (.*)$", text)
+    assert untold
+    hidden = untold[1].split(", ")
+    assert ("LOCAL_RANK" in hidden, "LMSRUN_EXPECT" in hidden) == (not verbose, True)
+    assert not [name for name in hidden if f"{name}=" in text.partition("commands:")[0]]
+
+
+def test_a_plan_of_one_rank_leaves_no_variable_out() -> None:
+    planned = plan(1)
+    assert "not listed" not in render_plan(LaunchPlan(1, "local", planned.ranks, ()), AC922, 100)
 
 
 def with_adapters(spec: machines.MachineSpec) -> Machine:

@@ -95,6 +95,21 @@ def test_a_script_whose_name_begins_with_a_dash_runs(
     assert json.loads(done.stdout)["expect"] == EXPECT
 
 
+def test_a_rank_of_another_launcher_prints_no_table_of_bindings(tmp_path: Path) -> None:
+    own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "LMSRUN_VERBOSE": "1"}
+    done = work("true", **own)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "verified" not in done.stderr
+    job = subprocess.run(
+        [*LMSRUN, "-np", "1", "--jobs-dir", str(tmp_path), "true"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "verified" in job.stderr
+
+
 def test_a_binding_that_is_not_there_is_said_and_strict_refuses(show: Path, tmp_path: Path) -> None:
     expect = {**EXPECT, "cpus": "4000", "bind_method": "numactl"}
     done = work(show, LMSRUN_EXPECT=json.dumps(expect))
