@@ -3,10 +3,10 @@
     python bench/fit_accuracy.py --out out/bench-fit.jsonl
 
 Each case has a process of its own with a hard limit of the CPU device, as a training has: what another model
-has left would lie between the buffers. Plans have a limit that they need. A case forecasts the step, then
-trains ten steps of it, as many as a forecast simulates, and reads the allocator's peak. A case that the
-forecast says does not fit gets a limit that is a quarter higher. Each case is a line of the file as soon as
-it is measured, and what is in the file is not measured again.
+has left would lie between the buffers. Plans have a limit that they need. Another process forecasts the step
+for all modes. The case trains ten steps of it, as many as a forecast simulates, and reads the allocator's
+peak. A case that the forecast says does not fit gets a limit that is a quarter higher. Forecasts and cases
+are lines of the file as soon as they are known, and what is in the file is not measured again.
 """
 
 import argparse
@@ -101,7 +101,7 @@ MODELS = {one.__name__: one for one in (plain, residual, dense, attention, unet)
 
 
 def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
-    """Forecast and train a case; print a line of JSON."""
+    """Forecast a step for all modes, or train in the mode that is named; print a line of JSON."""
     import numpy as np
     import tensorflow as tf
 
@@ -110,6 +110,15 @@ def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
     lms.enable()  # before TensorFlow makes its devices, as lmsrun does: the pool is made in one piece
     tf.zeros(())
     lms.disable()
+    model, shape = MODELS[name](tf.keras)
+    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = np.zeros((2 * batch, *shape), "f"), np.zeros((2 * batch,), "int32")
+    case: dict[str, Any] = {"model": name, "batch": batch, "limit_mb": limit_mb}
+    if not mode:
+        made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()["gpus"][0]["modes"]
+        case["modes"] = {one["mode"]: [one["peak_bytes"], one["fits"]] for one in made}
+        print(json.dumps(case), flush=True)
+        return
     peaks: list[int] = []
 
     class Peaks(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -118,33 +127,25 @@ def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
         def on_epoch_end(self, *_: Any) -> None:
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 
-    model, shape = MODELS[name](tf.keras)
-    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    data = np.zeros((2 * batch, *shape), "f"), np.zeros((2 * batch,), "int32")
-    made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()
-    found = {one["mode"]: one for one in made["gpus"][0]["modes"]}[mode]
-    case = {"model": name, "batch": batch, "mode": mode, "limit_mb": limit_mb}
-    case |= {"forecast_bytes": found["peak_bytes"], "fits": found["fits"]}
-    case["plain_bytes"] = made["gpus"][0]["modes"][0]["peak_bytes"]
-    if found["fits"]:
-        if settings := MODES[mode]:
-            lms.enable(policy="auto", **settings)
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        try:
-            options = {"batch_size": batch, "verbose": 0, "shuffle": False}
-            model.fit(*data, epochs=EPOCHS, callbacks=[Peaks()], **options)
-            case |= {"first_bytes": peaks[0], "measured_bytes": peaks[-1]}
-        except tf.errors.ResourceExhaustedError:
-            case["ended"] = "out of memory"
-        if settings:
-            step = max(lms.report().graphs, key=lambda one: one.ops, default=None)
-            case["edited"] = bool(step and step.edited)
-            case["planned_bytes"] = step and step.planned_peak_bytes
+    case["mode"] = mode
+    if settings := MODES[mode]:
+        lms.enable(policy="auto", **settings)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    try:
+        options = {"batch_size": batch, "verbose": 0, "shuffle": False}
+        model.fit(*data, epochs=EPOCHS, callbacks=[Peaks()], **options)
+        case |= {"first_bytes": peaks[0], "measured_bytes": peaks[-1]}
+    except tf.errors.ResourceExhaustedError:
+        case["ended"] = "out of memory"
+    if settings:
+        step = max(lms.report().graphs, key=lambda one: one.ops, default=None)
+        case["edited"] = bool(step and step.edited)
+        case["planned_bytes"] = step and step.planned_peak_bytes
     print(json.dumps(case), flush=True)
 
 
-def child(name: str, limit_mb: int, batch: int, mode: str) -> dict[str, Any]:
-    """Run a case under a limit, in a process of its own."""
+def child(name: str, limit_mb: int, batch: int, mode: str = "") -> dict[str, Any]:
+    """Forecast a step, or train in a mode, under a limit and in a process of its own."""
     limits = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb)}
     command = [sys.executable, __file__, "--case", json.dumps([name, limit_mb, batch, mode])]
     environ = {**os.environ, **limits, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -163,36 +164,52 @@ class Book:
     """The cases that are measured, in a file.
 
     Args:
-        path: Of the file; a line of JSON a case.
+        path: Of the file; a line of JSON a case or a forecast.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.cases: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self._forecasts: dict[tuple[str, int, int], dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._note(json.loads(line))
 
-    def _note(self, case: dict[str, Any]) -> None:
-        self.cases[case["model"], case["batch"], case["mode"]] = case
+    def _note(self, found: dict[str, Any]) -> None:
+        if found.get("mode"):
+            self.cases[found["model"], found["batch"], found["mode"]] = found
+        else:
+            self._forecasts[found["model"], found["batch"], found["limit_mb"]] = found
+
+    def _write(self, found: dict[str, Any]) -> None:
+        self._note(found)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+        print(json.dumps(found), flush=True)
+
+    def forecast(self, name: str, batch: int, limit_mb: int) -> dict[str, Any]:
+        """Return the peak in bytes of each mode and whether it fits, or nothing where that is not known."""
+        if (name, batch, limit_mb) not in self._forecasts:
+            self._write(child(name, limit_mb, batch))
+        modes: dict[str, Any] = self._forecasts[name, batch, limit_mb].get("modes", {})
+        return modes
 
     def measure(self, name: str, limit_mb: int, cases: Iterable[tuple[int, str]]) -> None:
         """Measure cases of a model, by batch and mode, under a limit or else a higher one."""
-        left = [one for one in cases if not _is_done(self.cases.get((name, *one)))]
+        left = [(batch, mode) for batch, mode in cases if (name, batch, mode) not in self.cases]
         while left:
+            higher: list[tuple[int, str]] = []
             for batch, mode in left:
-                case = child(name, limit_mb, batch, mode)
-                self._note(case)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(case) + "\n")
-                print(json.dumps(case), flush=True)
-            left = [one for one in left if not _is_done(self.cases[(name, *one)])]
+                forecast_bytes, fits = self.forecast(name, batch, limit_mb).get(mode, (None, True))
+                if not fits:
+                    higher.append((batch, mode))
+                    continue
+                known = {} if forecast_bytes is None else {"forecast_bytes": forecast_bytes}
+                case = child(name, limit_mb, batch, mode) if known else {"ended": "not forecast"}
+                self._write({"model": name, "batch": batch, "mode": mode, **case, **known})
+            left = higher
             limit_mb = int(limit_mb * HIGHER) + 1
-
-
-def _is_done(case: dict[str, Any] | None) -> bool:
-    return case is not None and ("measured_bytes" in case or "ended" in case)
 
 
 def main(argv: list[str]) -> int:
@@ -209,7 +226,7 @@ def main(argv: list[str]) -> int:
     names, limits = given.models.split(","), {}
     for name in names:
         book.measure(name, WIDE_MB, [(batch, "off") for batch in BATCHES])
-        plain = (book.cases[name, batch, "off"].get("plain_bytes") for batch in BATCHES)
+        plain = (book.cases[name, batch, "off"].get("forecast_bytes") for batch in BATCHES)
         if not (alone := sorted(filter(None, plain))):
             sys.exit(f"no case of {name} gave a result")
         limits[name] = max(16, int(alone[len(alone) // 2] / MIB * 0.8))

@@ -54,6 +54,8 @@ def choose_gpus(machine: Machine, wanted: str, environ: Mapping[str, str]) -> Gp
         return GpuChoice((), ((variable, "-1"),) if machine.gpus else ())
     named = variable if variable in environ else _INSTEAD
     visible, warnings = _visible(machine, environ.get(named), named)
+    if wanted != "auto" and below and not machine.gpus:
+        raise PlanError(f"--gpus is {wanted!r}, and {below[0].partition(';')[0]}; unset that variable")
     chosen = visible if wanted == "auto" else _listed(machine, visible, wanted.split(","), named)
     choice = GpuChoice(chosen, warnings=(*below, *warnings))
     whole = chosen == machine.gpus and environ.get(variable, choice.tokens) == choice.tokens
@@ -196,10 +198,7 @@ def _listed(
                 f"needed GPUs that it leaves; try {tried}"
             )
         if gpu in chosen:
-            raise PlanError(
-                f"--gpus names GPU {gpu.index} twice; needed each GPU once; "
-                "try to leave one of the two out, or --oversubscribe for several ranks on a GPU"
-            )
+            raise PlanError(f"--gpus names GPU {gpu.index} twice; needed each GPU once; try to leave one out")
         chosen.append(gpu)
     return _in_pci_order(chosen)
 

@@ -19,7 +19,7 @@ from lms.passes.specialising import Specialising
 from lms.passes.work import Pass, Task, Work, place_of, run_passes
 from lms.reader.function_bodies import unread_arguments
 from lms.reader.survey import step_frames
-from lms.rewriter.writer import RewriteError, place_copies
+from lms.rewriter.writer import RewriteError, put_copies_first
 
 if TYPE_CHECKING:
     from lms.engine.engine import Engine
@@ -153,7 +153,7 @@ def _as_edit(works: Sequence[Work], graph_def: Any) -> Edit:
         return Edit(tuple(works), stopped(graph_def, LEFT), is_whole=True)
     if not any(work.edits for work in works):
         return Edit(tuple(works))
-    place_copies(works[-1].graph_def)
+    put_copies_first(works[-1].graph_def)
     return Edit(tuple(works), works[-1].graph_def.SerializeToString())
 
 

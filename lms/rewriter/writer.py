@@ -37,8 +37,12 @@ ASSIGN_IN_PLACE = "LmsAssign"
 FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, STREAM_OUT))
 """The marks of copies to the host, and of all that streams a variable."""
 
-OUT = frozenset(one.encode() for one in ("swap_out", STREAM_OUT))
-"""The marks of copies to the host."""
+CHEAP_BYTES = 4096
+"""An op that reads and makes no more takes less time than what makes it an expensive one for TensorFlow."""
+
+ASKS_FOR_SHAPE = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+MOST_TURNS = 8
+"""The most nodes that have a copy on a CPU begin behind cheap ops."""
 
 FLOATS = frozenset(
     dtype.as_datatype_enum
@@ -121,25 +125,13 @@ def _in_order_of_need(plan: SwapPlan) -> list[tuple[Swap, int]]:
     return [(swap, number) for _, _, number, swap in sorted(needed, key=lambda entry: entry[:3])]
 
 
-def place_copies(graph_def: Any) -> None:
-    """Put copies where executors begin them at once, when nobody needs a node's place any more.
+def put_copies_first(graph_def: Any) -> None:
+    """Put copies to the host, and those of variables, in front, once nobody needs a node's place any more.
 
-    Of the readers of a tensor that is made an executor launches those first that stand first in the graph. A
-    copy on a GPU waits for all kernels that were launched before it: behind the next one it would begin only
-    when that is done. So copies to the host, and those of variables, stand in front there.
-
-    On a CPU a thread goes on with the last op that has become ready, and leaves the others to threads that
-    may be busy or asleep (``ExecutorState::ScheduleReady``). A step would run on for long while tensors wait
-    for their copies, and hold them all: so copies to the host stand last there.
+    An executor launches the readers of a tensor in the order in which they stand in the graph. A copy waits
+    for all kernels that were launched before it: behind the next one it would begin only when that is done.
     """
-    graph_def.node.sort(key=_place)
-
-
-def _place(node: Any) -> int:
-    mark = node.attr[MARK_ATTR].s if MARK_ATTR in node.attr else b""
-    if mark in OUT and _copies_at_once(node.device):
-        return 1
-    return -1 if mark in FIRST else 0
+    graph_def.node.sort(key=lambda node: MARK_ATTR not in node.attr or node.attr[MARK_ATTR].s not in FIRST)
 
 
 def _copies_at_once(device: str) -> bool:
@@ -321,15 +313,52 @@ class _Editor:
         else:
             maker = step.graph.tensors[swap.tensor].op
             device = self._device(maker)
-            # What follows its maker by a control edge becomes ready behind its readers.
-            follows = swap.after != maker or _copies_at_once(device)
-            held = self._out(swap.tensor, "swap_out", self._begin(swap.after, device) if follows else ())
+            waits = [] if swap.after == maker else self._begin(swap.after, device)
+            if _copies_at_once(device):
+                waits = self._turns(swap, device, waits)
+            held = self._out(swap.tensor, "swap_out", waits)
         freed = held
         if swap.until is not None and not _copies_at_once(self._device(swap.after)):
             freed = self._hold(swap, swap.until, held)
         for op in swap.blocks:
             self.order(freed, op)
         return held
+
+    def _turns(self, swap: Swap, device: str, waits: list[str]) -> list[str]:
+        """Have a thread of a CPU copy a tensor before it goes on; return what the copy waits for.
+
+        A thread runs the cheap ops that have become ready, and goes on with an expensive one if that is the
+        only other. All others it leaves to threads that may be busy or asleep
+        (``ExecutorState::ScheduleReady``): a thread would run the forward pass while tensors wait for their
+        copies, and fill the device. A ``NoOp`` is cheap: behind it nothing but the copy becomes ready. What
+        becomes ready behind cheap readers of the tensor has been left to others by then if they are no more.
+        """
+        if host_beside(device) != device:
+            return waits
+        waits = waits or [self._reference(swap.tensor).partition(":")[0]]
+        for number in range(min(MOST_TURNS, 1 + self._cheap_behind[swap.after])):
+            node = self._add_node(f"{self._base(swap.tensor)}/turn_{number}", "turn")
+            node.op, node.device = "NoOp", device
+            node.input.extend(f"^{wait}" for wait in waits)
+            waits = [node.name]
+        return waits
+
+    @cached_property
+    def _cheap_behind(self) -> Sequence[int]:
+        """By op, how many cheap ones follow one another behind it at most."""
+        graph = self._step.graph
+        behind = [0] * len(graph.ops)
+        for op in reversed(graph.ops):
+            for later in graph.successors[op.id]:
+                if self._is_cheap(graph.ops[later]):
+                    behind[op.id] = max(behind[op.id], 1 + behind[later])
+        return behind
+
+    def _is_cheap(self, op: Op) -> bool:
+        graph = self._step.graph
+        if op.id in graph.views or op.type in ASKS_FOR_SHAPE:
+            return True
+        return all((graph.tensors[one].nbytes or 0) <= CHEAP_BYTES for one in (*op.inputs, *op.outputs))
 
     def _hold(self, swap: Swap, until: int, held: str) -> str:
         """Keep the buffer until its copy and the op ``until`` are done, whichever comes last.

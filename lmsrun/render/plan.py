@@ -97,10 +97,10 @@ def render_plan(
     parts.append("\n".join(["environment of every rank:", *lines]))
     own = {rank.rank: _own_env(rank, shared, verbose) for rank in plan.ranks}
     lines = [f"  rank {number}: {_assignments(env)}" for number, env in own.items() if env]
-    if untold := _untold(plan, shared, verbose):
-        lines.append(f"  not listed, see --json: {', '.join(untold)}")
     if lines:
         parts.append("\n".join(["and of each:", *lines]))
+    if untold := [] if verbose else _untold(plan, shared):
+        parts.append(f"of each, shown with --verbose:\n  {', '.join(untold)}")
     parts.append("\n".join(["commands:", *(f"  {shlex.join(command)}" for command in plan.commands)]))
     # A saved topology may carry any text, and so may the program's arguments.
     return printable("\n\n".join(parts), keep="\n\t")
@@ -113,6 +113,8 @@ def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
     sources = ", ".join(dict.fromkeys(machine.source for machine in machine_of.values()))
     models = _models(plan)
     gpus = f"\nGPUs: {models[0]}" if len(models) == 1 else ""
+    if plan.gpu_memory_bytes:
+        gpus += f"\nplanned with {plan.gpu_memory_bytes >> 20} MiB of memory of each GPU (--gpu-memory)"
     framework = "" if plan.framework == "horovod" else f", framework: {plan.framework}"
     return (
         f"{count_of(plan.world_size, 'rank')} on {where} "
@@ -123,17 +125,12 @@ def _head(plan: LaunchPlan, machine_of: Mapping[str, Machine]) -> str:
 def _models(plan: LaunchPlan) -> list[str]:
     """List the kinds of GPU in the plan; a single one is named once, above the table."""
     kinds = {
-        f"{rank.gpu.name or 'model unknown'}, {_memory_text(rank.gpu, plan.gpu_memory_bytes)}": None
+        (rank.gpu.name or "model unknown")
+        + (f", {rank.gpu.memory_bytes >> 20} MiB each" if rank.gpu.memory_bytes else ", memory unknown"): None
         for rank in plan.ranks
         if rank.gpu
     }
     return list(kinds)
-
-
-def _memory_text(gpu: Gpu, given_bytes: int | None) -> str:
-    if given_bytes:
-        return f"planned with {given_bytes >> 20} MiB each (--gpu-memory)"
-    return f"{gpu.memory_bytes >> 20} MiB each" if gpu.memory_bytes else "memory unknown"
 
 
 def _row(rank: RankPlan, machine: Machine, name_gpu: bool, name_host: bool) -> tuple[str, ...]:
@@ -197,19 +194,15 @@ def _shared(plan: LaunchPlan) -> dict[str, str]:
 
 def _own_env(rank: RankPlan, shared: Mapping[str, str], verbose: bool) -> dict[str, str]:
     """Return what this rank alone gets; with ``verbose`` also its number and limit, which the table has."""
-    left_out = _left_out(verbose) | shared.keys()
+    left_out = {"LMSRUN_EXPECT"} if verbose else {*IDENTITY, *LIMIT_VARIABLES}
+    left_out |= shared.keys()
     return {name: value for name, value in rank.env.items() if name not in left_out}
 
 
-def _left_out(verbose: bool) -> frozenset[str]:
-    """Name what is not listed rank by rank: what the table has, and what is for the shim alone."""
-    return frozenset({"LMSRUN_EXPECT"} if verbose else {*IDENTITY, *LIMIT_VARIABLES})
-
-
-def _untold(plan: LaunchPlan, shared: Mapping[str, str], verbose: bool) -> list[str]:
-    """List the variables that ``_own_env`` leaves out, in the order of the ranks' environments."""
-    names = dict.fromkeys(name for rank in plan.ranks for name in rank.env)
-    return [name for name in names if name in _left_out(verbose) and name not in shared]
+def _untold(plan: LaunchPlan, shared: Mapping[str, str]) -> list[str]:
+    """List the variables that ``_own_env`` has with ``verbose`` alone."""
+    names = dict.fromkeys(name for rank in plan.ranks for name in _own_env(rank, shared, verbose=True))
+    return [name for name in names if name in (*IDENTITY, *LIMIT_VARIABLES)]
 
 
 MASK = "***"

@@ -122,6 +122,14 @@ def test_the_variable_that_hides_an_amd_gpu_is_named() -> None:
         choose_gpus(amd, "0", {"CUDA_VISIBLE_DEVICES": "1"})
 
 
+def test_the_variable_below_hip_that_hides_all_gpus_is_named() -> None:
+    amd = replace(MACHINE, gpus=tuple(replace(gpu, vendor="amd", uuid=None) for gpu in MACHINE.gpus))
+    with pytest.raises(
+        PlanError, match=r"^--gpus is '0', and ROCR_VISIBLE_DEVICES='' hides every GPU; unset "
+    ):
+        choose_gpus(amd, "0", {"ROCR_VISIBLE_DEVICES": ""})
+
+
 def test_amd_has_its_own_variable() -> None:
     amd = replace(MACHINE, gpus=tuple(replace(gpu, vendor="amd", uuid=None) for gpu in MACHINE.gpus))
     both = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}

@@ -1,9 +1,10 @@
 """Trains in a session, and traces the order in which ops run; prints JSON.
 
-python copy_order_job.py
+python copy_order_job.py none|reshaped
 """
 
 import json
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,7 @@ import lms
 v1 = tf.compat.v1
 
 
-def main() -> None:
+def main(how: str) -> None:
     """Print which ops ran, in their order, and how many tensors leave the device."""
     lms.enable(policy="auto")
     with tf.Graph().as_default():
@@ -22,6 +23,9 @@ def main() -> None:
         made = images
         for one in filters:
             made = tf.tanh(tf.nn.conv2d(made, one, 1, "SAME"))
+            if how == "reshaped":
+                height, width = made.shape[1:3]
+                made = tf.reshape(made, (32, 2 * width, height // 2, 16))
         gradients = v1.gradients(tf.reduce_sum(made), filters)
         train = [one.assign_sub(1e-4 * by) for one, by in zip(filters, gradients, strict=True)]
         with v1.Session() as session:
@@ -37,4 +41,4 @@ def main() -> None:
     print(json.dumps({"ran": [node.node_name for node in ran], "tensors": swapped}))
 
 
-main()
+main(sys.argv[1])

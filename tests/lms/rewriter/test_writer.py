@@ -16,7 +16,7 @@ from lms.planner.host_operands import read_from_host
 from lms.reader.node_table import NodeTable
 from lms.reader.step_reader import Step, read_step
 from lms.reader.survey import Place
-from lms.rewriter.writer import place_copies, relocated, write_plan
+from lms.rewriter.writer import put_copies_first, relocated, write_plan
 from lms.transports.device import DeviceTransport
 
 pytestmark = pytest.mark.tensorflow
@@ -126,19 +126,20 @@ def test_nothing_is_held_where_a_copy_frees_its_buffer_as_planned(device: str, h
 def test_copies_to_the_host_come_first_and_the_others_keep_their_order() -> None:
     graph_def = edited("GPU")
     before = [node.name for node in graph_def.node]
-    place_copies(graph_def)
+    put_copies_first(graph_def)
     before.remove("f/lms/0/swap_out")
     assert [node.name for node in graph_def.node] == ["f/lms/0/swap_out", *before]
     assert all("_lms" in node.attr for node in graph_def.node if "/lms/" in node.name)
     assert not any("_lms" in node.attr for node in graph_def.node if node.name in NODES)
 
 
-def test_copies_out_of_a_cpu_come_last_and_behind_what_else_waits_for_their_makers() -> None:
-    """A thread goes on with the last op that is ready; what only waits for an op is behind its readers."""
-    graph_def = edited("CPU")
-    place_copies(graph_def)
-    assert graph_def.node[-1].name == "f/lms/0/swap_out"
-    assert list(graph_def.node[-1].input) == ["f", "^f"]
+def test_a_copy_on_a_cpu_begins_behind_cheap_ops_that_follow_its_maker() -> None:
+    """Behind one node more than these, so that a thread has left all else to others by then."""
+    made = nodes(edited("CPU"))
+    assert list(made["f/lms/0/swap_out"].input) == ["f", "^f/lms/0/turn_3"]  # g, h and b are small
+    assert [list(made[f"f/lms/0/turn_{turn}"].input) for turn in (0, 1)] == [["^f"], ["^f/lms/0/turn_0"]]
+    assert made["f/lms/0/turn_0"].op == "NoOp" and made["f/lms/0/turn_0"].device == made["f"].device
+    assert not [name for name in nodes(edited("GPU")) if "turn" in name]
 
 
 def test_a_filler_is_there_while_an_op_or_a_copy_gets_its_memory() -> None:
