@@ -336,23 +336,21 @@ class _Editor:
         if host_beside(device) != device:
             return waits
         waits = waits or [self._reference(swap.tensor).partition(":")[0]]
-        for number in range(min(MOST_TURNS, 1 + self._cheap_behind[swap.after])):
+        for number in range(min(MOST_TURNS, 1 + self._cheap_behind(swap.after))):
             node = self._add_node(f"{self._base(swap.tensor)}/turn_{number}", "turn")
             node.op, node.device = "NoOp", device
             node.input.extend(f"^{wait}" for wait in waits)
             waits = [node.name]
         return waits
 
-    @cached_property
-    def _cheap_behind(self) -> Sequence[int]:
-        """By op, how many cheap ones follow one another behind it at most."""
-        graph = self._step.graph
-        behind = [0] * len(graph.ops)
-        for op in reversed(graph.ops):
-            for later in graph.successors[op.id]:
-                if self._is_cheap(graph.ops[later]):
-                    behind[op.id] = max(behind[op.id], 1 + behind[later])
-        return behind
+    def _cheap_behind(self, op: int) -> int:
+        """Count the cheap ops that follow one another behind an op, as far as turns may be."""
+        graph, count, reached = self._step.graph, 0, {op}
+        while reached and count < MOST_TURNS:
+            later = {one for before in reached for one in graph.successors[before]}
+            reached = {one for one in later if self._is_cheap(graph.ops[one])}
+            count += bool(reached)
+        return count
 
     def _is_cheap(self, op: Op) -> bool:
         graph = self._step.graph
