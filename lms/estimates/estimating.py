@@ -139,8 +139,11 @@ def render_estimate(found: Mapping[str, Any]) -> str:
                 )
             )
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    left = {0, 1, head.index(sizes[2])}
     for row in rows:
-        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        cells = enumerate(zip(row, widths, strict=True))
+        texts = (text.ljust(width) if at in left else text.rjust(width) for at, (text, width) in cells)
+        lines.append("  ".join(texts).rstrip())
     bounds = {one["mode"]: one["bound"] for gpu in found["gpus"] for one in gpu["modes"] if one["bound"]}
     lines += [f"{mode}: worked out, not planned: {bound}" for mode, bound in bounds.items()]
     notes = {one["mode"]: one["note"] for gpu in found["gpus"] for one in gpu["modes"] if one["note"]}

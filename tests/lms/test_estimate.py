@@ -48,6 +48,10 @@ def test_the_table_says_where_little_memory_is_left() -> None:
     fits, text = rows(90, 91, 100, 101)
     assert fits == ["yes", "tight", "tight", "no"]
     assert IS_TIGHT in text and IS_LARGEST in text
+    head, first, *_ = text.splitlines()[1:]
+    for title, number in (("largest batch", " 8"), ("step ms at 4", "100.0")):
+        end = head.index(title) + len(title)
+        assert first[:end].endswith(number), "numbers stand below each other"
     fits, text = rows(90, 101, batch=None)
     assert fits == ["yes", "no"]
     assert IS_TIGHT not in text and IS_LARGEST not in text
