@@ -232,7 +232,8 @@ def test_lines_that_users_look_for(sessions: dict[str, Any]) -> None:
         "[LMS][0] n_tensors: all tensors",
         "[LMS][0] lb: 3",
     ]
-    assert "[LMS][0] Added 10 ops into the model" in sessions["hook_lines"]
+    (added,) = (line for line in sessions["hook_lines"] if line.endswith(" ops into the model"))
+    assert int(added.removeprefix("[LMS][0] Added ").split()[0]) >= 10, "a copy out and one back for each"
     assert "[LMS][0] 5 tensors will be swapped out(in) to(from) the host" in sessions["hook_lines"]
     assert sessions["hook_lines"][-1].startswith("[LMS][0] Editing model for LMS, took: ")
     assert "[LMS][0] 2 tensors will be swapped out(in) to(from) the host" in sessions["hook_ref_lines"]
