@@ -113,12 +113,25 @@ def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
     model, shape = MODELS[name](tf.keras)
     model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     data = np.zeros((2 * batch, *shape), "f"), np.zeros((2 * batch,), "int32")
-    case: dict[str, Any] = {"model": name, "batch": batch, "limit_mb": limit_mb}
-    if not mode:
-        made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()["gpus"][0]["modes"]
-        case["modes"] = {one["mode"]: [one["peak_bytes"], one["fits"]] for one in made}
-        print(json.dumps(case), flush=True)
-        return
+    found = trained(model, data, batch, mode) if mode else forecast(model, data, batch)
+    print(json.dumps({"model": name, "batch": batch, "limit_mb": limit_mb, **found}), flush=True)
+
+
+def forecast(model: Any, data: tuple[Any, Any], batch: int) -> dict[str, Any]:
+    """Return the peak in bytes of a step by mode, and whether it fits."""
+    import lms
+
+    made = lms.estimate(model, *data, batch_size=batch, gpus=("here",)).to_json()["gpus"][0]["modes"]
+    return {"modes": {one["mode"]: [one["peak_bytes"], one["fits"]] for one in made}}
+
+
+def trained(model: Any, data: tuple[Any, Any], batch: int, mode: str) -> dict[str, Any]:
+    """Train in a mode, and return the peaks in bytes: measured in the first epoch and in all, and planned."""
+    import tensorflow as tf
+
+    import lms
+
+    case: dict[str, Any] = {"mode": mode}
     peaks: list[int] = []
 
     class Peaks(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -127,7 +140,6 @@ def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
         def on_epoch_end(self, *_: Any) -> None:
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 
-    case["mode"] = mode
     if settings := MODES[mode]:
         lms.enable(policy="auto", **settings)
     tf.config.experimental.reset_memory_stats("CPU:0")
@@ -141,7 +153,7 @@ def run_case(name: str, limit_mb: int, batch: int, mode: str) -> None:
         step = max(lms.report().graphs, key=lambda one: one.ops, default=None)
         case["edited"] = bool(step and step.edited)
         case["planned_bytes"] = step and step.planned_peak_bytes
-    print(json.dumps(case), flush=True)
+    return case
 
 
 def child(name: str, limit_mb: int, batch: int, mode: str = "") -> dict[str, Any]:

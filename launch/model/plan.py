@@ -52,4 +52,4 @@ class LaunchPlan:
     tf_port: int | None = None
     """First port of TensorFlow's servers; None: free ones, found when the job starts."""
     gpu_memory_bytes: int | None = None
-    """What counts as the memory of each GPU; None: what was read of it."""
+    """Replace the memory that was read of each GPU; None: what was read counts."""

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lms.errors import LMSError
 from lms.ir.graph import Graph, Op, Use
 from lms.ir.liveness import positions
-from lms.ir.op_traits import STREAM_IN, STREAM_LAST, STREAM_OUT, STREAM_TYPES
+from lms.ir.op_traits import SHAPE_READERS, STREAM_IN, STREAM_LAST, STREAM_OUT, STREAM_TYPES
 from lms.ir.swap_plan import Filler, SerialEdge, Swap, SwapPlan
 from lms.planner.host_operands import HostRead, Relocation
 from lms.reader.node_table import MARK_ATTR, SWITCHES, Source
@@ -38,11 +38,11 @@ FIRST = frozenset(one.encode() for one in ("swap_out", STREAM_IN, STREAM_LAST, S
 """The marks of copies to the host, and of all that streams a variable."""
 
 CHEAP_BYTES = 4096
-"""An op that reads and makes no more takes less time than what makes it an expensive one for TensorFlow."""
+"""An op that reads and makes no more takes fewer than the 8,000 cycles from which on TensorFlow counts it as
+expensive (``KernelStats`` in ``executor.cc``)."""
 
-ASKS_FOR_SHAPE = frozenset({"Rank", "Shape", "ShapeN", "Size"})
-MOST_TURNS = 8
-"""The most nodes that have a copy on a CPU begin behind cheap ops."""
+MOST_DELAYS = 8
+"""The most nodes that delay a copy on a CPU."""
 
 FLOATS = frozenset(
     dtype.as_datatype_enum
@@ -315,7 +315,7 @@ class _Editor:
             device = self._device(maker)
             waits = [] if swap.after == maker else self._begin(swap.after, device)
             if _copies_at_once(device):
-                waits = self._turns(swap, device, waits)
+                waits = self._delays(swap, device, waits)
             held = self._out(swap.tensor, "swap_out", waits)
         freed = held
         if swap.until is not None and not _copies_at_once(self._device(swap.after)):
@@ -324,29 +324,27 @@ class _Editor:
             self.order(freed, op)
         return held
 
-    def _turns(self, swap: Swap, device: str, waits: list[str]) -> list[str]:
-        """Have a thread of a CPU copy a tensor before it goes on; return what the copy waits for.
+    def _delays(self, swap: Swap, device: str, waits: list[str]) -> list[str]:
+        """Delay a copy on a CPU until it is all that is left for its thread; return what it waits for.
 
-        A thread runs the cheap ops that have become ready, and goes on with an expensive one if that is the
-        only other. All others it leaves to threads that may be busy or asleep
-        (``ExecutorState::ScheduleReady``): a thread would run the forward pass while tensors wait for their
-        copies, and fill the device. A ``NoOp`` is cheap: behind it nothing but the copy becomes ready. What
-        becomes ready behind cheap readers of the tensor has been left to others by then if they are no more.
+        A thread runs the cheap ops that have become ready, in their order. It goes on with an expensive op
+        only where no cheap one is left, and leaves all others to threads that may be busy or asleep
+        (``ExecutorState::ScheduleReady``). So one thread may run the forward pass while tensors wait for
+        their copies, and fill the device. But a ``NoOp`` is cheap: while it waits for its turn, the thread
+        leaves what reads the tensor to others, and then nothing but the copy becomes ready. Cheap readers of
+        the tensor come between, so there is one ``NoOp`` more than cheap ops follow one another.
         """
         if host_beside(device) != device:
             return waits
         waits = waits or [self._reference(swap.tensor).partition(":")[0]]
-        for number in range(min(MOST_TURNS, 1 + self._cheap_behind(swap.after))):
-            node = self._add_node(f"{self._base(swap.tensor)}/turn_{number}", "turn")
-            node.op, node.device = "NoOp", device
-            node.input.extend(f"^{wait}" for wait in waits)
-            waits = [node.name]
+        for number in range(min(MOST_DELAYS, 1 + self._cheap_behind(swap.after))):
+            waits = [self._no_op(f"{self._base(swap.tensor)}/delay_{number}", "delay", device, waits)]
         return waits
 
     def _cheap_behind(self, op: int) -> int:
-        """Count the cheap ops that follow one another behind an op, as far as turns may be."""
+        """Count the cheap ops that follow one another behind an op, as far as delays go."""
         graph, count, reached = self._step.graph, 0, {op}
-        while reached and count < MOST_TURNS:
+        while reached and count < MOST_DELAYS:
             later = {one for before in reached for one in graph.successors[before]}
             reached = {one for one in later if self._is_cheap(graph.ops[one])}
             count += bool(reached)
@@ -354,7 +352,7 @@ class _Editor:
 
     def _is_cheap(self, op: Op) -> bool:
         graph = self._step.graph
-        if op.id in graph.views or op.type in ASKS_FOR_SHAPE:
+        if op.id in graph.views or op.type in SHAPE_READERS:
             return True
         return all((graph.tensors[one].nbytes or 0) <= CHEAP_BYTES for one in (*op.inputs, *op.outputs))
 
@@ -438,6 +436,12 @@ class _Editor:
         node.attr[MARK_ATTR].s = purpose.encode()
         self.added[name] = node
         return node
+
+    def _no_op(self, name: str, purpose: str, device: str, waits: Iterable[str]) -> str:
+        node = self._add_node(name, purpose)
+        node.op, node.device = "NoOp", device
+        node.input.extend(f"^{wait}" for wait in waits)
+        return name
 
     def _redirect(self, use: Use, version: str) -> None:
         """Let a use read ``version`` in place of what it read."""
@@ -530,10 +534,7 @@ class _Editor:
                 and not {*ends}.intersection(self._nodes(one, self._step.starts))
             ]
             if kernels:
-                gate = self._add(f"{ends[0]}/{MARK}/launched", "gate")
-                node = self.added[gate]
-                node.op, node.device = "NoOp", self._device(op)
-                node.input.extend(f"^{end}" for end in ends)
+                gate = self._no_op(f"{ends[0]}/{MARK}/launched", "gate", self._device(op), ends)
                 for one in kernels:
                     self.order(gate, one)
 

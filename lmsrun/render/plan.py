@@ -99,7 +99,7 @@ def render_plan(
     lines = [f"  rank {number}: {_assignments(env)}" for number, env in own.items() if env]
     if lines:
         parts.append("\n".join(["and of each:", *lines]))
-    if untold := [] if verbose else _untold(plan, shared):
+    if not verbose and (untold := _untold(plan, shared)):
         parts.append(f"of each, shown with --verbose:\n  {', '.join(untold)}")
     parts.append("\n".join(["commands:", *(f"  {shlex.join(command)}" for command in plan.commands)]))
     # A saved topology may carry any text, and so may the program's arguments.

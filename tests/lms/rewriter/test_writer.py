@@ -136,10 +136,10 @@ def test_copies_to_the_host_come_first_and_the_others_keep_their_order() -> None
 def test_a_copy_on_a_cpu_begins_behind_cheap_ops_that_follow_its_maker() -> None:
     """Behind one node more than these, so that a thread has left all else to others by then."""
     made = nodes(edited("CPU"))
-    assert list(made["f/lms/0/swap_out"].input) == ["f", "^f/lms/0/turn_3"]  # g, h and b are small
-    assert [list(made[f"f/lms/0/turn_{turn}"].input) for turn in (0, 1)] == [["^f"], ["^f/lms/0/turn_0"]]
-    assert made["f/lms/0/turn_0"].op == "NoOp" and made["f/lms/0/turn_0"].device == made["f"].device
-    assert not [name for name in nodes(edited("GPU")) if "turn" in name]
+    assert list(made["f/lms/0/swap_out"].input) == ["f", "^f/lms/0/delay_3"]  # g, h and b are small
+    assert [list(made[f"f/lms/0/delay_{one}"].input) for one in (0, 1)] == [["^f"], ["^f/lms/0/delay_0"]]
+    assert made["f/lms/0/delay_0"].op == "NoOp" and made["f/lms/0/delay_0"].device == made["f"].device
+    assert not [name for name in nodes(edited("GPU")) if "delay" in name]
 
 
 def test_a_filler_is_there_while_an_op_or_a_copy_gets_its_memory() -> None:
